@@ -22,7 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from benchmarks.workloads import WORKLOADS, GraftTrainer
-from graft.models.logprobs import action_logprobs
+from graft.models.logprobs import score_actions
 from graft.models.tree.packing import response
 
 MICRO_ROWS = 64
@@ -55,7 +55,7 @@ def padded_backward(trainer: GraftTrainer, rows, batch) -> float:
             source[i] = torch.arange(begin - 1, begin - 1 + source.shape[1]).clamp(max=width - 1)
         where = micro.mask.nonzero()
         picked = hidden[where[:, 0], source[micro.mask]]
-        values, spread = action_logprobs(picked, policy.head_weight, micro.actions[micro.mask])
+        values, spread = score_actions(picked, policy.head_weight, micro.actions[micro.mask])
         index = (where[:, 0], where[:, 1])
         logp, entropy = logp.index_put(index, values), entropy.index_put(index, spread)
         loss_NT, _ = learner.loss(logp, entropy, micro)

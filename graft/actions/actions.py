@@ -56,10 +56,6 @@ class Actions:
     def tools(self) -> tuple[str, ...]:
         return tuple(entry.tool for entry in self.tool_entries)
 
-    def is_free(self, mode: int) -> bool:
-        """Whether a mode is free text: 0, and with tags also after a part of an entry."""
-        return not any(mode in entry.modes for entry in self.tool_entries)
-
     def read(self, actions: Sequence[int], modes: Sequence[int]) -> tuple[str, tuple[str, ...]]:
         """The call at the end of these decisions: its tool and its arguments.
 

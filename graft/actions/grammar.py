@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
@@ -88,23 +87,3 @@ class Automaton:
                         f"action {action} is beyond the vocabulary and writes nothing in mode "
                         f"{mode}; the model could not see the choice"
                     )
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain lists: transitions as [mode, action, next mode], defaults as [mode, next mode]."""
-        return {
-            "start": self.start,
-            "transitions": [[m, a, after] for (m, a), after in self.transitions.items()],
-            "default": [list(pair) for pair in self.default.items()],
-            "writes": [[m, a, list(tokens)] for (m, a), tokens in self.writes.items()],
-            "exits": [list(pair) for pair in sorted(self.exits)],
-        }
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Automaton:
-        return cls(
-            int(data["start"]),
-            {(mode, action): after for mode, action, after in data["transitions"]},
-            dict(data["default"]),
-            {(mode, action): tuple(tokens) for mode, action, tokens in data.get("writes", [])},
-            frozenset((mode, action) for mode, action in data.get("exits", [])),
-        )

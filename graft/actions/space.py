@@ -11,9 +11,6 @@ training have the same support by construction.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -66,35 +63,3 @@ class ActionSpace:
 
     def allows(self, mode: int, action: int) -> bool:
         return 0 <= action < self.num_actions and bool(self.row(mode)[action])
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, ActionSpace):
-            return NotImplemented
-        return self.to_json() == other.to_json()
-
-    __hash__ = None  # pyright: ignore[reportAssignmentType]  # holds an array: compare, do not hash
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain numbers; a row of the table is written as runs [first, last + 1].
-
-        the row [0 1 1 0] -> [[1, 3]]
-        """
-        table = None if self.allowed is None else [_to_runs(row) for row in self.allowed]
-        return {"vocab_size": self.vocab_size, "extra": self.extra, "allowed": table}
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> ActionSpace:
-        table = data.get("allowed")
-        vocab_size, extra = int(data["vocab_size"]), int(data.get("extra", 0))
-        if table is None:
-            return cls(vocab_size, extra)
-        allowed = np.zeros((len(table), vocab_size + extra), dtype=np.bool_)
-        for row, runs in zip(allowed, table, strict=True):
-            for start, stop in runs:
-                row[start:stop] = True
-        return cls(vocab_size, extra, allowed)
-
-
-def _to_runs(row: Table) -> list[list[int]]:
-    edges = np.flatnonzero(np.diff(row.astype(np.int8), prepend=0, append=0))
-    return [[int(start), int(stop)] for start, stop in zip(edges[::2], edges[1::2], strict=True)]

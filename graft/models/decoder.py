@@ -175,9 +175,7 @@ class Decoder(nn.Module):
         self.norm = Norm(shape.width, shape.norm_eps)
         self.head = None if shape.tied else nn.Linear(shape.width, shape.head_rows, bias=False)
         self.angles = Angles(shape)
-        self.recompute = (
-            False  # activation checkpointing: a third more time, no activations of blocks
-        )
+        self.recompute = False  # activation checkpointing: a third more time, little memory
 
     @property
     def head_weight(self) -> Tensor:

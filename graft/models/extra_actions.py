@@ -46,16 +46,21 @@ def extend(decoder: Decoder, init_tokens: Sequence[int | None]) -> Decoder:
             f"an action cannot start from token {unknown[0]}: the model has {vocab_size} tokens; "
             f"give one of them, or None for a random row"
         )
-    # as torch initialises a linear layer; drawn on the CPU, so that all devices get the same numbers
-    generator = torch.Generator().manual_seed(SEED)
-    bound = 1 / math.sqrt(width)
-    rows = torch.empty(len(init_tokens), width).uniform_(-bound, bound, generator=generator)
     head = decoder.head_weight.detach()
-    rows = rows.to(head)
+    rows = random_rows(len(init_tokens), width).to(head)
     for row, token in zip(rows, init_tokens, strict=True):
         if token is not None:
             row.copy_(head[token])
     return _with_rows(decoder, rows)
+
+
+def random_rows(count: int, width: int) -> Tensor:
+    """Rows of actions that start from no token, drawn as torch initialises a linear layer.
+
+    On the CPU, so that all devices get the same numbers.
+    """
+    generator, bound = torch.Generator().manual_seed(SEED), 1 / math.sqrt(width)
+    return torch.empty(count, width).uniform_(-bound, bound, generator=generator)
 
 
 def load_rows(decoder: Decoder, folder: str | os.PathLike[str]) -> Decoder | None:

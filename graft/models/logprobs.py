@@ -106,50 +106,20 @@ def _entropy(log_p: Tensor) -> Tensor:
     return -(log_p.exp() * log_p.masked_fill(log_p == float("-inf"), 0.0)).sum(-1)
 
 
-def action_logprobs(
-    hidden: Tensor,
-    weight: Tensor,
-    actions: Tensor,
-    *,
-    modes: Tensor | None = None,
-    allowed: Tensor | None = None,
-    temperature: float = 1.0,
-) -> tuple[Tensor, Tensor]:
-    """Log-prob [U] of each action and entropy [U] of the distribution it was drawn from.
-
-    `allowed[modes]` are the actions that could be drawn, as in the sampler.
-    """
-    logp, entropy = score_actions(hidden, weight, actions, modes, allowed, temperature, None)
-    return logp, entropy
-
-
-def vocab_logprobs(
-    hidden: Tensor,
-    weight: Tensor,
-    actions: Tensor,
-    vocab_size: int,
-    *,
-    modes: Tensor | None = None,
-    allowed: Tensor | None = None,
-    temperature: float = 1.0,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The same and, where a token was chosen, the log-prob [U] of choosing any; 0 elsewhere."""
-    logp, entropy, vocab_logp = score_actions(
-        hidden, weight, actions, modes, allowed, temperature, vocab_size
-    )
-    return logp, entropy, vocab_logp
-
-
 def score_actions(
     hidden: Tensor,
     weight: Tensor,
     actions: Tensor,
-    modes: Tensor | None,
-    allowed: Tensor | None,
-    temperature: float,
-    vocab_size: int | None,
+    modes: Tensor | None = None,
+    allowed: Tensor | None = None,
+    temperature: float = 1.0,
+    vocab_size: int | None = None,
 ) -> tuple[Tensor, ...]:
-    """Log-prob and entropy of each action, [U] each; with `vocab_size` also the log-prob of any token."""
+    """Log-prob [U] of each action and entropy [U] of the distribution it was drawn from.
+
+    `allowed[modes]` are the actions that could be drawn, as in the sampler. With `vocab_size` also,
+    where a token was chosen, the log-prob [U] of choosing any; 0 elsewhere.
+    """
     if not len(actions):  # keep the graph connected: a micro-batch may have nothing to train
         nothing = (hidden.sum() * 0.0 + weight.sum() * 0.0).expand(0)
         return (nothing,) * (2 if vocab_size is None else 3)

@@ -59,11 +59,6 @@ def add_norm(x: Tensor, delta: Tensor | None, weight: Tensor, eps: float) -> tup
     return total, _RmsNorm.apply(total, weight, eps)
 
 
-def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """x / rms(x) * weight over the last axis."""
-    return add_norm(x, None, weight, eps)[1]
-
-
 def _rotate(x: Tensor, cos: Tensor, sin: Tensor, sign: float) -> Tensor:
     left, right = x.chunk(2, dim=-1)
     out = torch.empty_like(x, memory_format=torch.contiguous_format)
@@ -84,11 +79,8 @@ class _Rotate(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
         cos, sin = ctx.saved_tensors
-        return (
-            _rotate(grads[0], cos, sin, -1.0),
-            None,
-            None,
-        )  # the transpose of a rotation is its inverse
+        # the transpose of a rotation is its inverse
+        return _rotate(grads[0], cos, sin, -1.0), None, None
 
 
 def qk_rotate(
@@ -164,10 +156,6 @@ class _Gate(torch.autograd.Function):
 
 def silu_gate(gate_up: Tensor) -> Tensor:
     """silu(gate) * up of the concatenated gate|up, [T, 2F] -> [T, F]"""
-    if has_kernels(gate_up.device):
-        from graft.models.kernels import gate
-
-        return gate.silu_gate(gate_up)
     return _Gate.apply(gate_up)
 
 

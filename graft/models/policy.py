@@ -11,7 +11,7 @@ order, because each tensor is gathered when it is read.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,38 +19,16 @@ import torch
 from torch import Tensor
 
 from graft.models.decoder import Decoder
-from graft.models.extra_actions import ACTION_ROWS, extra_rows
-from graft.models.io.save import TokenIds, save_configs, save_model, save_rows, write_weights
-from graft.models.io.tensor_names import hf_names
+from graft.models.io.save import TokenIds, named_weights, save_weights
 from graft.models.parallel.shards import is_sharded
-from graft.models.shape import ModelShape
 
 
 def weights_of(policy: Any) -> Mapping[str, Tensor]:
     """Whole tensors by Hugging Face name; rows of actions beyond the vocabulary come last."""
     if not isinstance(policy, Decoder):
         return policy.hf_weights(whole_state(policy))
-    if not policy.is_whole:
-        return _GatheredPolicy(policy)
-    rows = {ACTION_ROWS: extra_rows(policy)} if policy.shape.extra else {}
-    return {**hf_names(policy), **rows}
-
-
-class _GatheredPolicy(Mapping[str, Tensor]):
-    """The tensors of a sharded policy, each gathered when it is read."""
-
-    def __init__(self, policy: Any) -> None:
-        self.policy, self.weights = policy, policy.hf_weights()
-        self.names = [*self.weights, *([ACTION_ROWS] if policy.shape.extra else [])]
-
-    def __getitem__(self, name: str) -> Tensor:
-        return self.policy.extra_rows() if name == ACTION_ROWS else self.weights[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.names)
-
-    def __len__(self) -> int:
-        return len(self.names)
+    sharded: Any = policy
+    return named_weights(policy) if policy.is_whole else sharded.hf_weights()
 
 
 def save_policy(
@@ -65,19 +43,13 @@ def save_policy(
         state = whole_state(policy)
         if folder is not None:
             policy.save(folder, source=source, state=state)
-    elif policy.is_whole:
-        if folder is not None:
-            save_model(policy, folder, special=special, source=source)
+        return
+    weights = weights_of(policy)
+    if folder is not None:
+        save_weights(policy.shape, weights, folder, policy.dtype, special, source)
     else:
-        weights = weights_of(policy)
-        if folder is None:
-            for name in weights:
-                weights[name]
-            return
-        sizes = whole_sizes(policy.shape)
-        write_weights(sizes, weights.__getitem__, folder, dtype=policy.dtype)
-        save_rows(weights[ACTION_ROWS] if policy.shape.extra else None, folder, policy.dtype)
-        save_configs(policy.shape, folder, policy.dtype, special, None, source)
+        for name in weights:
+            weights[name]  # gathered if it is sharded
 
 
 def whole_state(policy: Any) -> dict[str, Tensor]:
@@ -100,12 +72,6 @@ class _HostCopy:
 
     def save(self, folder: Path, **options: Any) -> None:
         self.policy.save(folder, **options)
-
-
-def whole_sizes(shape: ModelShape) -> dict[str, tuple[int, ...]]:
-    """The size of each tensor of a Hugging Face checkpoint of this shape."""
-    with torch.device("meta"):
-        return {name: tuple(tensor.shape) for name, tensor in hf_names(Decoder(shape)).items()}
 
 
 @torch.no_grad()

@@ -85,22 +85,6 @@ class FastTokenizer:
         self._strips = any(node.get("start") for node in _parts(backend.decoder))
         self._twins = {(False, False): backend}  # others are made on first use
 
-    @property
-    def bos_token(self) -> str | None:
-        return self.special_tokens.get("bos_token")
-
-    @property
-    def eos_token(self) -> str | None:
-        return self.special_tokens.get("eos_token")
-
-    @property
-    def pad_token(self) -> str | None:
-        return self.special_tokens.get("pad_token")
-
-    @property
-    def unk_token(self) -> str | None:
-        return self.special_tokens.get("unk_token")
-
     def encode(self, text: str) -> list[int]:
         return self._run(text).ids
 
@@ -269,7 +253,7 @@ class FastTokenizer:
 
     def _refuse_unknown(self, text: str, encoding: tokenizers.Encoding) -> None:
         for index, (start, end) in zip(encoding.ids, encoding.offsets, strict=True):
-            if index == self.unk_id and text[start:end] != self.unk_token:
+            if index == self.unk_id and text[start:end] != self.special_tokens.get("unk_token"):
                 near = text[max(0, start - 20) : end + 20]
                 raise UnknownCharacter(
                     f"character {text[start:end]!r} (position {start}, in {near!r}) is not in the "

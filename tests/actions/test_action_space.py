@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import json
-
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from graft.actions.space import ActionSpace
 
@@ -23,23 +19,6 @@ def test_a_table_says_what_each_mode_allows() -> None:
     space = ActionSpace(3, extra=1, allowed=np.array([[1, 1, 1, 1], [0, 1, 1, 0]], dtype=bool))
     assert space.num_modes == 2
     assert [space.allows(1, action) for action in range(4)] == [False, True, True, False]
-
-
-def test_json_writes_rows_as_runs() -> None:
-    allowed = np.array([[1, 1, 1, 1], [0, 1, 0, 1]], dtype=bool)
-    data = ActionSpace(4, allowed=allowed).to_json()
-    assert data == {"vocab_size": 4, "extra": 0, "allowed": [[[0, 4]], [[1, 2], [3, 4]]]}
-
-
-@given(st.integers(1, 5), st.integers(0, 3), st.data())
-def test_json_comes_back_equal(vocab_size: int, extra: int, data: st.DataObject) -> None:
-    row = st.lists(st.booleans(), min_size=vocab_size + extra, max_size=vocab_size + extra)
-    rows = data.draw(st.none() | st.lists(row.filter(any), min_size=1, max_size=4))
-    space = ActionSpace(vocab_size, extra, None if rows is None else np.array(rows))
-    again = ActionSpace.from_json(json.loads(json.dumps(space.to_json())))
-    assert again == space
-    for mode in range(space.num_modes):
-        assert again.row(mode).tolist() == space.row(mode).tolist()
 
 
 def test_the_table_is_our_own_copy_and_cannot_be_written() -> None:

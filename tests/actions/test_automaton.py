@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import numpy as np
 import pytest
 
@@ -23,11 +21,6 @@ def test_a_default_leaves_a_mode_after_any_action() -> None:
     grammar = Automaton(start=2, transitions={(2, A): 2}, default={2: 3, 3: 0})
     assert grammar.walk([A, A, TWO, PLUS, OPEN, CLOSE]) == [2, 2, 2, 3, 0, 0]
     assert grammar.walk([A], mode=3) == [3]
-
-
-def test_json_comes_back_equal() -> None:
-    grammar = Automaton(1, {(0, OPEN): 1, (1, CLOSE): 0}, {0: 1})
-    assert Automaton.from_json(json.loads(json.dumps(grammar.to_json()))) == grammar
 
 
 def test_check_finds_modes_and_actions_the_space_does_not_have() -> None:

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from graft.models import logprobs
-from graft.models.logprobs import action_logprobs, vocab_logprobs
+from graft.models.logprobs import score_actions
 
 pytest.importorskip("triton")
 from graft.models.kernels import head
@@ -50,9 +50,7 @@ def run(function, case, temperature, grads, device, **settings):
 
 
 def plain(hidden, weight, actions, modes, allowed, temperature):
-    return action_logprobs(
-        hidden, weight, actions, modes=modes, allowed=allowed, temperature=temperature
-    )
+    return score_actions(hidden, weight, actions, modes, allowed, temperature)
 
 
 def exact(hidden, weight, actions, modes, allowed, temperature):
@@ -105,15 +103,7 @@ def test_vocab_logp_and_its_gradients_equal_plain_pytorch(
     got = run(head.head_logprobs, case, 0.7, grads, kernel_device, chunk=4, vocab_size=vocab_size)
 
     def plain_vocab(hidden, weight, actions, modes, allowed, temperature):
-        return vocab_logprobs(
-            hidden,
-            weight,
-            actions,
-            vocab_size,
-            modes=modes,
-            allowed=allowed,
-            temperature=temperature,
-        )
+        return score_actions(hidden, weight, actions, modes, allowed, temperature, vocab_size)
 
     assert_alike(got, run(plain_vocab, case, 0.7, grads, "cpu"), 2e-5)
     assert float(got[2].abs().max()) > 0.01
@@ -206,9 +196,9 @@ def test_where_there_are_kernels_the_head_takes_them(kernel_device, monkeypatch)
     hidden, weight, actions, modes, allowed = (x.to(kernel_device) for x in make(5, 40))
     monkeypatch.setattr(logprobs, "has_kernels", lambda device: True)
     monkeypatch.setattr(logprobs, "_ChunkedHead", None)
-    got = action_logprobs(hidden, weight, actions, modes=modes, allowed=allowed, temperature=0.7)
+    got = score_actions(hidden, weight, actions, modes=modes, allowed=allowed, temperature=0.7)
     assert_alike(got, exact(hidden, weight, actions, modes, allowed, 0.7), 1e-5)
-    got = action_logprobs(hidden, weight, actions)
+    got = score_actions(hidden, weight, actions)
     assert_alike(got, exact(hidden, weight, actions, modes, None, 1.0), 1e-5)
 
 

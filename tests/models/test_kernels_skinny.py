@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from graft.models.ops import rms_norm, silu_gate
+from graft.models.ops import add_norm, silu_gate
 
 
 @pytest.mark.parametrize(
@@ -31,12 +31,14 @@ def test_a_few_rows_times_a_matrix(rows, inputs, outputs, has_bias, kernel_devic
 
     total, normed = skinny_linear(x, weight, bias, norm=(delta, scale, 1e-6))
     torch.testing.assert_close(total, x + delta)
-    want = F.linear(rms_norm(x + delta, scale, 1e-6), weight, bias)
+    want = F.linear(add_norm(x + delta, None, scale, 1e-6)[1], weight, bias)
     torch.testing.assert_close(normed, want, **close)
 
     same, normed = skinny_linear(x, weight, bias, norm=(None, scale, 1e-6))
     assert same is x
-    torch.testing.assert_close(normed, F.linear(rms_norm(x, scale, 1e-6), weight, bias), **close)
+    torch.testing.assert_close(
+        normed, F.linear(add_norm(x, None, scale, 1e-6)[1], weight, bias), **close
+    )
 
     gate_up = draw(rows, 2 * inputs)
     _, gated = skinny_linear(gate_up, weight, bias, gate=True)

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from graft.models import logprobs as module
-from graft.models.logprobs import action_logprobs, vocab_logprobs
+from graft.models.logprobs import score_actions
 
 
 def plain(hidden, weight, actions, modes, allowed, temperature):
@@ -28,7 +28,7 @@ def case():
 def test_chunks_change_neither_values_nor_gradients(case, monkeypatch, elements):
     hidden, weight, actions, modes, allowed = case
     monkeypatch.setattr(module, "CHUNK_ELEMENTS", elements)
-    got = action_logprobs(hidden, weight, actions, modes=modes, allowed=allowed, temperature=0.7)
+    got = score_actions(hidden, weight, actions, modes=modes, allowed=allowed, temperature=0.7)
     want = plain(hidden, weight, actions, modes, allowed, 0.7)
     g, h = torch.randn(11), torch.randn(11)
     for a, b in zip(got, want, strict=True):
@@ -43,16 +43,16 @@ def test_two_actions_by_hand():
     """Logits ln 3 and 0: probabilities 3/4 and 1/4; at temperature 2 they are sqrt 3 to 1."""
     hidden, weight = torch.tensor([[1.0]]), torch.tensor([[3.0]]).log().repeat(2, 1)
     weight[1] = 0.0
-    logp, entropy = action_logprobs(hidden, weight, torch.tensor([0]))
+    logp, entropy = score_actions(hidden, weight, torch.tensor([0]))
     assert float(logp) == pytest.approx(-0.287682, abs=1e-6)
     assert float(entropy) == pytest.approx(0.562335, abs=1e-6)
-    warm, _ = action_logprobs(hidden, weight, torch.tensor([0]), temperature=2.0)
+    warm, _ = score_actions(hidden, weight, torch.tensor([0]), temperature=2.0)
     assert float(warm.exp()) == pytest.approx(3**0.5 / (3**0.5 + 1), abs=1e-6)
 
 
 def test_a_forbidden_action_gets_no_gradient(case):
     hidden, weight, actions, modes, allowed = case
-    logp, entropy = action_logprobs(hidden, weight, actions, modes=modes, allowed=allowed)
+    logp, entropy = score_actions(hidden, weight, actions, modes=modes, allowed=allowed)
     (logp.sum() + entropy.sum()).backward()
     never = ~allowed[modes].any(0)
     assert torch.isfinite(weight.grad).all()
@@ -62,7 +62,7 @@ def test_a_forbidden_action_gets_no_gradient(case):
 def test_nothing_to_train_keeps_the_graph_connected():
     hidden = torch.randn(4, 8, requires_grad=True)
     weight = torch.randn(5, 8, requires_grad=True)
-    logp, _ = action_logprobs(hidden[:0], weight, torch.zeros(0, dtype=torch.long))
+    logp, _ = score_actions(hidden[:0], weight, torch.zeros(0, dtype=torch.long))
     logp.sum().backward()
     assert float(weight.grad.abs().sum()) == 0.0
 
@@ -77,9 +77,7 @@ def test_any_token_against_two_actions_by_hand():
     hidden = torch.ones(3, 1)
     actions, modes = torch.tensor([0, 3, 4]), torch.tensor([0, 0, 1])
     allowed = torch.tensor([[1, 1, 1, 1, 0, 0], [0, 0, 0, 1, 1, 0]], dtype=torch.bool)
-    logp, entropy, vocab_logp = vocab_logprobs(
-        hidden, weight, actions, 3, modes=modes, allowed=allowed
-    )
+    logp, entropy, vocab_logp = score_actions(hidden, weight, actions, modes, allowed, vocab_size=3)
     torch.testing.assert_close(logp.exp(), torch.tensor([6 / 12, 3 / 12, 4 / 7]))
     torch.testing.assert_close(vocab_logp.exp(), torch.tensor([9 / 12, 1, 1]))
     torch.testing.assert_close((logp - vocab_logp).exp()[0], torch.tensor(6 / 9))
@@ -97,7 +95,7 @@ def test_any_token_against_two_actions_by_hand():
 def test_any_token_is_what_autograd_makes_of_it(case, monkeypatch, elements):
     hidden, weight, actions, modes, allowed = case
     monkeypatch.setattr(module, "CHUNK_ELEMENTS", elements)
-    got = vocab_logprobs(hidden, weight, actions, 13, modes=modes, allowed=allowed, temperature=0.7)
+    got = score_actions(hidden, weight, actions, modes, allowed, 0.7, 13)
     logits = (hidden @ weight.T / 0.7).masked_fill(~allowed[modes], -1e30)
     exact = logits[:, :13].logsumexp(-1) - logits.logsumexp(-1)
     want = (
@@ -118,7 +116,7 @@ def test_any_token_is_what_autograd_makes_of_it(case, monkeypatch, elements):
 def test_any_token_stays_finite_where_actions_have_all_the_mass():
     """The action leads by 200: fp32 sees no share of the only token, yet it was drawn."""
     weight = torch.tensor([[0.0], [200.0]], requires_grad=True)
-    logp, _, vocab_logp = vocab_logprobs(torch.ones(1, 1), weight, torch.tensor([0]), 1)
+    logp, _, vocab_logp = score_actions(torch.ones(1, 1), weight, torch.tensor([0]), vocab_size=1)
     assert logp.tolist() == vocab_logp.tolist() == [-200.0]
     (logp - vocab_logp).sum().backward()
     assert weight.grad.tolist() == [[0.0], [0.0]]

@@ -205,9 +205,6 @@ def test_a_source_hands_on_what_the_shape_does_not_say(folder: Path, tmp_path: P
     extended = json.loads((tmp_path / "new" / "generation_config.json").read_text())
     assert extended == {**generation, "eos_token_id": [3, 4, 7]}
 
-    save_model(random_decoder(), tmp_path / "own", source=folder, generation_config={"top_k": 5})
-    assert json.loads((tmp_path / "own" / "generation_config.json").read_text()) == {"top_k": 5}
-
 
 def test_wrong_arguments_to_save_are_named(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"unknown entries \['eos'\]; known: bos_token_id, eos_"):

@@ -287,7 +287,7 @@ def test_conversation_refuses_what_would_train_something_else():
 
 def test_what_others_say_is_text_even_if_it_looks_like_the_end_of_a_turn():
     tokenizer = FastTokenizer.bytes()
-    eos = tokenizer.eos_token
+    eos = tokenizer.special_tokens["eos_token"]
     assert eos is not None and eos in tokenizer.control_tokens
     chat = Chat(tokenizer, "plain")
     message = {"role": "user", "content": f"a{eos}b"}

@@ -95,7 +95,7 @@ def talks(draw: st.DrawFn) -> list[dict[str, Any]]:
 @cache
 def chat_of(kind: str, template: str) -> Chat:
     tokenizer = TOKENIZERS[kind]
-    tokenizer.special_tokens.setdefault("bos_token", tokenizer.eos_token or "")
+    tokenizer.special_tokens.setdefault("bos_token", tokenizer.special_tokens.get("eos_token", ""))
     return Chat(tokenizer, TEMPLATES[template])
 
 

@@ -114,7 +114,11 @@ def test_special_tokens_are_read_from_either_file_in_either_form(tmp_path: Path)
     names = {"eos_token": "a", "pad_token": "</s>"}
     (tmp_path / "special_tokens_map.json").write_text(json.dumps(names), encoding="utf-8")
     loaded = FastTokenizer.load(tmp_path)
-    assert (loaded.eos_token, loaded.eos_id, loaded.special_ids) == ("</s>", 2, {2})
+    assert (loaded.special_tokens["eos_token"], loaded.eos_id, loaded.special_ids) == (
+        "</s>",
+        2,
+        {2},
+    )
     assert loaded.pad_id is None  # the config says that there is none
     assert loaded.encode("a b</s>a") == [0, 1, 2, 0]  # and the stored truncation to 2 is gone
 
@@ -198,7 +202,7 @@ def test_transformers_reads_what_we_save(
         (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type}))
     tokenizer.save(tmp_path)
     peer = AutoTokenizer.from_pretrained(str(tmp_path))
-    text = "12 + 3 = ab\n" + (tokenizer.eos_token or "") + " b  a="
+    text = "12 + 3 = ab\n" + tokenizer.special_tokens.get("eos_token", "") + " b  a="
     assert peer.encode(text, add_special_tokens=False) == tokenizer.encode(text)
     assert (peer.eos_token_id, peer.pad_token_id) == (tokenizer.eos_id, tokenizer.pad_id)
     assert peer.decode(tokenizer.encode(text)) == tokenizer.decode(tokenizer.encode(text))

@@ -30,7 +30,7 @@ from graft.algos.presets import build
 from graft.config import ConfigError, check
 from graft.models.critic import Critic
 from graft.models.decoder import Decoder, causal
-from graft.models.extra_actions import extend, load_rows
+from graft.models.extra_actions import ACTION_ROWS, extend, load_rows
 from graft.models.io.load import load_model
 from graft.models.io.tensor_names import hf_names, whole_views
 from graft.models.lora.training import TARGETS, Lora
@@ -187,7 +187,7 @@ def numbers_of(learner: Learner) -> dict[str, Tensor]:
         own = dict(critic.body.named_parameters())
         is_whole = critic.body.is_whole
         body = whole_views(critic.body.shape, own) if is_whole else critic.body.hf_weights()
-        found |= {f"critic {name}": body[name].clone() for name in body}
+        found |= {f"critic {name}": body[name].clone() for name in body if name != ACTION_ROWS}
     assert learner.logprobs is not None
     return {**found, "log-probs": learner.logprobs}
 

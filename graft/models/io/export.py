@@ -17,11 +17,10 @@ from __future__ import annotations
 import math
 import re
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -40,13 +39,12 @@ from graft.models.io.load import (
 )
 from graft.models.io.save import (
     SHARD_BYTES,
-    TokenIds,
     ids_of,
     save_configs,
-    with_ids,
     write_weights,
 )
 from graft.models.io.tensor_names import hf_names
+from graft.models.io.tensors import some
 from graft.models.lora.merging import read_adapter
 from graft.models.lora.training import ADAPTER, ADAPTER_CONFIG, named_base
 from graft.models.shape import ModelShape
@@ -155,20 +153,17 @@ def export_model(
     check_fits(stored.shape, tokenizer)
     dtype = dtype or stored.dtype
     notes: list[str] = []
-    is_folder = source is not None and (source / "config.json").exists()
-    given = _generation_config(source) if source is not None and is_folder else {}
-    special, generation = generation_config(tokenizer, given, notes)
-    actions = None if source is None else source / ACTIONS
-    if actions is not None and not actions.exists():
-        actions = None
+    base = source if source is not None and (source / "config.json").exists() else None
+    special = ids_of(tokenizer, _turn_ends(tokenizer, notes))
+    if base is not None:
+        notes += _untrained_entries(base / "generation_config.json")
     num_bytes = sum(map(math.prod, stored.sizes.values())) * dtype.itemsize
     with atomic_folder(folder, num_bytes, force=force, keep=source) as aside:
         write_weights(stored.sizes, stored.read, aside, dtype=dtype, shard_bytes=shard_bytes)
-        base = source if is_folder else None
-        save_configs(stored.shape, aside, dtype, special, generation, base)
+        save_configs(stored.shape, aside, dtype, special, base)
         tokenizer.save(aside)
-        if actions is not None:
-            notes.append(_carry_actions(actions, aside, stored.shape))
+        if source is not None and (source / ACTIONS).exists():
+            notes.append(_carry_actions(source / ACTIONS, aside, stored.shape))
         _write_card(aside, card(dtype, notes))
     return _exported(folder, dtype, notes)
 
@@ -257,29 +252,17 @@ def _carry_actions(file: Path, folder: Path, shape: ModelShape) -> str:
     )
 
 
-def _generation_config(source: Path) -> dict[str, Any]:
-    file = source / "generation_config.json"
-    return read_json(file) if file.exists() else {}
-
-
-def generation_config(
-    tokenizer: FastTokenizer, given: Mapping[str, Any], notes: list[str]
-) -> tuple[TokenIds, dict[str, Any]]:
-    """(ids for config.json, the generation config): the base's, with all ends of turns as eos ids.
-
-    With ChatML's template and eos "<|endoftext|>" (id 0, "<|im_end|>" is 2): eos_token_id [0, 2].
-    """
-    special = ids_of(tokenizer, _turn_ends(tokenizer, notes))
+def _untrained_entries(file: Path) -> list[str]:
+    """A note on entries of the base's generation config that the policy was trained without."""
+    given = read_json(file) if file.exists() else {}
     others = {name: given[name] for name in UNTRAINED if given.get(name) not in (None, 0, 1, [])}
-    if others:
-        entries = ", ".join(f"{name}={value}" for name, value in others.items())
-        notes.append(
-            f"The base's generation config has {entries}, which the policy was trained without: it "
-            f"changes even greedy text. Give generate() neutral values to sample as in training."
-        )
-    if not given:
-        return special, dict(special)
-    return special, {**given, **with_ids(given, special, only=("eos_token_id",))}
+    if not others:
+        return []
+    entries = ", ".join(f"{name}={value}" for name, value in others.items())
+    return [
+        f"The base's generation config has {entries}, which the policy was trained without: it "
+        f"changes even greedy text. Give generate() neutral values to sample as in training."
+    ]
 
 
 def _turn_ends(tokenizer: FastTokenizer, notes: list[str]) -> Sequence[int]:
@@ -344,17 +327,8 @@ def _not_ours(folder: Path) -> str:
     """Why a folder is not just an export; empty if it is one."""
     names = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*"))
     if others := [name for name in names if not WRITTEN.fullmatch(name)]:
-        return f"holds {_listed(others)}, which no export writes"
+        return f"holds {some(others)}, which no export writes"
     card = folder / CARD
     if not card.is_file() or MARK not in card.read_text(encoding="utf-8", errors="replace"):
-        return f"holds {_listed(names)}, and no {CARD} with the mark of an export ({MARK})"
+        return f"holds {some(names)}, and no {CARD} with the mark of an export ({MARK})"
     return ""
-
-
-def _listed(names: Sequence[str], most: int = 4) -> str:
-    """
-    >>> _listed(["a", "b", "c"], most=2)
-    'a, b and 1 more'
-    """
-    more = len(names) - most
-    return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")

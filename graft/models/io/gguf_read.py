@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from graft.models.decoder import Decoder
+from graft.models.io.tensor_names import hf_rows
 from graft.models.io.tensors import ModelFileError, build_decoder
 from graft.models.shape import ARCHITECTURES, ModelShape, UnsupportedModel, rope_frequencies
 from graft.text.tokenizer import FastTokenizer
@@ -23,24 +24,6 @@ from graft.text.tokenizer import FastTokenizer
 if TYPE_CHECKING:
     from gguf import GGUFReader, ReaderTensor
 
-OUTSIDE = {
-    "token_embd": "model.embed_tokens",
-    "output_norm": "model.norm",
-    "output": "lm_head",
-}
-INSIDE = {
-    "attn_norm": "input_layernorm",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj",
-    "attn_q_norm": "self_attn.q_norm",
-    "attn_k_norm": "self_attn.k_norm",
-    "ffn_norm": "post_attention_layernorm",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-}
 ROPE_FACTORS = "rope_freqs.weight"
 ENDS = ("eos", "eot", "eom")
 """Ends of a text, a turn and a message: sampling stops at each."""
@@ -78,33 +61,36 @@ def load_gguf(
     reader = open_gguf(path)
     tensors = {tensor.name: tensor for tensor in reader.tensors}
     shape = gguf_shape(reader, path)
-    named = {hf_name(name): tensor for name, tensor in tensors.items() if name != ROPE_FACTORS}
+    names = {theirs: name for name, theirs in gguf_names(shape).items()}
+    # an unknown tensor keeps its name, and `build_decoder` reports it
+    named = {names.get(name, name): t for name, t in tensors.items() if name != ROPE_FACTORS}
     # GGUF lists the fastest-moving size first
     stored = {name: tuple(int(n) for n in t.shape[::-1]) for name, t in named.items()}
 
     def read(name: str) -> Tensor:
-        weight = dequantise(named[name], path)
-        if shape.family == "llama" and ".q_proj." in name:
-            return unpair_rows(weight, shape.heads)
-        if shape.family == "llama" and ".k_proj." in name:
-            return unpair_rows(weight, shape.kv_heads)
-        return weight
+        weight, heads = dequantise(named[name], path), paired_heads(shape, name)
+        return unpair_rows(weight, heads) if heads else weight
 
     return build_decoder(shape, stored, read, origin=f"'{path}'", dtype=dtype, device=device)
 
 
-def open_gguf(path: Path) -> GGUFReader:
-    """The file, memory-mapped; a tensor is read when it is used."""
+def gguf_package(task: str) -> Any:
     try:
-        from gguf import GGUFReader
+        import gguf
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError(
-            f"reading '{path}' needs the gguf package: pip install graft-rl[gguf]", name="gguf"
+            f"{task} needs the gguf package: pip install graft-rl[gguf]", name="gguf"
         ) from error
+    return gguf
+
+
+def open_gguf(path: Path) -> GGUFReader:
+    """The file, memory-mapped; a tensor is read when it is used."""
+    gguf = gguf_package(f"reading '{path}'")
     if not path.is_file():
         raise ModelFileError(f"no GGUF file at '{path}'")
     try:
-        reader = GGUFReader(path)
+        reader: GGUFReader = gguf.GGUFReader(path)
     except (ValueError, IndexError, KeyError) as error:  # bad magic; truncated; duplicate entries
         raise ModelFileError(
             f"'{path}' ({path.stat().st_size} bytes) is not a whole GGUF file ({error}); "
@@ -223,19 +209,22 @@ def _llama3_scaling(shape: ModelShape, factors: list[float], path: Path) -> dict
     return scaling
 
 
-def hf_name(name: str) -> str:
-    """Hugging Face's name of a GGUF tensor; an unknown name is returned unchanged and reported later.
+def gguf_names(shape: ModelShape) -> dict[str, str]:
+    """Hugging Face's tensor names -> llama.cpp's.
 
-    >>> hf_name("blk.3.attn_q.weight")
-    'model.layers.3.self_attn.q_proj.weight'
+    "model.layers.3.self_attn.q_proj.weight" -> "blk.3.attn_q.weight"
     """
-    match name.split("."):
-        case ["blk", layer, part, kind] if part in INSIDE:
-            return f"model.layers.{layer}.{INSIDE[part]}.{kind}"
-        case [part, kind] if part in OUTSIDE:
-            return f"{OUTSIDE[part]}.{kind}"
-        case _:
-            return name
+    from gguf import MODEL_ARCH, get_tensor_name_map
+
+    known = get_tensor_name_map(MODEL_ARCH[shape.family.upper()], shape.layers)
+    return {name: str(known.get_name(name, (".weight", ".bias"))) for name in hf_rows(shape)}
+
+
+def paired_heads(shape: ModelShape, name: str) -> int:
+    """Heads of a tensor whose rows llama.cpp stores in another order; 0: the order is the same."""
+    if shape.family != "llama":
+        return 0
+    return shape.heads if ".q_proj." in name else shape.kv_heads if ".k_proj." in name else 0
 
 
 def unpair_rows(weight: Tensor, heads: int) -> Tensor:

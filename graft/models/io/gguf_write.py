@@ -3,9 +3,9 @@
     model.layers.3.self_attn.q_proj.weight  ->  blk.3.attn_q.weight, for llama with paired rows
     "Ġhello"                                ->  tokenizer.ggml.tokens[...], as in byte-level BPE
 
-Matrices are stored in the requested type (f32, f16, bf16, q8_0), vectors always as f32, as llama.cpp
-does, one tensor at a time. Supported tokenizers are byte-level BPE with a pre-tokenizer that llama.cpp
-has a name for, and graft's two own tokenizers, which are byte-level BPE without merges.
+Matrices are stored in the requested type, vectors always as f32, as llama.cpp does, one tensor at a time.
+Supported tokenizers are byte-level BPE with a pre-tokenizer that llama.cpp has a name for, and graft's
+two own tokenizers, which are byte-level BPE without merges.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from torch import Tensor
 
 from graft.files import new_file, sync
 from graft.models.io.export import ExportError, check_fits
-from graft.models.io.gguf_read import INSIDE, OUTSIDE, ROPE_FACTORS
+from graft.models.io.gguf_read import ROPE_FACTORS, gguf_names, gguf_package, paired_heads
 from graft.models.io.load import StoredModel
 from graft.models.shape import ModelShape, UnsupportedModel, rope_frequencies
 from graft.text.chat import Chat
@@ -53,7 +53,7 @@ def write_gguf(
     stored: StoredModel, tokenizer: FastTokenizer, path: Path, kind: str = "f16", name: str = ""
 ) -> None:
     """Write one whole GGUF file at `path`; it appears when it is complete."""
-    gguf = _package()
+    gguf = gguf_package("writing GGUF")
     if kind not in KINDS:
         raise ValueError(f"GGUF type {kind!r} is not supported; known: {', '.join(KINDS)}")
     stored.check()
@@ -63,31 +63,15 @@ def write_gguf(
         writer = gguf.GGUFWriter(aside, stored.shape.family)
         try:
             writer.add_name(name or path.stem)
-            writer.add_file_type(gguf.LlamaFileType[_FILE_TYPES[kind]])
+            writer.add_file_type(
+                gguf.LlamaFileType[f"{'ALL' if kind == 'f32' else 'MOSTLY'}_{kind.upper()}"]
+            )
             writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
             for key, value in metadata.items():
                 _add(writer, key, value)
             _write_tensors(gguf, writer, stored, kind)
         finally:
             writer.close()
-
-
-_FILE_TYPES = {
-    "f32": "ALL_F32",
-    "f16": "MOSTLY_F16",
-    "bf16": "MOSTLY_BF16",
-    "q8_0": "MOSTLY_Q8_0",
-}
-
-
-def _package() -> Any:
-    try:
-        import gguf
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(
-            "writing GGUF needs the gguf package: pip install graft-rl[gguf]", name="gguf"
-        ) from error
-    return gguf
 
 
 @contextmanager
@@ -245,23 +229,6 @@ def pre_tokenizer_name(content: Mapping[str, Any], merges: list[str]) -> str:
     raise _unsupported("a tokenizer that merges across whole lines")
 
 
-def gguf_name(name: str) -> str:
-    """llama.cpp's name of a Hugging Face tensor.
-
-    >>> gguf_name("model.layers.3.self_attn.q_proj.weight")
-    'blk.3.attn_q.weight'
-    """
-    stem, _, kind = name.rpartition(".")
-    if not stem.startswith("model.layers."):
-        return f"{_OUTSIDE[stem]}.{kind}"
-    layer, _, part = stem.removeprefix("model.layers.").partition(".")
-    return f"blk.{layer}.{_INSIDE[part]}.{kind}"
-
-
-_OUTSIDE = {hf: gguf for gguf, hf in OUTSIDE.items()}
-_INSIDE = {hf: gguf for gguf, hf in INSIDE.items()}
-
-
 def pair_rows(weight: Tensor, heads: int) -> Tensor:
     """Rows of q or k from Hugging Face's order to llama.cpp's: i and i + d/2 become neighbours."""
     return weight.unflatten(0, (heads, 2, -1)).transpose(1, 2).flatten(0, 2)
@@ -269,7 +236,7 @@ def pair_rows(weight: Tensor, heads: int) -> Tensor:
 
 def _write_tensors(gguf: Any, writer: GGUFWriter, stored: StoredModel, kind: str) -> None:
     """First all sizes, as the format requires, then the data, tensor by tensor."""
-    shape = stored.shape
+    shape, names = stored.shape, gguf_names(stored.shape)
     kinds: dict[str, Any] = {}
     factors = _rope_factors(shape)
     single = np.dtype(np.float32)
@@ -278,7 +245,7 @@ def _write_tensors(gguf: Any, writer: GGUFWriter, stored: StoredModel, kind: str
     for name, size in stored.sizes.items():
         kinds[name] = gguf.GGMLQuantizationType[_kind_of(size, kind).upper()]
         num_bytes = math.prod(gguf.quant_shape_to_byte_shape(size, kinds[name]))
-        writer.add_tensor_info(gguf_name(name), size, single, num_bytes, raw_dtype=kinds[name])
+        writer.add_tensor_info(names[name], size, single, num_bytes, raw_dtype=kinds[name])
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_ti_data_to_file()
@@ -286,10 +253,8 @@ def _write_tensors(gguf: Any, writer: GGUFWriter, stored: StoredModel, kind: str
         writer.write_tensor_data(factors)
     for name in stored.sizes:
         weight = stored.read(name).float()
-        if shape.family == "llama" and ".q_proj." in name:
-            weight = pair_rows(weight, shape.heads)
-        if shape.family == "llama" and ".k_proj." in name:
-            weight = pair_rows(weight, shape.kv_heads)
+        if heads := paired_heads(shape, name):
+            weight = pair_rows(weight, heads)
         writer.write_tensor_data(gguf.quantize(weight.contiguous().numpy(), kinds[name]))
 
 

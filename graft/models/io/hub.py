@@ -89,9 +89,9 @@ def _copy_of(name: str, revision: str, weights: bool) -> Path:
     if folder is None or missing:
         raise HubError(_not_here(name, revision, missing, unreachable)) from unreachable
     if unreachable is not None:
-        _say(
-            f"the hub at {endpoint()} cannot be reached; using the copy of {name} in the cache, commit "
-            f"{folder.name}"
+        seen = f"the hub at {endpoint()} cannot be reached"
+        print(
+            f"{seen}; using the copy of {name} in the cache, commit {folder.name}", file=sys.stderr
         )
     return folder
 
@@ -104,7 +104,8 @@ def _download(name: str, revision: str, weights: bool) -> Path:
     wanted = _wanted([file.rfilename for file in info.siblings or ()], name, weights)
     cached = _snapshots(name) / str(info.sha)
     if missing := sum(not (cached / file).exists() for file in wanted):
-        _say(f"downloading {missing} files of {name} ({revision}, commit {info.sha}) to {cached}")
+        what = f"{missing} files of {name} ({revision}, commit {info.sha})"
+        print(f"downloading {what} to {cached}", file=sys.stderr)
     # by the name of the branch, which the cache then knows when there is no network
     found = snapshot_download(
         name,
@@ -116,21 +117,13 @@ def _download(name: str, revision: str, weights: bool) -> Path:
     return Path(found)
 
 
-def _say(text: str) -> None:
-    print(text, file=sys.stderr)
-
-
 def _wanted(files: Sequence[str], name: str, weights: bool) -> list[str]:
     """Those that a model is read from, of all files of a repository."""
     found = [file for file in files if READ.fullmatch(file)]
     if "config.json" not in files and "adapter_config.json" not in files:
-        ggufs = [file for file in files if file.endswith(".gguf")]
-        hint = (
-            f"; for a GGUF file: hf download {name} {ggufs[0]} --local-dir models, then "
-            f"models/{ggufs[0]}"
-            if ggufs
-            else ""
-        )
+        hint = ""
+        if gguf := next((file for file in files if file.endswith(".gguf")), ""):
+            hint = f"; for a GGUF file: hf download {name} {gguf} --local-dir models, then models/{gguf}"
         raise HubError(f"'{name}' has no config.json, so it is no model that can be read{hint}")
     if not weights:
         return found
@@ -167,6 +160,7 @@ def _missing(folder: Path, weights: bool) -> list[str]:
 
 
 LOGIN = "hf auth login (or HF_TOKEN=...)"
+CHECK_NETWORK = "check the network, its proxy and HF_ENDPOINT"
 
 
 def check_push(name: str) -> None:
@@ -198,76 +192,70 @@ def push_folder(folder: Path, name: str, *, public: bool) -> str:
     except HubError:
         raise
     except Exception as error:
-        status = getattr(getattr(error, "response", None), "status_code", 0)
-        if status in (401, 403, 404):
-            raise HubError(_not_allowed(name, error)) from error
-        raise _explained(error, name) from error
+        raise _explained(error, name, is_push=True) from error
     return f"{endpoint()}/{name}"
 
 
-def _explained(error: Exception, name: str, revision: str = "main") -> Exception:
+def _explained(
+    error: Exception, name: str, revision: str = "main", *, is_push: bool = False
+) -> Exception:
     """What is missing: the name, a login, a permission or a network; other errors stay as they are."""
     from huggingface_hub import errors, get_token
 
-    status = getattr(getattr(error, "response", None), "status_code", 0)
+    status = _status(error)
     if isinstance(error, errors.GatedRepoError):
-        return HubError(
+        text = (
             f"'{name}' is gated: accept its terms at {endpoint()}/{name}, then log in as the same user: "
             f"{LOGIN}"
         )
-    if isinstance(error, errors.RevisionNotFoundError):
-        return HubError(
+    elif status == 403 or (is_push and status in (401, 404)):
+        text = (
+            f"your login may not do this with '{name}' ({_first_line(error)}); use a token that has the "
+            f"right to: {LOGIN}"
+        )
+    elif isinstance(error, errors.RevisionNotFoundError):
+        text = (
             f"'{name}' has no revision {revision!r}; its branches, tags and commits are listed at "
             f"{endpoint()}/{name}/tree/main"
         )
-    if isinstance(error, errors.RepositoryNotFoundError) or status in (401, 404):
+    elif isinstance(error, errors.RepositoryNotFoundError) or status in (401, 404):
         # without a login the hub gives the same answer for private and missing repositories
         seen = (
-            "the hub has no model of this name that your login may see: check the spelling, or ask its "
-            f"owner for access; a token may have expired: {LOGIN}"
+            "no model of this name that your login may see: check the spelling, or ask its owner for "
+            "access; a token may have expired"
             if get_token()
-            else f"the hub has no public model of this name: check the spelling. A private one needs a "
-            f"login: {LOGIN}"
+            else "no public model of this name: check the spelling. A private one needs a login"
         )
-        return HubError(f"'{name}' is no folder or file here, and {seen}")
-    if status == 403:
-        return HubError(_not_allowed(name, error))
-    if _is_unreachable(error) or isinstance(error, OSError) or status:
-        return HubError(_no_answer(name, error))
-    return error
+        text = f"'{name}' is no folder or file here, and the hub has {seen}: {LOGIN}"
+    elif _is_unreachable(error) or isinstance(error, OSError) or status:
+        text = (
+            f"the hub at {endpoint()} did not answer for '{name}' ({type(error).__name__}: "
+            f"{_first_line(error)}); {CHECK_NETWORK}, and run the command again: what has been "
+            "transferred is kept"
+        )
+    else:
+        return error
+    return HubError(text)
 
 
-def _not_allowed(name: str, error: Exception) -> str:
-    return (
-        f"your login may not do this with '{name}' ({_first_line(error)}); use a token that has the right "
-        f"to: {LOGIN}"
-    )
-
-
-def _no_answer(name: str, error: Exception) -> str:
-    return (
-        f"the hub at {endpoint()} did not answer for '{name}' ({type(error).__name__}: "
-        f"{_first_line(error)}); check the network, its proxy and HF_ENDPOINT, and run the command again: "
-        "what has been transferred is kept"
-    )
+def _status(error: Exception) -> int:
+    return getattr(getattr(error, "response", None), "status_code", 0)
 
 
 def _is_unreachable(error: Exception) -> bool:
     """Whether the hub did not answer, or answered with a server error."""
-    status = getattr(getattr(error, "response", None), "status_code", 0)
     library = type(error).__module__.partition(".")[0]
-    return status >= 500 or isinstance(error, ConnectionError) or library.startswith("http")
+    is_network = isinstance(error, ConnectionError) or library.startswith("http")
+    return is_network or _status(error) >= 500
 
 
 def _not_here(
     name: str, revision: str, missing: Sequence[str], unreachable: Exception | None
 ) -> str:
-    if unreachable is None:
-        reason, todo = "HF_HUB_OFFLINE is set", "unset it to download the model"
-    else:
+    reason, todo = "HF_HUB_OFFLINE is set", "unset it to download the model"
+    if unreachable is not None:
         seen = f"{type(unreachable).__name__}: {_first_line(unreachable)}"
-        reason = f"the hub at {endpoint()} cannot be reached ({seen})"
-        todo = "check the network, its proxy and HF_ENDPOINT"
+        reason, todo = f"the hub at {endpoint()} cannot be reached ({seen})", CHECK_NETWORK
     return (
         f"'{name}' is no folder or file here, {reason}, and the cache in {cache_folder()} lacks "
         f"{', '.join(missing)} (revision {revision}); {todo}, or download it where there is a network (hf "

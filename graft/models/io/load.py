@@ -21,11 +21,11 @@ from torch import Tensor
 
 from graft.models.decoder import Decoder
 from graft.models.io.hf_config import read_shape
-from graft.models.io.tensors import ModelFileError, build_decoder
+from graft.models.io.tensors import ModelFileError, build_decoder, check_sizes
 from graft.models.shape import ModelShape, UnsupportedModel
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
-EMBEDDING = "model.embed_tokens.weight"
+EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 READABLE = {
     "F64": torch.float32,  # nothing here computes in fp64
     "F32": torch.float32,
@@ -55,14 +55,7 @@ class StoredModel:
 
     def check(self) -> None:
         """Raise unless names and sizes are those of the config; reads no tensor."""
-        build_decoder(
-            self.shape,
-            self.sizes,
-            lambda name: torch.empty(self.sizes[name], device="meta"),
-            origin=self.origin,
-            dtype=torch.float32,
-            device="meta",
-        )
+        check_sizes(self.shape, self.sizes, self.origin)
 
 
 def load_model(
@@ -97,17 +90,15 @@ def open_model(path: Path) -> Iterator[StoredModel]:
     shape = shape_of(read_config(path), path / "config.json")
     with ExitStack() as stack:
         files = _open_weights(path, stack)
-        tied_head = files.pop("lm_head.weight", None) if shape.tied else None
-        if tied_head is not None:
-            _check_tied(path, tied_head, files)
+        sizes = {name: tuple(file.get_slice(name).get_shape()) for name, file in files.items()}
         kind = files[EMBEDDING].get_slice(EMBEDDING).get_dtype() if EMBEDDING in files else ""
-        yield StoredModel(
-            shape,
-            {name: tuple(file.get_slice(name).get_shape()) for name, file in files.items()},
-            lambda name: read_tensor(files[name], name, path),
-            READABLE.get(kind, torch.float32),
-            f"'{path}'",
-        )
+
+        def read(name: str) -> Tensor:
+            return read_tensor(files[name], name, path)
+
+        if shape.tied:
+            drop_tied_head(sizes, read, f"'{path}'")
+        yield StoredModel(shape, sizes, read, READABLE.get(kind, torch.float32), f"'{path}'")
 
 
 def read_config(folder: Path) -> dict[str, Any]:
@@ -213,14 +204,13 @@ def read_tensor(file: Any, name: str, folder: Path) -> Tensor:
     return file.get_tensor(name)
 
 
-def _check_tied(folder: Path, head_file: Any, files: dict[str, Any]) -> None:
-    """Some tools also store a tied head: it must equal the embedding."""
-    if EMBEDDING in files and not torch.equal(
-        read_tensor(head_file, "lm_head.weight", folder),
-        read_tensor(files[EMBEDDING], EMBEDDING, folder),
-    ):
+def drop_tied_head(
+    sizes: dict[str, tuple[int, ...]], read: Callable[[str], Tensor], origin: str
+) -> None:
+    """Some tools store a tied head too: it must equal the embedding, and is removed from `sizes`."""
+    is_stored = sizes.pop(HEAD, None) is not None and EMBEDDING in sizes
+    if is_stored and not torch.equal(read(HEAD), read(EMBEDDING)):
         raise ModelFileError(
-            f"'{folder}': config.json has tie_word_embeddings=true, but lm_head.weight differs "
-            f"from {EMBEDDING}; set tie_word_embeddings to false if the head is a matrix of its own, "
-            f"or delete lm_head.weight"
+            f"{origin}: config.json has tie_word_embeddings=true, but {HEAD} differs from {EMBEDDING}; "
+            f"set tie_word_embeddings to false if the head is a matrix of its own, or delete {HEAD}"
         )

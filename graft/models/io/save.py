@@ -19,9 +19,9 @@ from torch import Tensor
 
 from graft.files import new_file, sync, write_json
 from graft.models.decoder import Decoder
-from graft.models.extra_actions import ACTIONS, ROWS, extra_rows
+from graft.models.extra_actions import ACTION_ROWS, ACTIONS, ROWS, extra_rows
 from graft.models.io.load import INDEX, WEIGHTS, ModelFileError, read_config, read_json
-from graft.models.io.tensor_names import hf_names
+from graft.models.io.tensor_names import hf_names, hf_sizes
 from graft.models.shape import ModelShape
 from graft.text.tokenizer import FastTokenizer
 
@@ -41,44 +41,50 @@ def save_model(
     dtype: torch.dtype | None = None,
     shard_bytes: int = SHARD_BYTES,
     special: TokenIds | None = None,
-    generation_config: dict[str, Any] | None = None,
     source: str | os.PathLike[str] | None = None,
 ) -> None:
-    """Write config, generation config and weights (not the tokenizer) into `folder`.
-
-    Actions beyond the vocabulary are no part of these weights and get a file of their own.
+    """Write config, generation config and weights (not the tokenizer) of a whole decoder.
 
     `special` maps bos_token_id, eos_token_id, pad_token_id to ids. `source` is the folder the model
     came from: what its configs say beyond the shape is kept. A GGUF source has no such folder.
     """
-    folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    dtype = dtype or decoder.dtype
-    save_rows(extra_rows(decoder) if decoder.shape.extra else None, folder, dtype)
-    save_weights(hf_names(decoder), folder, dtype=dtype, shard_bytes=shard_bytes)
-    save_configs(decoder.shape, folder, dtype, special or {}, generation_config, source)
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    dtype, weights = dtype or decoder.dtype, named_weights(decoder)
+    save_weights(decoder.shape, weights, Path(folder), dtype, special or {}, source, shard_bytes)
 
 
-def save_rows(rows: Tensor | None, folder: Path, dtype: torch.dtype) -> None:
-    """Rows [extra, D] of actions beyond the vocabulary, in their own file."""
-    if rows is not None:
-        stored = {ROWS: rows.to("cpu", dtype).contiguous()}
-        with new_file(folder / ACTIONS) as aside:
-            _save_file(stored, aside)
-    else:  # left from an earlier save they would be read as those of this model
-        (folder / ACTIONS).unlink(missing_ok=True)
+def named_weights(decoder: Decoder) -> dict[str, Tensor]:
+    """Whole tensors by Hugging Face name; rows of actions beyond the vocabulary come last."""
+    rows = {ACTION_ROWS: extra_rows(decoder)} if decoder.shape.extra else {}
+    return {**hf_names(decoder), **rows}
 
 
 def save_weights(
-    tensors: Mapping[str, Tensor],
+    shape: ModelShape,
+    weights: Mapping[str, Tensor],
     folder: Path,
-    *,
     dtype: torch.dtype,
+    special: TokenIds,
+    source: str | os.PathLike[str] | None,
     shard_bytes: int = SHARD_BYTES,
 ) -> None:
-    """One safetensors file, or numbered shards and their index; older weights there are removed."""
-    sizes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
-    write_weights(sizes, tensors.__getitem__, folder, dtype=dtype, shard_bytes=shard_bytes)
+    """Write `named_weights`, one at a time and in their order, and the configs.
+
+    Actions beyond the vocabulary are no part of the model's weights and get a file of their own.
+    """
+    write_weights(
+        hf_sizes(shape), weights.__getitem__, folder, dtype=dtype, shard_bytes=shard_bytes
+    )
+    save_rows(weights[ACTION_ROWS].to(dtype) if shape.extra else None, folder)
+    save_configs(shape, folder, dtype, special, source)
+
+
+def save_rows(rows: Tensor | None, folder: Path) -> None:
+    """Rows [extra, D] of actions beyond the vocabulary, in their own file."""
+    if rows is not None:
+        save_tensors({ROWS: rows}, folder / ACTIONS)
+    else:  # left from an earlier save they would be read as those of this model
+        (folder / ACTIONS).unlink(missing_ok=True)
 
 
 def write_weights(
@@ -89,7 +95,10 @@ def write_weights(
     dtype: torch.dtype,
     shard_bytes: int = SHARD_BYTES,
 ) -> None:
-    """The same for tensors that `read(name)` returns: at most one shard is in memory at a time."""
+    """Write tensors that `read(name)` returns, in `dtype`: one file, or numbered shards and their index.
+
+    At most one shard is in memory at a time; older weights in the folder are removed.
+    """
     num_bytes = {name: math.prod(size) * dtype.itemsize for name, size in sizes.items()}
     write_shards(num_bytes, lambda name: read(name).to("cpu", dtype), folder, shard_bytes)
 
@@ -105,9 +114,7 @@ def write_shards(
         for number, names in enumerate(shards, start=1)
     }
     for file, names in files.items():
-        shard = {name: read(name).contiguous() for name in names}
-        with new_file(folder / file) as aside:
-            _save_file(shard, aside)
+        save_tensors({name: read(name) for name in names}, folder / file)
     written = set(files)
     if count > 1:
         written.add(INDEX)
@@ -121,11 +128,14 @@ def write_shards(
     sync(folder)
 
 
-def _save_file(tensors: dict[str, Tensor], path: Path) -> None:
-    try:
-        save_file(tensors, path, {"format": "pt"})
-    except SafetensorError as error:  # such as a full disk
-        raise OSError(f"safetensors could not write {path.name}: {error}") from error
+def save_tensors(tensors: Mapping[str, Tensor], path: Path, **metadata: str) -> None:
+    """One whole safetensors file at `path`."""
+    stored = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    with new_file(path) as aside:
+        try:
+            save_file(stored, aside, {"format": "pt", **metadata})
+        except SafetensorError as error:  # such as a full disk
+            raise OSError(f"safetensors could not write {path.name}: {error}") from error
 
 
 def split_shards(sizes: Mapping[str, int], shard_bytes: int) -> list[list[str]]:
@@ -152,7 +162,6 @@ def save_configs(
     folder: Path,
     dtype: torch.dtype,
     special: TokenIds,
-    generation_config: dict[str, Any] | None = None,
     source: str | os.PathLike[str] | None = None,
 ) -> None:
     """config.json and generation_config.json.
@@ -172,9 +181,7 @@ def save_configs(
         "dtype": kind,
         "torch_dtype": kind,  # the same for readers older than transformers 5
     }
-    if generation_config is not None:
-        generation = generation_config
-    elif generation:
+    if generation:
         generation = generation | with_ids(generation, special, only=("eos_token_id",))
     else:
         generation = {name: written[name] for name in SPECIAL if written[name] is not None}

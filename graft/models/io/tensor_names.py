@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from graft.models.decoder import Decoder
@@ -65,16 +66,8 @@ def _block_rows(shape: ModelShape) -> dict[str, ParameterRows]:
     return rows
 
 
-def hf_views(shape: ModelShape, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Hugging Face names of a whole state dict, wherever it was gathered; views, never copies."""
-    return {
-        name: parameters[where.parameter].detach()[where.start : where.stop]
-        for name, where in hf_rows(shape).items()
-    }
-
-
 def whole_views(shape: ModelShape, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The same with every row of embedding and head: what a trainer's state is kept by.
+    """Hugging Face names of a state dict, with every row of embedding and head: for a trainer's state.
 
     Parameters that are not there are left out, with all that is of them.
     """
@@ -94,4 +87,14 @@ def hf_names(decoder: Decoder) -> dict[str, Tensor]:
     A tied head is the embedding itself and has no name of its own; actions beyond the vocabulary
     have none in any model.
     """
-    return hf_views(decoder.shape, dict(decoder.named_parameters()))
+    parameters = dict(decoder.named_parameters())
+    return {
+        name: parameters[where.parameter].detach()[where.start : where.stop]
+        for name, where in hf_rows(decoder.shape).items()
+    }
+
+
+def hf_sizes(shape: ModelShape) -> dict[str, tuple[int, ...]]:
+    """The size of each tensor of a Hugging Face checkpoint of this shape."""
+    with torch.device("meta"):
+        return {name: tuple(tensor.shape) for name, tensor in hf_names(Decoder(shape)).items()}

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from graft.models.decoder import Decoder
-from graft.models.io.tensor_names import hf_names
+from graft.models.io.tensor_names import hf_names, hf_sizes
 from graft.models.shape import ModelShape
 
 
@@ -29,18 +29,18 @@ def build_decoder(
 
     Names and sizes are compared first, so a wrong checkpoint is refused before anything is read.
     """
+    check_sizes(shape, stored, origin)
     with torch.device("meta"):
         decoder = Decoder(shape).to(dtype)
-    _compare({name: tuple(view.shape) for name, view in hf_names(decoder).items()}, stored, origin)
     decoder.to_empty(device=device)
     for name, view in hf_names(decoder).items():
         view.copy_(read(name))
     return decoder
 
 
-def _compare(
-    wanted: Mapping[str, tuple[int, ...]], stored: Mapping[str, tuple[int, ...]], origin: str
-) -> None:
+def check_sizes(shape: ModelShape, stored: Mapping[str, tuple[int, ...]], origin: str) -> None:
+    """Raise unless these are the names and sizes of a model of this shape."""
+    wanted = hf_sizes(shape)
     faults = {
         "missing": [name for name in wanted if name not in stored],
         "unexpected": [name for name in stored if name not in wanted],
@@ -51,14 +51,17 @@ def _compare(
         ],
     }
     if any(faults.values()):
-        listed = "; ".join(f"{what}: {_some(names)}" for what, names in faults.items() if names)
+        listed = "; ".join(f"{what}: {some(names)}" for what, names in faults.items() if names)
         raise ModelFileError(
             f"the tensors in {origin} are not those of its config. {listed}. "
             f"Use config and weights of the same model"
         )
 
 
-def _some(names: Iterable[str], most: int = 5) -> str:
-    names = list(names)
+def some(names: Sequence[str], most: int = 5) -> str:
+    """
+    >>> some(["a", "b", "c"], most=2)
+    'a, b and 1 more'
+    """
     rest = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(names[:most]) + rest

@@ -26,13 +26,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from graft.models.decoder import Decoder
-from graft.models.io.load import EMBEDDING, StoredModel, read_config, read_json, shape_of
-from graft.models.io.tensor_names import hf_names
+from graft.models.io.load import (
+    EMBEDDING,
+    HEAD,
+    StoredModel,
+    drop_tied_head,
+    read_config,
+    read_json,
+    shape_of,
+)
+from graft.models.io.tensor_names import hf_sizes
 from graft.models.io.tensors import ModelFileError
 from graft.models.lora.merging import Adapter, make_adapter
 from graft.models.lora.training import ADAPTER_CONFIG, PREFIX
-from graft.models.shape import ModelShape, UnsupportedModel
+from graft.models.shape import UnsupportedModel
 
 NAME = re.compile(r"model_world_size_(\d+)_rank_(\d+)\.pt")
 STANDARD = "torch.distributed."
@@ -105,7 +112,8 @@ def open_shards(folder: Path, base: Path | None = None) -> Iterator[StoredModel]
         if not name.endswith("rotary_emb.inv_freq")  # the decoder computes it
     }
     adapter = _take_adapter(whole, folder)
-    wanted = _sizes(shape)
+    wanted = hf_sizes(shape)
+    wanted.setdefault(HEAD, wanted[EMBEDDING])  # a tied head may be stored too
     sizes = {name: joined.size(wanted.get(name)) for name, joined in whole.items()}
     if adapter is not None:
         adapter.check(sizes)
@@ -119,13 +127,8 @@ def open_shards(folder: Path, base: Path | None = None) -> Iterator[StoredModel]
         tensor = whole[name].join(sizes[name])
         return tensor if adapter is None else adapter.merge(name, tensor)
 
-    if shape.tied and "lm_head.weight" in sizes and EMBEDDING in sizes:
-        if not torch.equal(read("lm_head.weight"), read(EMBEDDING)):
-            raise ModelFileError(
-                f"'{config_folder / 'config.json'}' has tie_word_embeddings=true, but the shards' "
-                f"lm_head.weight differs from their embedding; pass the base they were trained from"
-            )
-        del sizes["lm_head.weight"]
+    if shape.tied:
+        drop_tied_head(sizes, read, f"'{folder}' with '{config_folder}'")
     kind = config.get("dtype") or config.get("torch_dtype")
     dtype = getattr(torch, str(kind), None)
     if not isinstance(dtype, torch.dtype):
@@ -221,11 +224,8 @@ def read_shard(file: Path) -> dict[str, Tensor]:
 
 
 def _stand_in(name: str) -> type:
-    return (
-        ShardedTensorRecord
-        if name.endswith(".DTensor")
-        else type(name.rpartition(".")[2], (ShardRecord,), {})
-    )
+    is_tensor = name.endswith(".DTensor")
+    return ShardedTensorRecord if is_tensor else type(name.rpartition(".")[2], (ShardRecord,), {})
 
 
 def plain_name(name: str) -> str:
@@ -243,7 +243,8 @@ class _Joined:
     """The shards of one tensor, in the order of the ranks."""
 
     def __init__(self, name: str, shards: Sequence[Tensor], folder: Path) -> None:
-        self.name, self.shards, self.folder = name, shards, folder
+        self.name, self.folder = name, folder
+        self.shards: Sequence[Any] = shards
         kinds = {isinstance(shard, ShardedTensorRecord) for shard in shards}
         if len(kinds) > 1:
             raise self._fault("is a DTensor in some shards and a plain tensor in others")
@@ -263,7 +264,7 @@ class _Joined:
     def join(self, size: tuple[int, ...]) -> Tensor:
         try:
             whole = self._by_mesh() if self.has_placements else self._by_rows(size)
-        except (RuntimeError, TypeError, LookupError) as error:  # torch's, if shards do not fit
+        except (RuntimeError, TypeError, LookupError, AttributeError) as error:  # shards do not fit
             raise self._fault(f"cannot be joined ({error})") from error
         if tuple(whole.shape) != size:
             raise self._fault(
@@ -285,7 +286,7 @@ class _Joined:
         if mesh is None:
             raise self._fault("does not name the processes it was sharded over")
         # copies along a replicated axis are equal: the first is used
-        local = [_local_of(shard, self) for shard in self.shards]
+        local = [shard._local_tensor.detach() for shard in self.shards]
         if any(not 0 <= rank < len(local) for rank in mesh.flatten().tolist()):
             raise self._fault(
                 f"is spread over ranks {mesh.tolist()}, and there are {len(local)} shards"
@@ -316,13 +317,6 @@ class _Joined:
         )
 
 
-def _local_of(shard: Tensor, joined: _Joined) -> Tensor:
-    local = getattr(shard, "_local_tensor", None)
-    if not isinstance(local, Tensor):
-        raise joined._fault("has a shard without data")
-    return local.detach()
-
-
 def mesh_of(mesh: Any) -> Tensor | None:
     """Ranks as an array: stored as one, or by later torch as a list of ranks and its layout."""
     ranks = entry(mesh, "mesh", "_mesh")
@@ -346,28 +340,18 @@ def _flat(value: Any) -> list[int]:
     return [number for part in value or () for number in _flat(part)]
 
 
-def _sizes(shape: ModelShape) -> dict[str, tuple[int, ...]]:
-    """The size of each tensor by the config; a tied head may be stored too."""
-    with torch.device("meta"):
-        sizes = {name: tuple(view.shape) for name, view in hf_names(Decoder(shape)).items()}
-    return {"lm_head.weight": sizes[EMBEDDING], **sizes}
-
-
 def _take_adapter(whole: dict[str, _Joined], folder: Path) -> Adapter | None:
     """Take LoRA's tensors out of the model's; None: there are none."""
     halves = {name: whole.pop(name) for name in list(whole) if ".lora_" in name}
     if not halves:
         return None
-    config: dict[str, Any] = {}
-    for file in (folder / "lora_adapter" / ADAPTER_CONFIG, folder / LORA_META):
-        if file.exists():
-            config = read_json(file)
-            break
-    else:
+    files = (folder / "lora_adapter" / ADAPTER_CONFIG, folder / LORA_META)
+    file = next((file for file in files if file.exists()), None)
+    if file is None:
         raise ModelFileError(
             f"'{folder}' was trained with LoRA ({len(halves)} adapter tensors), and neither "
             f"lora_adapter/{ADAPTER_CONFIG} nor {LORA_META} says its alpha; write one of them, such "
             f'as {{"r": 32, "lora_alpha": 64}}. Without the adapters it would be the base model'
         )
     tensors = {name: joined.join(joined.size(None)) for name, joined in halves.items()}
-    return make_adapter(tensors, config, f"'{folder}'")
+    return make_adapter(tensors, read_json(file), f"'{folder}'")

@@ -5,8 +5,6 @@ T rows, F width of each half
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
@@ -71,21 +69,3 @@ def differentiate(gate_up: Tensor, grad: Tensor, gated: Tensor | None = None) ->
     grid = (rows, triton.cdiv(width, BLOCK))
     _backward[grid](gate_up, grad, grad_gate_up, gated, WIDTH=width, BLOCK=BLOCK, num_warps=WARPS)
     return grad_gate_up
-
-
-class _SiluGate(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, gate_up: Tensor) -> Tensor:  # type: ignore[override]
-        gate_up = gate_up.contiguous()
-        ctx.save_for_backward(gate_up)
-        return gated(gate_up)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Any:
-        (gate_up,) = ctx.saved_tensors
-        return differentiate(gate_up, grads[0].contiguous())
-
-
-def silu_gate(gate_up: Tensor) -> Tensor:
-    """[T, 2F] -> [T, F]"""
-    return _SiluGate.apply(gate_up)

@@ -42,6 +42,7 @@ BLOCK = 4096
 
 FORWARD_WARPS, FORWARD_STAGES, BACKWARD_WARPS = 4, 3, 8
 
+LOG2_E = math.log2(math.e)
 LN2 = tl.constexpr(math.log(2.0))
 # finite, unlike -inf: their differences and products are no NaN; 2^(FORBIDDEN - BOTTOM) is 0
 FORBIDDEN, BOTTOM = tl.constexpr(-1e30), tl.constexpr(-1e20)
@@ -200,73 +201,6 @@ def widen(allowed: Tensor | None) -> Tensor | None:
     return F.pad(allowed, (0, -allowed.shape[1] % ROW_MULTIPLE)).contiguous().view(torch.uint8)
 
 
-def read_logits(
-    logits: Tensor,  # [u, W]
-    num_actions: int,
-    actions: Tensor,
-    modes: Tensor | None,
-    allowed: Tensor | None,  # [modes, W]
-    temperature: float,
-    out: tuple[Tensor, Tensor, Tensor, Tensor | None],
-    vocab_size: int,
-) -> None:
-    """Fill `out` with log-prob of the action, entropy, log2 of the sum and, if it has a fourth tensor,
-    the log-prob of any of the first `vocab_size` actions, each [u]."""
-    _forward_kernel[(len(logits),)](
-        logits,
-        actions,
-        modes,
-        allowed,
-        *out,
-        num_actions,
-        vocab_size,
-        logits.shape[1],
-        math.log2(math.e) / temperature,
-        STEPS=triton.cdiv(num_actions, BLOCK),
-        BLOCK=BLOCK,
-        STAGES=FORWARD_STAGES,
-        num_warps=FORWARD_WARPS,
-    )
-
-
-def differentiate_logits_(
-    logits: Tensor,  # [u, W]
-    num_actions: int,
-    actions: Tensor,
-    modes: Tensor | None,
-    allowed: Tensor | None,  # [modes, W]
-    temperature: float,
-    norm: Tensor,
-    entropy: Tensor,
-    vocab_logp: Tensor | None,
-    grad_logp: Tensor | None,
-    grad_entropy: Tensor | None,
-    grad_vocab: Tensor | None,
-    vocab_size: int,
-) -> None:
-    """Overwrite logits with the gradient of the outputs of `read_logits`."""
-    blocks = triton.cdiv(logits.shape[1], BLOCK)
-    _backward_kernel[(len(logits) * blocks,)](
-        logits,
-        actions,
-        modes,
-        allowed,
-        norm,
-        entropy,
-        vocab_logp,
-        grad_logp,
-        grad_entropy,
-        grad_vocab,
-        num_actions,
-        vocab_size,
-        logits.shape[1],
-        math.log2(math.e) / temperature,
-        1.0 / temperature,
-        BLOCK=BLOCK,
-        num_warps=BACKWARD_WARPS,
-    )
-
-
 def _at(values: Tensor | None, part: slice) -> Tensor | None:
     return None if values is None else values[part]
 
@@ -295,16 +229,13 @@ class _KernelHead(torch.autograd.Function):
             part = slice(start, min(start + chunk, rows))
             here = logits[: part.stop - start]
             torch.mm(hidden[part], weight.T, out=here[:, :num_actions])
-            read_logits(
-                here,
-                num_actions,
-                actions[part],
-                _at(modes, part),
-                allowed,
-                temperature,
-                out=(logp[part], entropy[part], norm[part], _at(vocab_logp, part)),
-                vocab_size=vocab_size or num_actions,
-            )
+            _forward_kernel[(len(here),)](
+                here, actions[part], _at(modes, part), allowed,
+                logp[part], entropy[part], norm[part], _at(vocab_logp, part),
+                num_actions, vocab_size or num_actions, here.shape[1], LOG2_E / temperature,
+                STEPS=triton.cdiv(num_actions, BLOCK), BLOCK=BLOCK, STAGES=FORWARD_STAGES,
+                num_warps=FORWARD_WARPS,
+            )  # fmt: skip
         ctx.save_for_backward(hidden, weight, actions, modes, allowed, entropy, norm, vocab_logp)
         ctx.vocab_size = vocab_size or num_actions
         ctx.logits = logits if is_kept else None
@@ -334,21 +265,14 @@ class _KernelHead(torch.autograd.Function):
             d_logits = here[:, :num_actions]
             if kept is None:
                 torch.mm(hidden[part], weight.T, out=d_logits)
-            differentiate_logits_(
-                here,
-                num_actions,
-                actions[part],
-                _at(modes, part),
-                allowed,
-                ctx.temperature,
-                norm[part],
-                entropy[part],
-                _at(vocab_logp, part),
-                _at(grad_logp, part),
-                _at(grad_entropy, part),
-                _at(grad_vocab, part),
-                ctx.vocab_size,
-            )
+            _backward_kernel[(len(here) * triton.cdiv(here.shape[1], BLOCK),)](
+                here, actions[part], _at(modes, part), allowed,
+                norm[part], entropy[part], _at(vocab_logp, part),
+                _at(grad_logp, part), _at(grad_entropy, part), _at(grad_vocab, part),
+                num_actions, ctx.vocab_size, here.shape[1],
+                LOG2_E / ctx.temperature, 1.0 / ctx.temperature,
+                BLOCK=BLOCK, num_warps=BACKWARD_WARPS,
+            )  # fmt: skip
             torch.mm(d_logits, weight, out=grad_hidden[part])
             if grad_weight is not None:
                 add_product_(grad_weight, d_logits.T, hidden[part])
@@ -381,10 +305,7 @@ def head_logprobs(
     chunk: int | None = None,
     vocab_size: int | None = None,
 ) -> tuple[Tensor, ...]:
-    """`logprobs.action_logprobs` where there are kernels; `chunk` rows at a time.
-
-    With `vocab_size` it is `logprobs.vocab_logprobs`.
-    """
+    """`logprobs.score_actions` where there are kernels; `chunk` rows at a time."""
     is_kept = torch.is_grad_enabled() and fits_whole(len(actions), len(weight), hidden)
     if chunk is None:
         chunk = len(actions) if is_kept else rows_per_chunk(len(weight), hidden.dtype)

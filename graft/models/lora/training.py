@@ -31,15 +31,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from graft.files import new_file, sync, write_json
+from graft.files import sync, write_json
 from graft.models.decoder import Decoder
 from graft.models.extra_actions import ACTIONS, ROWS, extra_rows
 from graft.models.io.hub import split_name
 from graft.models.io.load import ModelFileError, open_tensors, read_json
+from graft.models.io.save import save_rows, save_tensors
 from graft.models.io.tensor_names import hf_rows
 from graft.models.shape import ModelShape
 
@@ -231,14 +230,8 @@ class Lora(nn.Module):
             "use_rslora": False,
             "inference_mode": True,
         }
-        tensors = {name: value.cpu().contiguous() for name, value in self._tensors().items()}
-        metadata = {"format": "pt", FINGERPRINT: self.fingerprint}
-        with new_file(folder / ADAPTER) as aside:
-            _save_file(tensors, aside, metadata)
-        if self.rows is not None:
-            rows = {ROWS: self.rows.detach().cpu().contiguous()}
-            with new_file(folder / ACTIONS) as aside:
-                _save_file(rows, aside, {"format": "pt"})
+        save_tensors(self._tensors(), folder / ADAPTER, **{FINGERPRINT: self.fingerprint})
+        save_rows(self.rows, folder)
         write_json(folder / ADAPTER_CONFIG, config)
         sync(folder)
 
@@ -355,10 +348,3 @@ def _sum_of(parameter: nn.Parameter) -> Tensor:
 
 def _bits(values: Tensor) -> Tensor:
     return values.to(torch.bfloat16).contiguous().view(torch.int16)
-
-
-def _save_file(tensors: dict[str, Tensor], path: Path, metadata: dict[str, str]) -> None:
-    try:
-        save_file(tensors, path, metadata)
-    except SafetensorError as error:  # such as a full disk
-        raise OSError(f"safetensors could not write {path.name}: {error}") from error

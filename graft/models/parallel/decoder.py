@@ -40,8 +40,8 @@ from torch.distributed.fsdp import (
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_tensor
 
 from graft.models.decoder import Attend, Decoder, Norm
-from graft.models.extra_actions import ACTION_ROWS, SEED, extra_rows
-from graft.models.io.tensor_names import hf_names, hf_rows
+from graft.models.extra_actions import ACTION_ROWS, random_rows
+from graft.models.io.tensor_names import hf_rows
 from graft.models.io.tensors import ModelFileError
 from graft.models.kv_slots import KVSlots
 from graft.models.logprobs import likeliest, score_actions
@@ -119,7 +119,7 @@ class ShardedBlock(nn.Module):
         if kv_slots is not None:
             raise ValueError(
                 "a decoder that is sharded over processes cannot write keys and values to an engine's "
-                "pages; sample from a plain decoder that `copy_to` copies the weights into"
+                "pages; sample from a plain decoder with the same weights (`policy.host_copy`)"
             )
         x, qkv = self._norm_project(x, delta, self.attn_norm, self.q_proj, self.k_proj, self.v_proj)
         x, delta = self._project_out(x, self._attend(qkv, cos, sin, attend), self.o_proj)
@@ -258,58 +258,37 @@ class ShardedDecoder(Decoder):
         names = [name for name in hf_rows(self.shape) if has_head or name != HEAD]
         return {name: cast(nn.Parameter, _get(self, _our_name(name))) for name in names}
 
-    def full(self, name: str, dtype: torch.dtype | None = None) -> Tensor:
+    def full(self, name: str) -> Tensor:
         """A whole parameter of `hf_parameters`, in every process; collective."""
-        return gather(self.hf_parameters()[name], dtype)
+        return gather(self.hf_parameters()[name])
 
-    def hf_weights(self, dtype: torch.dtype | None = None) -> Mapping[str, Tensor]:
-        """The tensors of a Hugging Face checkpoint; each is gathered when it is read.
+    def hf_weights(self) -> Mapping[str, Tensor]:
+        """The weights as `io.save.named_weights`; each is gathered when it is read.
 
         Collective: every process must read the same names in the same order, as `.items()` does.
         """
-        return _GatheredWeights(self, dtype)
-
-    def extra_rows(self, dtype: torch.dtype | None = None) -> Tensor:
-        """[extra, D]: the head's rows of actions beyond the vocabulary; collective."""
-        vocab_size, extra = self.shape.vocab_size, self.shape.extra
-        whole = self.full(EMBEDDING if self.shape.tied else HEAD, dtype)
-        return whole[vocab_size : vocab_size + extra]
-
-    @torch.no_grad()
-    def copy_to(self, decoder: Decoder | None) -> None:
-        """Write all weights into a plain decoder of the same shape, in its own dtype; collective.
-
-        Pass None in a process that has no such decoder: it only takes part in the gathering.
-        """
-        if decoder is not None and decoder.shape != self.shape:
-            raise ValueError(
-                f"weights of {self.shape} cannot be written into a decoder of {decoder.shape}"
-            )
-        views = {} if decoder is None else hf_names(decoder)
-        head = EMBEDDING if self.shape.tied else HEAD
-        for name in self.hf_parameters():
-            whole = self.full(name)
-            if decoder is None:
-                continue
-            views[name].copy_(whole[: len(views[name])])
-            if name == head and self.shape.extra:
-                rows = extra_rows(decoder)
-                rows.copy_(whole[self.shape.vocab_size :][: len(rows)])
+        return _GatheredWeights(self)
 
 
 class _GatheredWeights(Mapping[str, Tensor]):
-    def __init__(self, decoder: ShardedDecoder, dtype: torch.dtype | None) -> None:
-        self.decoder, self.dtype = decoder, dtype
+    def __init__(self, decoder: ShardedDecoder) -> None:
+        self.decoder, self.shape = decoder, decoder.shape
+        self.head = EMBEDDING if self.shape.tied else HEAD
+        names = [*decoder.hf_parameters()]
+        self.names = [*names, ACTION_ROWS] if self.shape.extra and self.head in names else names
 
     def __getitem__(self, name: str) -> Tensor:
-        whole = self.decoder.full(name, self.dtype)
-        return whole[: self.decoder.shape.vocab_size] if name in (EMBEDDING, HEAD) else whole
+        vocab_size = self.shape.vocab_size
+        if name == ACTION_ROWS:
+            return self.decoder.full(self.head)[vocab_size : vocab_size + self.shape.extra]
+        whole = self.decoder.full(name)
+        return whole[:vocab_size] if name in (EMBEDDING, HEAD) else whole
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self.decoder.hf_parameters())
+        return iter(self.names)
 
     def __len__(self) -> int:
-        return len(self.decoder.hf_parameters())
+        return len(self.names)
 
 
 def check_mesh(shape: ModelShape, mesh: DeviceMesh) -> None:
@@ -456,7 +435,7 @@ def shard(
         _write(parameter, whole)
         if name == head and shape.extra:
             rows = read(ACTION_ROWS)
-            rows = _random_rows(shape) if rows is None else rows
+            rows = random_rows(shape.extra, shape.width) if rows is None else rows
             if tuple(rows.shape) != (shape.extra, shape.width):
                 raise ModelFileError(
                     f"{ACTION_ROWS} is {list(rows.shape)}; the model's shape says "
@@ -464,13 +443,6 @@ def shard(
                 )
             _write(parameter, rows, shape.vocab_size)
     return decoder
-
-
-def _random_rows(shape: ModelShape) -> Tensor:
-    """Rows of actions that start from no token, as `extra_actions.extend` draws them."""
-    generator = torch.Generator().manual_seed(SEED)
-    bound = 1 / math.sqrt(shape.width)
-    return torch.empty(shape.extra, shape.width).uniform_(-bound, bound, generator=generator)
 
 
 def _write(parameter: Tensor, whole: Tensor, first: int = 0) -> None:

@@ -70,16 +70,15 @@ def local_slices(tensor: Any) -> tuple[slice, ...]:
 
 
 @torch.no_grad()
-def gather(tensor: Any, dtype: torch.dtype | None = None) -> Tensor:
+def gather(tensor: Any) -> Tensor:
     """The whole tensor, in every process, on the compute device of the mesh; collective.
 
     Not `full_tensor`: that is wrong where neither tp nor dp divides the rows evenly.
     """
-    dtype = dtype or tensor.dtype
     if not is_sharded(tensor):
-        return tensor.detach().to(dtype)
+        return tensor.detach()
     mesh, splits = tensor.device_mesh, _splits(tensor)
-    whole = local(tensor).to(device_of(mesh), dtype)
+    whole = local(tensor).to(device_of(mesh))
     for name in ("dp", "tp"):  # the reverse of the order of sharding
         if name in splits:
             dim, count, _ = splits[name]

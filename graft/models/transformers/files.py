@@ -26,6 +26,7 @@ from graft.files import sync, write_json
 from graft.models.io.hf_config import refuse_looking_ahead, refuse_quantised
 from graft.models.io.load import ModelFileError, read_config, read_json
 from graft.models.io.save import NOT_CARRIED, SHARD_BYTES, write_shards
+from graft.models.io.tensors import some
 from graft.models.shape import UnsupportedModel
 
 GENERATION = "generation_config.json"
@@ -161,7 +162,7 @@ def _check_report(folder: Path, report: Mapping[str, Any]) -> list[str]:
     bad = sorted(report["missing_keys"]) + sorted(str(key[0]) for key in report["mismatched_keys"])
     if bad:
         raise ModelFileError(
-            f"'{folder}' lacks weights of its config, or has them in other sizes: {_some(bad)}. Use "
+            f"'{folder}' lacks weights of its config, or has them in other sizes: {some(bad)}. Use "
             "config and weights of the same model"
         )
     unused = sorted(report["unexpected_keys"])
@@ -169,7 +170,7 @@ def _check_report(folder: Path, report: Mapping[str, Any]) -> list[str]:
         return []
     return [
         f"{len(unused)} tensors of '{folder}' are not used by the model and are not saved "
-        f"again: {_some(unused)}"
+        f"again: {some(unused)}"
     ]
 
 
@@ -235,8 +236,3 @@ def _no_progress_bars() -> Iterator[None]:
 
 def _first_line(error: Exception) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
-
-
-def _some(names: list[str], most: int = 5) -> str:
-    rest = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(names[:most]) + rest
