@@ -8,8 +8,6 @@ too large as the batch has tokens; a credit of shape [N] fits a batch with N = T
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
 from dataclasses import fields
 from functools import wraps
 from typing import Any, cast
@@ -60,98 +58,6 @@ def _check_grid(value: Any, shape: torch.Size, who: UserObject, note: str) -> No
         raise UserCodeError(f"{who} returned a tensor of {value.dtype}; it must be of a float type")
 
 
-def checked(function: Any, what: str) -> Any:
-    """`function` with its results checked; `what` is "loss", "credit", "shaping" or "reduction"."""
-    return CHECKED[what](function)
-
-
-@contextmanager
-def _untouched(batch: Batch, function: Any, what: str) -> Generator[None]:
-    """Refuse a function that writes into the batch: later functions would read changed numbers."""
-    tensors = {
-        one.name: value
-        for one in fields(batch)
-        if isinstance(value := getattr(batch, one.name), Tensor)
-    }
-    before = {name: value._version for name, value in tensors.items()}
-    yield
-    if changed := [name for name, value in tensors.items() if value._version != before[name]]:
-        raise UserCodeError(
-            f"{UserObject(function, what)} changed batch.{changed[0]} in place; it must leave the "
-            f"batch as it is: write x = batch.{changed[0]} * 2, not batch.{changed[0]} *= 2"
-        )
-
-
-def _loss(function: Callable[..., Any]) -> Callable[..., Any]:
-    @wraps(function)
-    def loss(logp_NT: Tensor, entropy_NT: Tensor, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
-        before = (logp_NT._version, entropy_NT._version)
-        with naming(function, "loss"), _untouched(batch, function, "loss"):
-            found = function(logp_NT, entropy_NT, batch)
-        if (logp_NT._version, entropy_NT._version) != before:
-            raise UserCodeError(
-                f"{UserObject(function, 'loss')} changed its log-probs or entropies in place; it must leave "
-                "them as they are: write x = logp * 2, not logp *= 2"
-            )
-        return check_loss(found, logp_NT, function)  # not whether it is finite: the host would wait
-
-    return loss
-
-
-def _credit(function: Callable[..., Any]) -> Callable[..., Any]:
-    @wraps(function)
-    def credit(adv_NT: Tensor, batch: Batch) -> Tensor:
-        who = UserObject(function, "credit")
-        with naming(function, "credit"), _untouched(batch, function, "credit"):
-            found = function(adv_NT, batch)
-        _check_grid(found, batch.mask.shape, who, "as in reward[:, None] * batch.mask")
-        if not (fine := found[batch.mask].isfinite()).all():
-            raise NotFinite(
-                f"{who} returned NaN or inf for {int((~fine).sum())} trained tokens; {FINITE}"
-            )
-        return found
-
-    return credit
-
-
-FINITE = "every advantage must be a finite number. A std of 0 in a denominator is the usual cause"
-
-
-def _shaping(function: Callable[..., Any]) -> Callable[..., Any]:
-    @wraps(function)
-    def shape(batch: Batch) -> Batch:
-        with naming(function, "shaping"), _untouched(batch, function, "shaping"):
-            found = function(batch)
-        if not isinstance(found, Batch):
-            raise refusal(
-                UserObject(function, "shaping"), found, "a Batch: batch.replace(reward=...)"
-            )
-        return found
-
-    return shape
-
-
-def _reduction(function: Callable[..., Any]) -> Callable[..., Any]:
-    @wraps(function)
-    def weigh(batch: Batch) -> Tensor:
-        who = UserObject(function, "reduction")
-        with naming(function, "reduction"), _untouched(batch, function, "reduction"):
-            found = function(batch)
-        _check_grid(found, batch.mask.shape, who, "the weight of its loss")
-        weights = found[batch.mask]
-        if not weights.isfinite().all():
-            raise NotFinite(f"{who} returned NaN or inf; every weight must be a finite number")
-        if len(weights) and not weights.any():
-            raise UserCodeError(
-                f"{who} weighs every trained token with 0, so nothing would be learned"
-            )
-        return found
-
-    return weigh
-
-
-CHECKED = {"loss": _loss, "credit": _credit, "shaping": _shaping, "reduction": _reduction}
-
 ARGUMENTS = {
     "loss": ("logp", "entropy", "batch"),
     "credit": ("advantages", "batch"),
@@ -160,3 +66,63 @@ ARGUMENTS = {
     "branch": ("builder",),
 }
 """The arguments of a function of each kind."""
+
+
+def checked(function: Any, what: str) -> Any:
+    """`function` with its results checked; `what` is "loss", "credit", "shaping" or "reduction"."""
+    who, check = UserObject(function, what), CHECKED[what]
+
+    @wraps(function)
+    def call(*args: Any) -> Any:
+        batch: Batch = args[-1]
+        tensors = {f"batch.{one.name}": getattr(batch, one.name) for one in fields(batch)}
+        if what == "loss":
+            tensors |= {"logp": args[0], "entropy": args[1]}
+        tensors = {name: tensor for name, tensor in tensors.items() if tensor is not None}
+        before = {name: tensor._version for name, tensor in tensors.items()}
+        with naming(function, what):
+            found = function(*args)
+        # later functions would read changed numbers
+        if changed := [name for name, tensor in tensors.items() if tensor._version != before[name]]:
+            raise UserCodeError(
+                f"{who} changed {changed[0]} in place; it must leave the batch and its log-probs as they "
+                f"are: write x = {changed[0]} * 2, not {changed[0]} *= 2"
+            )
+        return check(found, args, who)
+
+    return call
+
+
+def _loss(found: Any, args: tuple[Any, ...], who: UserObject) -> tuple[Tensor, dict[str, Tensor]]:
+    return check_loss(found, args[0], who.thing)  # not whether it is finite: the host would wait
+
+
+def _credit(found: Any, args: tuple[Any, ...], who: UserObject) -> Tensor:
+    mask_NT = args[-1].mask
+    _check_grid(found, mask_NT.shape, who, "as in reward[:, None] * batch.mask")
+    if not (is_finite := found[mask_NT].isfinite()).all():
+        raise NotFinite(
+            f"{who} returned NaN or inf for {int((~is_finite).sum())} trained tokens; every advantage "
+            "must be a finite number. A std of 0 in a denominator is the usual cause"
+        )
+    return found
+
+
+def _shaping(found: Any, args: tuple[Any, ...], who: UserObject) -> Batch:
+    if not isinstance(found, Batch):
+        raise refusal(who, found, "a Batch: batch.replace(reward=...)")
+    return found
+
+
+def _reduction(found: Any, args: tuple[Any, ...], who: UserObject) -> Tensor:
+    mask_NT = args[-1].mask
+    _check_grid(found, mask_NT.shape, who, "the weight of its loss")
+    weights = found[mask_NT]
+    if not weights.isfinite().all():
+        raise NotFinite(f"{who} returned NaN or inf; every weight must be a finite number")
+    if len(weights) and not weights.any():
+        raise UserCodeError(f"{who} weighs every trained token with 0, so nothing would be learned")
+    return found
+
+
+CHECKED = {"loss": _loss, "credit": _credit, "shaping": _shaping, "reduction": _reduction}

@@ -252,12 +252,7 @@ class Decoder(nn.Module):
             forest.positions,
             forest.attention(*self.own_heads),
             then=lambda hidden: self._score(
-                gather_rows(hidden, forest.before),
-                forest.actions,
-                forest.modes,
-                allowed,
-                temperature,
-                vocab_size,
+                gather_rows(hidden, forest.before), forest, allowed, temperature, vocab_size
             ),
         )
 
@@ -271,27 +266,25 @@ class Decoder(nn.Module):
             forest.positions,
             forest.attention(*self.own_heads),
             then=lambda hidden: self._likeliest(
-                gather_rows(hidden, forest.before), forest.actions, forest.modes, allowed
+                gather_rows(hidden, forest.before), forest, allowed
             ),
         )
 
     def _score(
         self,
         hidden: Tensor,
-        actions: Tensor,
-        modes: Tensor,
+        forest: PackedTokens,
         allowed: Tensor | None,
         temperature: float,
         vocab_size: int | None,
     ) -> tuple[Tensor, ...]:
-        return score_actions(
-            hidden, self.head_weight, actions, modes, allowed, temperature, vocab_size
-        )
+        args = forest.actions, forest.modes, allowed, temperature, vocab_size
+        return score_actions(hidden, self.head_weight, *args)
 
     def _likeliest(
-        self, hidden: Tensor, actions: Tensor, modes: Tensor, allowed: Tensor | None
+        self, hidden: Tensor, forest: PackedTokens, allowed: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        return likeliest(hidden, self.head_weight, actions, modes=modes, allowed=allowed)
+        return likeliest(hidden, self.head_weight, forest.actions, forest.modes, allowed)
 
     @torch.no_grad()
     def initialise(self, seed: int) -> Decoder:

@@ -121,7 +121,9 @@ def score_actions(
     where a token was chosen, the log-prob [U] of choosing any; 0 elsewhere.
     """
     if not len(actions):  # keep the graph connected: a micro-batch may have nothing to train
-        nothing = (hidden.sum() * 0.0 + weight.sum() * 0.0).expand(0)
+        # not a view: FSDP warns of results that are
+        nothing = hidden.new_zeros(0, dtype=torch.float32)
+        nothing = nothing + (hidden.sum() + weight.sum()).float() * 0.0
         return (nothing,) * (2 if vocab_size is None else 3)
     if modes is None:
         modes = torch.zeros_like(actions)
@@ -131,15 +133,16 @@ def score_actions(
         return head_logprobs(
             hidden, weight, actions, modes, allowed, temperature, vocab_size=vocab_size
         )
+    chunk = chunk_of(hidden.device, len(weight))
     return _ChunkedHead.apply(
-        hidden, weight, actions, modes, allowed, temperature, chunk_of(hidden, weight), vocab_size
+        hidden, weight, actions, modes, allowed, temperature, chunk, vocab_size
     )
 
 
-def chunk_of(hidden: Tensor, weight: Tensor) -> int:
+def chunk_of(device: torch.device, num_actions: int) -> int:
     """Number of positions whose logits are held at a time."""
-    budget = CHUNK_ELEMENTS if hidden.device.type == "cpu" else CHUNK_ELEMENTS * 64
-    return max(1, budget // len(weight))
+    budget = CHUNK_ELEMENTS if device.type == "cpu" else CHUNK_ELEMENTS * 64
+    return max(1, budget // num_actions)
 
 
 @torch.no_grad()
@@ -147,14 +150,13 @@ def likeliest(
     hidden: Tensor,
     weight: Tensor,
     actions: Tensor,
-    *,
     modes: Tensor,
-    allowed: Tensor | None = None,
+    allowed: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
     """Log-prob [U] of each action, and whether greedy decoding would choose it."""
     logp = torch.empty(len(actions), device=hidden.device)
     is_best = torch.empty(len(actions), device=hidden.device, dtype=torch.bool)
-    chunk = chunk_of(hidden, weight)
+    chunk = chunk_of(hidden.device, len(weight))
     for start in range(0, len(actions), chunk):
         part = slice(start, start + chunk)
         rows = None if allowed is None else allowed[modes[part]]

@@ -62,14 +62,11 @@ def read_origin(model: Path) -> Origin:
     section = model_section(recipe)
     summary, state = read_object(run / "summary.json"), read_object(model / "state.json")
     evaluations, captions = _evaluations(run / "evaluations", model.name)
-    scores = {
-        "before": _numbers(summary.get("before") or state.get("before")),
-        "after": _numbers(summary.get("after"))
-        if Path(str(summary.get("checkpoint", ""))).name == model.name
-        else {},
-    }
-    if not scores["after"] and isinstance(state.get("score"), int | float):
-        scores["after"] = {"sampled": float(state["score"])}
+    scores = {"before": _numbers(summary.get("before") or state.get("before"))}
+    if Path(str(summary.get("checkpoint", ""))).name == model.name:
+        scores["after"] = _numbers(summary.get("after"))
+    if not scores.get("after"):
+        scores["after"] = _numbers({"sampled": state.get("score")})
     return Origin(
         checkpoint=model.name,
         run=run.name,
@@ -79,18 +76,12 @@ def read_origin(model: Path) -> Origin:
         scores={when: found for when, found in scores.items() if found},
         evaluations=evaluations,
         captions=captions,
-        versions={str(k): str(v) for k, v in dict(summary.get("versions") or {}).items()},
+        versions=summary.get("versions") or {},
     )
 
 
-def _numbers(values: Any) -> dict[str, float]:
-    if not isinstance(values, Mapping):
-        return {}
-    return {
-        str(name): float(value)
-        for name, value in values.items()
-        if isinstance(value, int | float) and not isinstance(value, bool)
-    }
+def _numbers(values: Mapping[str, Any] | None) -> dict[str, float]:
+    return {name: v for name, v in (values or {}).items() if isinstance(v, int | float)}
 
 
 def _evaluations(
@@ -101,14 +92,10 @@ def _evaluations(
     captions: dict[str, str] = {}
     for file in sorted(folder.glob("*.json")):
         table = read_object(file)
-        rows = table.get("rows")
-        for row in rows if isinstance(rows, list) else []:
-            if not isinstance(row, Mapping) or row.get("checkpoint") != checkpoint:
-                continue
-            for label, numbers in dict(row.get("scores") or {}).items():
-                if isinstance(numbers, Mapping):
-                    found.append((file.stem, str(label), _shown(numbers)))
-                    captions[file.stem] = str(table.get("caption") or "")
+        for row in table.get("rows", []):
+            if row.get("checkpoint") == checkpoint:
+                found += [(file.stem, label, _shown(n)) for label, n in row["scores"].items()]
+                captions[file.stem] = table.get("caption", "")
     return found, captions
 
 
@@ -118,16 +105,9 @@ def _shown(numbers: Mapping[str, Any]) -> dict[str, str]:
     {'tasks': '200', 'pass@4': '0.500 [0.430, 0.570]'}
     """
     shown = {name: str(numbers[name]) for name in ("tasks", "samples") if name in numbers}
-    measures = numbers.get("measures")
-    if not isinstance(measures, Mapping):
-        measures = {"reward": {"value": numbers.get("reward")}}
-    for name, measured in measures.items():
-        value = measured.get("value") if isinstance(measured, Mapping) else None
-        if not isinstance(value, int | float):
-            continue
-        interval = measured.get("interval")
-        ends = ", ".join(f"{end:.3f}" for end in interval) if interval else ""
-        shown[str(name)] = f"{value:.3f} [{ends}]" if ends else f"{value:.3f}"
+    for name, measured in numbers["measures"].items():
+        ends = ", ".join(f"{end:.3f}" for end in measured["interval"] or ())
+        shown[name] = f"{measured['value']:.3f}" + (f" [{ends}]" if ends else "")
     return shown
 
 
@@ -194,40 +174,31 @@ def _license(base: Lineage) -> str:
 
 def _how(name: str, dtype: torch.dtype | None, is_chat: bool) -> str:
     if dtype is None:
-        load = [
-            "from peft import AutoPeftModelForCausalLM",
-            "from transformers import AutoTokenizer",
-            "",
-            "# the base that adapter_config.json names has to be there",
-            f'model = AutoPeftModelForCausalLM.from_pretrained("{name}")',
-        ]
+        load = f"""from peft import AutoPeftModelForCausalLM
+from transformers import AutoTokenizer
+
+# the base that adapter_config.json names has to be there
+model = AutoPeftModelForCausalLM.from_pretrained("{name}")"""
     else:
-        load = [
-            "import torch",
-            "from transformers import AutoModelForCausalLM, AutoTokenizer",
-            "",
-            f'model = AutoModelForCausalLM.from_pretrained("{name}", dtype={dtype})',
-        ]
-    ask = (
-        [
-            'messages = [{"role": "user", "content": "..."}]',
-            "inputs = tokenizer.apply_chat_template(",
-            '    messages, add_generation_prompt=True, return_tensors="pt", return_dict=True',
-            ")",
-        ]
-        if is_chat
-        else ['inputs = tokenizer("...", add_special_tokens=False, return_tensors="pt")']
-    )
-    lines = [
-        *load,
-        f'tokenizer = AutoTokenizer.from_pretrained("{name}")',
-        *ask,
-        "tokens = model.generate(**inputs, do_sample=False, max_new_tokens=256)[0]",
-        'print(tokenizer.decode(tokens[inputs["input_ids"].shape[1]:]))',
-    ]
-    code = "\n".join(lines)
+        load = f"""import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+model = AutoModelForCausalLM.from_pretrained("{name}", dtype={dtype})"""
+    if is_chat:
+        inputs = """messages = [{"role": "user", "content": "..."}]
+inputs = tokenizer.apply_chat_template(
+    messages, add_generation_prompt=True, return_tensors="pt", return_dict=True
+)"""
+    else:
+        inputs = 'inputs = tokenizer("...", add_special_tokens=False, return_tensors="pt")'
     shell = f"\n\nor `graft generate {name} --prompt '...' --greedy`" if dtype is not None else ""
-    return f"```python\n{code}\n```{shell}"
+    return f"""```python
+{load}
+tokenizer = AutoTokenizer.from_pretrained("{name}")
+{inputs}
+tokens = model.generate(**inputs, do_sample=False, max_new_tokens=256)[0]
+print(tokenizer.decode(tokens[inputs["input_ids"].shape[1]:]))
+```{shell}"""
 
 
 def _scores(origin: Origin) -> list[str]:

@@ -30,30 +30,20 @@ import torch
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import (
-    CPUOffloadPolicy,
-    FSDPModule,
-    MixedPrecisionPolicy,
-    OffloadPolicy,
-    fully_shard,
-)
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_tensor
 
-from graft.models.decoder import Attend, Decoder, Norm
+from graft.models.decoder import Attend, Decoder, Norm, PackedTokens
 from graft.models.extra_actions import ACTION_ROWS, random_rows
 from graft.models.io.tensor_names import hf_rows
 from graft.models.io.tensors import ModelFileError
 from graft.models.kv_slots import KVSlots
 from graft.models.logprobs import likeliest, score_actions
 from graft.models.ops import add_linear, add_norm, embed, linear, norm_linear, qk_rotate
+from graft.models.parallel.module import shard_unit
 from graft.models.parallel.regions import enter, leave
 from graft.models.parallel.shards import device_of, gather, local, local_slices, shard_range
-from graft.models.parallel.vocabulary import (
-    embed_rows,
-    likeliest_sharded,
-    score_no_actions,
-    score_sharded,
-)
+from graft.models.parallel.vocabulary import embed_rows, likeliest_sharded, score_sharded
 from graft.models.shape import ModelShape, UnsupportedModel
 
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
@@ -160,9 +150,8 @@ class ShardedBlock(nn.Module):
     def _head_norm(self, norm: Norm | None) -> Tensor | None:
         if norm is None or self.tp.size == 1:
             return None if norm is None else own(norm.weight)
-        return enter(
-            own(norm.weight), self.tp.group
-        )  # each process has the gradient of its heads only
+        # each process has the gradient of its heads only
+        return enter(own(norm.weight), self.tp.group)
 
 
 def own(parameter: Tensor) -> Tensor:
@@ -213,29 +202,26 @@ class ShardedDecoder(Decoder):
     def _score(
         self,
         hidden: Tensor,
-        actions: Tensor,
-        modes: Tensor,
+        forest: PackedTokens,
         allowed: Tensor | None,
         temperature: float,
         vocab_size: int | None,
     ) -> tuple[Tensor, ...]:
         weight, group = own(self.head_weight), self.tp.group
-        args = actions, modes, allowed, temperature, vocab_size
-        if not len(actions):
-            return score_no_actions(hidden, weight, vocab_size)
-        if self.tp.size == 1:
+        args = forest.actions, forest.modes, allowed, temperature, vocab_size
+        if self.tp.size == 1 or not len(forest.actions):
             return score_actions(hidden, weight, *args)
         first = self._first_row(self.head_weight)
         return score_sharded(enter(hidden, group), weight, first, *args, group)
 
     def _likeliest(
-        self, hidden: Tensor, actions: Tensor, modes: Tensor, allowed: Tensor | None
+        self, hidden: Tensor, forest: PackedTokens, allowed: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        weight, group = own(self.head_weight), self.tp.group
+        weight, args = own(self.head_weight), (forest.actions, forest.modes, allowed)
         if self.tp.size == 1:
-            return likeliest(hidden, weight, actions, modes=modes, allowed=allowed)
+            return likeliest(hidden, weight, *args)
         first = self._first_row(self.head_weight)
-        return likeliest_sharded(hidden, weight, first, actions, modes, allowed, group)
+        return likeliest_sharded(hidden, weight, first, *args, self.tp.group)
 
     def _first_row(self, weight: Tensor) -> int:
         return shard_range(len(weight), self.tp.size, self.tp.index)[0]
@@ -372,7 +358,7 @@ def _set(module: nn.Module, name: str, parameter: nn.Parameter) -> None:
 
 def apply_fsdp(root: nn.Module, decoder: ShardedDecoder, exact: Sequence[nn.Module] = ()) -> None:
     """Shard all parameters over dp, block by block, and allocate them; `exact` modules compute in fp32."""
-    mesh, dtype = decoder.mesh["dp"], decoder.compute_dtype
+    dtype = decoder.compute_dtype
     # no cast of inputs: on a GPU the stream is fp32, and a cast would round it in each block
     policy = MixedPrecisionPolicy(
         param_dtype=None if dtype == torch.float32 else dtype,
@@ -380,17 +366,9 @@ def apply_fsdp(root: nn.Module, decoder: ShardedDecoder, exact: Sequence[nn.Modu
         cast_forward_inputs=False,
     )
     plain = MixedPrecisionPolicy(cast_forward_inputs=False)
-    offload = CPUOffloadPolicy(pin_memory=decoder.device.type != "cpu") if decoder.offload else None
     for module in (*exact, *decoder.blocks, root):
-        sharded = fully_shard(
-            module,
-            mesh=mesh,
-            shard_placement_fn=_over_dp,
-            mp_policy=plain if module in exact else policy,
-            offload_policy=offload or OffloadPolicy(),
-        )
-        sharded.set_gradient_divide_factor(1.0)  # a sum
-        sharded.set_force_sum_reduction_for_comms(True)  # gloo cannot scale inside a reduction
+        how = plain if module in exact else policy
+        shard_unit(module, decoder.mesh, how, decoder.offload, _over_dp)
     root.register_forward_hook(_reshard_after_inference)
     root.to_empty(device="cpu" if decoder.offload else decoder.device)
     decoder.sharded_parameters = decoder._find_parameters()

@@ -162,16 +162,6 @@ def _sum_exp(logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return most, weight.sum(-1), spread.sum(-1)
 
 
-def score_no_actions(hidden: Tensor, weight: Tensor, vocab_size: int | None) -> tuple[Tensor, ...]:
-    """Empty results that are connected to the graph.
-
-    A process whose micro-batch has nothing to train must still take part in the backward pass.
-    """
-    no_numbers = hidden.new_zeros(0, dtype=torch.float32)
-    nothing = no_numbers + (hidden.sum() + weight.sum()).float() * 0.0
-    return (nothing,) * (2 if vocab_size is None else 3)
-
-
 def score_sharded(
     hidden: Tensor,
     weight: Tensor,
@@ -188,7 +178,7 @@ def score_sharded(
     Every process of the group passes the same hidden states, after `regions.enter`, and gets the
     same results. `allowed` has the columns of the whole head.
     """
-    chunk = chunk_of(hidden, weight)
+    chunk = chunk_of(hidden.device, len(weight))
     return _ShardedHead.apply(
         hidden, weight, actions, modes, allowed, first, temperature, vocab_size, chunk, group
     )
@@ -210,7 +200,7 @@ def likeliest_sharded(
     most = hidden.new_full((count,), NEG_INF, dtype=torch.float32)
     sums = hidden.new_zeros((2, count), dtype=torch.float32)
     best = torch.zeros_like(actions)
-    chunk = chunk_of(hidden, weight)
+    chunk = chunk_of(hidden.device, len(weight))
     for start in range(0, count, chunk):
         part = slice(start, start + chunk)
         logits = rows.logits(hidden, part)

@@ -34,7 +34,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from graft.models.logprobs import CHUNK_ELEMENTS
+from graft.models.logprobs import chunk_of
 from graft.models.ops import gather_rows
 from graft.models.shape import UnsupportedModel
 from graft.models.transformers.files import (
@@ -153,9 +153,8 @@ class TransformersModel(nn.Module):
         inputs, cells = self._inputs(forest)
         states, make_logits = self._states(inputs)
         actions, modes = forest.actions, forest.modes
-        if not len(
-            actions
-        ):  # a rank without actions still uses every weight, as the other ranks do
+        if not len(actions):
+            # a rank without actions still uses every weight, as the other ranks do
             logits = make_logits(states[:1])
             nothing = logits.float().sum() * 0.0
             empty = score(logits[:0], actions, None)
@@ -166,7 +165,7 @@ class TransformersModel(nn.Module):
             return score(make_logits(states), actions, rows)
 
         states_before = gather_rows(states, cells[forest.before])
-        chunk = self._chunk()
+        chunk = chunk_of(self.device, self.shape.head_rows)
         scores: list[tuple[Tensor, ...]] = []
         columns = (states_before, actions, modes)
         for part in zip(*(column.split(chunk) for column in columns), strict=True):
@@ -175,11 +174,6 @@ class TransformersModel(nn.Module):
             else:
                 scores.append(score_part(*part))
         return tuple(torch.cat(chunks) for chunks in zip(*scores, strict=True))
-
-    def _chunk(self) -> int:
-        """Trained tokens whose logits are held at a time."""
-        budget = CHUNK_ELEMENTS if self.device.type == "cpu" else CHUNK_ELEMENTS * 64
-        return max(1, budget // self.shape.head_rows)
 
     def _inputs(self, forest: Forest) -> tuple[dict[str, Any], Tensor]:
         """The module's inputs, and the cell [K] of its output that holds each token's state."""
