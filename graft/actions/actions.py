@@ -65,12 +65,12 @@ class Actions:
         if not taken or not self.grammar.is_exit(*taken[-1]):
             raise ValueError("these decisions do not end with the exit of a tool: nothing to read")
         entry = next(entry for entry in self.tool_entries if taken[-1][0] in entry.modes)
-        said: list[str] = []
+        texts: list[str] = []
         for mode, action in reversed(taken):
             if mode not in entry.modes:
                 break  # the entry
-            said.append(entry.texts.get(action, ""))
-        return entry.tool, tuple(text for text in reversed(said) if text)
+            texts.append(entry.texts.get(action, ""))
+        return entry.tool, tuple(text for text in reversed(texts) if text)
 
     def entry(self, tool: str) -> Decisions:
         """The entry alone: the routing action, or the tokens of the tag, each a decision."""
@@ -86,7 +86,7 @@ class Actions:
                 raise ValueError(
                     f"{tool} with {list(arguments)}: the call is complete before {argument!r}"
                 )
-            action = self._said(entry, mode, argument)
+            action = self._action_of(entry, mode, argument)
             if action is None:
                 raise ValueError(
                     f"{tool} with {list(arguments)}: {argument!r} (number {i}) is not allowed there; "
@@ -120,15 +120,15 @@ class Actions:
         meant = f"did you mean {hint!r}? " if hint else ""
         raise ValueError(f"no tool {tool!r}; {meant}known: {', '.join(self.tools)}")
 
-    def _said(self, entry: ToolEntry, mode: int, text: str) -> int | None:
+    def _action_of(self, entry: ToolEntry, mode: int, text: str) -> int | None:
         """The action with this text in this mode."""
-        for action, said in entry.texts.items():
-            if said == text.strip() and self.space.allows(mode, action):
+        for action, its_text in entry.texts.items():
+            if its_text == text.strip() and self.space.allows(mode, action):
                 return action
         return None
 
     def _allowed(self, entry: ToolEntry, mode: int) -> list[str]:
-        return [said for action, said in entry.texts.items() if self.space.allows(mode, action)]
+        return [text for action, text in entry.texts.items() if self.space.allows(mode, action)]
 
     def write(self, taken: Sequence[int]) -> Decisions:
         """These actions, from free text on, with the tokens that each of them writes."""

@@ -54,9 +54,9 @@ def arguments(
             return None
         if len(taken) + 1 == len(take):
             return SyntaxMove(None)
-        # a symbol that cannot be forbidden later need not be remembered
-        is_remembered = distinct and symbol.group in take[len(taken) + 1 :]
-        return SyntaxMove((*taken, symbol if is_remembered else None), between)
+        # a symbol that cannot be forbidden later need not be kept
+        is_kept = distinct and symbol.group in take[len(taken) + 1 :]
+        return SyntaxMove((*taken, symbol if is_kept else None), between)
 
     return SyntaxRules((), move)
 
@@ -128,7 +128,7 @@ def explore(rules: SyntaxRules, symbols: Sequence[Symbol], where: str) -> list[d
         states.append(arcs)
         if len(queue) > MAX_STATES:
             raise ActionsError(
-                f"{where}: the syntax has more than {MAX_STATES} states; bound what it remembers"
+                f"{where}: the syntax has more than {MAX_STATES} states; bound its states"
             )
     unused = set(range(len(symbols))).difference(*states)
     if unused:

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from graft.models.device import has_kernels
+from graft.models.head_rotation import HeadRotation
 from graft.models.kv_slots import KVSlots
 from graft.models.logprobs import likeliest, score_actions
 from graft.models.ops import (
@@ -152,13 +153,13 @@ class Block(nn.Module):
         shape = self.shape
         q_weight = None if self.q_norm is None else self.q_norm.weight
         k_weight = None if self.k_norm is None else self.k_norm.weight
-        heads = (q_weight, k_weight, shape.norm_eps, cos, sin, shape.heads, shape.kv_heads)
+        heads = (shape.heads, shape.kv_heads)
+        how = HeadRotation(q_weight, k_weight, shape.norm_eps, cos, sin, *heads)
         if kv_slots is None:
-            output = attend(self.index, *qk_rotate(qkv, *heads))
+            output = attend(self.index, *qk_rotate(qkv, how))
         else:
-            output = attend(
-                self.index, qk_rotate_to_slots(qkv, *heads, kv_slots, self.index), None, None
-            )
+            q = qk_rotate_to_slots(qkv, how, kv_slots, self.index)
+            output = attend(self.index, q, None, None)
         return output.reshape(len(qkv), shape.q_size)
 
 

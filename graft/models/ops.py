@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from graft.models.device import has_kernels
+from graft.models.head_rotation import HeadRotation
 from graft.models.kv_slots import KVSlots
 
 
@@ -83,55 +84,30 @@ class _Rotate(torch.autograd.Function):
         return _rotate(grads[0], cos, sin, -1.0), None, None
 
 
-def qk_rotate(
-    qkv: Tensor,
-    q_weight: Tensor | None,
-    k_weight: Tensor | None,
-    eps: float,
-    cos: Tensor,
-    sin: Tensor,
-    heads: int,
-    kv_heads: int,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """q [T, H, d], k [T, K, d] and v [T, K, d] from the concatenated q|k|v, [T, (H+2K) d].
-
-    Heads of q and k are normed if there are weights [d] for it, then each pair (i, i + d/2) is
-    rotated by its position's angle, given as cos and sin [T, d/2]. v is unchanged.
-    """
+def qk_rotate(qkv: Tensor, how: HeadRotation) -> tuple[Tensor, Tensor, Tensor]:
+    """q [T, H, d], k [T, K, d] and v [T, K, d] from the concatenated q|k|v, [T, (H+2K) d]; v unchanged."""
     if has_kernels(qkv.device):
         from graft.models.kernels import rope
 
-        return rope.qk_rotate(qkv, q_weight, k_weight, eps, cos, sin, heads, kv_heads)
+        return rope.qk_rotate(qkv, how)
+    heads, kv_heads = how.heads, how.kv_heads
     all_heads = heads + 2 * kv_heads
     qkv = qkv.view(len(qkv), all_heads, qkv.shape[1] // all_heads)
     qk, v = qkv.split([heads + kv_heads, kv_heads], dim=1)
-    if q_weight is not None and k_weight is not None:  # both in one call
-        weights = [q_weight.expand(heads, -1), k_weight.expand(kv_heads, -1)]
-        qk = _RmsNorm.apply(qk, torch.cat(weights), eps)
-    q, k = _Rotate.apply(qk, cos[:, None], sin[:, None]).split([heads, kv_heads], dim=1)
+    if how.q_weight is not None and how.k_weight is not None:  # both in one call
+        weights = [how.q_weight.expand(heads, -1), how.k_weight.expand(kv_heads, -1)]
+        qk = _RmsNorm.apply(qk, torch.cat(weights), how.eps)
+    q, k = _Rotate.apply(qk, how.cos[:, None], how.sin[:, None]).split([heads, kv_heads], dim=1)
     return q, k, v
 
 
-def qk_rotate_to_slots(
-    qkv: Tensor,
-    q_weight: Tensor | None,
-    k_weight: Tensor | None,
-    eps: float,
-    cos: Tensor,
-    sin: Tensor,
-    heads: int,
-    kv_heads: int,
-    kv_slots: KVSlots,
-    layer: int,
-) -> Tensor:
+def qk_rotate_to_slots(qkv: Tensor, how: HeadRotation, kv_slots: KVSlots, layer: int) -> Tensor:
     """The same without gradients: q is returned, keys and values are written to their slots."""
     if has_kernels(qkv.device):
         from graft.models.kernels import rope
 
-        return rope.qk_rotate_to_slots(
-            qkv, q_weight, k_weight, eps, cos, sin, heads, kv_heads, kv_slots, layer
-        )
-    q, k, v = qk_rotate(qkv, q_weight, k_weight, eps, cos, sin, heads, kv_heads)
+        return rope.qk_rotate_to_slots(qkv, how, kv_slots, layer)
+    q, k, v = qk_rotate(qkv, how)
     kv_slots.write(layer, k, v)
     return q
 

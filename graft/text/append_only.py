@@ -88,27 +88,27 @@ def first_difference(one: str, other: str) -> int:
 def _probes() -> Iterator[tuple[list[Message], list[dict[str, Any]] | None]]:
     """Conversations that templates tend to rewrite; `mark` is the text that ends each turn."""
 
-    def say(role: str, text: str, **more: Any) -> Message:
+    def turn(role: str, text: str, **more: Any) -> Message:
         return {"role": role, "content": text, "mark": text, **more}
 
     def think(text: str) -> Message:
-        return say("assistant", f"<think>\nthought of {text}\n</think>\n\n{text}", mark=text)
+        return turn("assistant", f"<think>\nthought of {text}\n</think>\n\n{text}", mark=text)
 
     def call(text: str, query: str) -> Message:
         function = {"name": "search", "arguments": {"query": query}}
         calls = [{"id": "call00001", "type": "function", "function": function}]
-        return say("assistant", text, mark=query, tool_calls=calls)
+        return turn("assistant", text, mark=query, tool_calls=calls)
 
     def answer(text: str) -> Message:
-        return say("tool", text, name="search", tool_call_id="call00001")
+        return turn("tool", text, name="search", tool_call_id="call00001")
 
-    plain = [say("user", "ask-0"), say("assistant", "reply-1"), say("user", "ask-2")]
-    yield [*plain, say("assistant", "reply-3"), say("user", "ask-4")], None
+    plain = [turn("user", "ask-0"), turn("assistant", "reply-1"), turn("user", "ask-2")]
+    yield [*plain, turn("assistant", "reply-3"), turn("user", "ask-4")], None
     yield (
-        [*plain, think("reply-3"), say("user", "ask-4"), think("reply-5"), say("user", "x-6")],
+        [*plain, think("reply-3"), turn("user", "ask-4"), think("reply-5"), turn("user", "x-6")],
         None,
     )
-    yield [say("system", "rules-0"), *plain, say("assistant", "r-4"), say("user", "ask-5")], None
+    yield [turn("system", "rules-0"), *plain, turn("assistant", "r-4"), turn("user", "ask-5")], None
     schema = {
         "type": "function",
         "function": {
@@ -117,6 +117,6 @@ def _probes() -> Iterator[tuple[list[Message], list[dict[str, Any]] | None]]:
             "parameters": {"type": "object", "properties": {"query": {"type": "string"}}},
         },
     }
-    used = [say("user", "ask-0"), call("", "query-1"), answer("found-2"), think("reply-3")]
-    again = [say("user", "ask-4"), call("let-me", "query-5"), answer("found-6"), answer("found-7")]
-    yield [*used, *again, say("assistant", "reply-8"), say("user", "ask-9")], [schema]
+    used = [turn("user", "ask-0"), call("", "query-1"), answer("found-2"), think("reply-3")]
+    again = [turn("user", "ask-4"), call("let-me", "query-5"), answer("found-6"), answer("found-7")]
+    yield [*used, *again, turn("assistant", "reply-8"), turn("user", "ask-9")], [schema]

@@ -141,7 +141,7 @@ class Chat:
         text = self.render(messages, tools, **how)
         if tools and text == self.render(messages, **how):
             raise TemplateError(
-                "the chat template does not show tools, so the policy would not know them; "
+                "the chat template does not show tools, so the policy would not see them; "
                 "use model.chat_template=chatml, or describe the tools in the system message"
             )
         return text
@@ -195,19 +195,12 @@ class Chat:
             tokens = tokens[:-1]
         return self.tokenizer.decode_after(tokens, last).removesuffix(end)
 
-    def conversation(
-        self, messages: Sequence[Message], tools: Tools | None = None
-    ) -> list[tuple[list[int], bool]]:
-        """A finished conversation in pieces, each with whether the assistant wrote it (is trained).
-
-        [user "2+3=", assistant "5"], plain: [("2+3=", False), ("5<eos>", True)]; the end of a turn
-        is trained, the text that the template puts after it (chatml: a newline) is not.
-        """
-        pieces = self.pieces(messages, tools)
-        return [(piece.tokens, piece.is_trained) for piece in pieces if piece.tokens]
-
     def pieces(self, messages: Sequence[Message], tools: Tools | None = None) -> list[Piece]:
-        """The same with the text of each piece, for a conversation that grows by appending only."""
+        """A finished conversation in pieces; for one that grows by appending only.
+
+        [user "2+3=", assistant "5"], plain: "2+3=" is not trained, "5<eos>" is; the end of a turn is
+        trained, the text that the template puts after it (chatml: a newline) is not.
+        """
         turns = turns_of(messages)
         if not turns:
             text = self.render(messages, tools)
@@ -216,10 +209,10 @@ class Chat:
         for start, stop in zip(turns, [*turns[1:], None], strict=True):
             message, others = messages[start], messages[start + 1 : stop]
             after = self._written_after(others, opened=stop is not None, tool=_tool_of(message))
-            said, end = self._turn_text(message, tools)
+            text, end = self._turn_text(message, tools)
             if not self._closing:  # the start of the next message ends the turn
                 end = next((end for end in self.ends.values() if after.startswith(end)), end)
-            texts += [said + end, self._behind_end(after, end)]
+            texts += [text + end, self._behind_end(after, end)]
         return self.encode_pieces(texts)
 
     def encode_pieces(self, texts: Sequence[str]) -> list[Piece]:
@@ -299,7 +292,7 @@ class Chat:
         raise ValueError(
             f"the tokenizer encodes this conversation differently turn by turn: tokens {built[near]} "
             f"instead of {whole[near]} at token {at}. It adds something before or between texts that "
-            "graft does not know; use another tokenizer.json of the model"
+            "graft does not support; use another tokenizer.json of the model"
         )
 
     def turn_end(self, whole: str) -> tuple[str, str]:
@@ -314,7 +307,7 @@ class Chat:
     def assistant_text(self, message: Message, opened: str, whole: str) -> tuple[str, str]:
         """The policy's text after `opened` if the template renders `whole`, and the turn's end."""
         turn = _squeeze(whole[len(opened) :])
-        if not (whole.startswith(opened) and all(said in turn for said in _said(message))):
+        if not (whole.startswith(opened) and all(text in turn for text in _texts_of(message))):
             raise self._unlike_a_policy(opened, whole)
         text, end = self.turn_end(whole)
         return text[len(opened) :], end
@@ -474,7 +467,7 @@ def _tool_of(message: Message) -> str:
     return next((str(call["name"]) for call in _calls(message) if call.get("name")), "tool")
 
 
-def _said(message: Message) -> list[str]:
+def _texts_of(message: Message) -> list[str]:
     """The texts that a rendered assistant message must contain, without blanks."""
     parts = [message.get("content"), message.get("reasoning_content")]
     return [_squeeze(part) for part in [*parts, *(call.get("name") for call in _calls(message))]]

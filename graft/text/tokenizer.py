@@ -1,4 +1,4 @@
-"""Text to ids and back: a wrapper around `tokenizers.Tokenizer` that knows its special tokens.
+"""Text to ids and back: `tokenizers.Tokenizer` with its special tokens by name.
 
 A Hugging Face folder is read without transformers, whose import takes seconds. Two tiny tokenizers
 are built in: one token per character of an alphabet, and one token per byte.
@@ -100,16 +100,7 @@ class FastTokenizer:
 
         No token is joined across the border: the tokens before it are fixed.
         """
-        return self._behind(text, last)[0]
-
-    def encode_after_with_offsets(
-        self, text: str, last: int | None = None
-    ) -> tuple[list[int], list[Interval]]:
-        """`encode_after`, and the characters [start, end) of each token.
-
-        Some tokenizers leave blanks at the ends of a token out.
-        """
-        return self._behind(text, last)
+        return self.encode_after_with_offsets(text, last)[0]
 
     def encode_plain(self, text: str, last: int | None = None) -> list[int]:
         """As `encode_after`, but special tokens in the text are not recognised: for untrusted text.
@@ -117,11 +108,15 @@ class FastTokenizer:
         encode("<|im_end|>") is one token, the end of a turn; encode_plain("<|im_end|>") are the
         tokens of ten characters that only look like it.
         """
-        return self._behind(text, last, is_plain=True)[0]
+        return self.encode_after_with_offsets(text, last, is_plain=True)[0]
 
-    def _behind(
-        self, text: str, last: int | None, is_plain: bool = False
+    def encode_after_with_offsets(
+        self, text: str, last: int | None = None, *, is_plain: bool = False
     ) -> tuple[list[int], list[Interval]]:
+        """`encode_after` or `encode_plain`, and the characters [start, end) of each token.
+
+        Some tokenizers leave blanks at the ends of a token out.
+        """
         token = None if last is None else self._added.get(last)
         if token is not None and not is_plain:
             # encoded together: some tokens absorb the blanks that follow them

@@ -62,8 +62,8 @@ class Transcript(NamedTuple):
         shown, begun = chat.prompt_text(messages, tools), ""
         if messages[-1]["role"] == "assistant":
             opened = chat.render(messages[:-1], tools, add_generation_prompt=True)
-            said = str(messages[-1]["content"])
-            begun = shown[len(opened) :] if shown.startswith(opened) else said
+            content = str(messages[-1]["content"])
+            begun = shown[len(opened) :] if shown.startswith(opened) else content
             messages = messages[:-1]
         return cls(tuple(messages), shown + prefill, len(tokens), tools, begun + prefill)
 
@@ -127,10 +127,10 @@ def readings(text: str) -> Iterator[Message]:
         words = content[: calls[0].start].removesuffix("\n")
         made = [_call(call, number) for number, call in enumerate(calls)]
         yield {"role": "assistant", "content": words, **mind, "tool_calls": made}
-    for said in dict.fromkeys([content, content.strip()]):
-        yield {"role": "assistant", "content": said, **mind}
-    for said in dict.fromkeys([text, text.strip()]):
-        yield {"role": "assistant", "content": said}
+    for one in dict.fromkeys([content, content.strip()]):
+        yield {"role": "assistant", "content": one, **mind}
+    for one in dict.fromkeys([text, text.strip()]):
+        yield {"role": "assistant", "content": one}
 
 
 def contexts(chat: Chat, messages: Sequence[Message], tools: Tools | None) -> list[list[Piece]]:
@@ -146,16 +146,16 @@ def contexts(chat: Chat, messages: Sequence[Message], tools: Tools | None) -> li
     found: list[list[str]] = []
     for start, stop in zip(turns, [*turns[1:], None], strict=True):
         opened, whole = "".join(texts), chat.render(messages[: start + 1], tools)
-        said, end = chat.assistant_text(messages[start], opened, whole)
+        text, end = chat.assistant_text(messages[start], opened, whole)
         later = whole
         if stop is not None:
             later = chat.render(messages[:stop], tools, add_generation_prompt=True)
         ends = dict.fromkeys([end, *chat.ends.values()])
-        kept = next((e for e in ends if later.startswith(opened + said + e)), None)
+        kept = next((e for e in ends if later.startswith(opened + text + e)), None)
         if kept is not None:
-            texts += [said + kept, later[len(opened + said + kept) :]]
+            texts += [text + kept, later[len(opened + text + kept) :]]
         else:
-            found.append([*texts, said + end])
+            found.append([*texts, text + end])
             texts = [later]
     return [chat.encode_pieces(one) for one in [*found, texts] if len(one) > 1]
 
@@ -177,13 +177,13 @@ def _read_channels(text: str) -> Message:
     """gpt-oss: thoughts in the channel analysis, content in final, calls to a function."""
     message: Message = {"role": "assistant", "content": ""}
     for part in _CHANNEL.finditer(text):
-        head, said = f"{part['head']} {part['to'] or ''}", part["text"]
+        head, content = f"{part['head']} {part['to'] or ''}", part["text"]
         if called := re.search(r"to=functions\.(\S+)", head):
-            arguments, _ = read_arguments(said)
-            call = ToolCall(called[1], said, arguments)
+            arguments, _ = read_arguments(content)
+            call = ToolCall(called[1], content, arguments)
             message["tool_calls"] = [_call(call, 0)]
         elif head.startswith("analysis"):
-            message["thinking"] = message["reasoning_content"] = said
+            message["thinking"] = message["reasoning_content"] = content
         else:
-            message["content"] += said
+            message["content"] += content
     return message

@@ -312,7 +312,7 @@ def test_force_spares_what_is_no_export_or_more_than_one(tmp_path: Path, export:
         (other, "holds state.json, trainer.pt, which no export writes"),
         (model, "and no README.md with the mark of an export"),
         (mixed, "holds notes, notes/mine.txt, which no export writes"),
-        (photos, "holds 0.png, 1.png, 2.png, 3.png and 2 more, which no export writes"),
+        (photos, "holds 0.png, 1.png, 2.png, 3.png, 4.png and 1 more, which no export writes"),
     ):
         before = contents(folder)
         code, _, complained = export(source, "--out", folder, "--force")

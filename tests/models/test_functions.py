@@ -3,6 +3,7 @@ import torch
 import torch.nn.functional as F
 
 from graft.models.decoder import Angles, Decoder, causal
+from graft.models.head_rotation import HeadRotation
 from graft.models.ops import add_norm, gather_rows, qk_rotate, silu_gate
 from graft.models.shape import ModelShape
 
@@ -66,7 +67,7 @@ def test_queries_and_keys_are_normed_and_turned_and_values_are_not(is_normed):
 
     def mine(qkv, q_weight, k_weight):
         weights = (q_weight, k_weight) if is_normed else (None, None)
-        return torch.cat(qk_rotate(qkv, *weights, 1e-5, cos, sin, 4, 2), 1)
+        return torch.cat(qk_rotate(qkv, HeadRotation(*weights, 1e-5, cos, sin, 4, 2)), 1)
 
     def plain(qkv, q_weight, k_weight):
         q, k, v = qkv.view(5, 8, 8).split([4, 2, 2], 1)
@@ -86,7 +87,8 @@ def test_queries_and_keys_are_normed_and_turned_and_values_are_not(is_normed):
 
 def test_a_quarter_turn():
     qkv = torch.tensor([[1.0, 0.0, 0.0, 1.0, 5.0, 6.0]])  # one head each of q, k and v
-    q, k, v = qk_rotate(qkv, None, None, 1e-6, torch.zeros(1, 1), torch.ones(1, 1), 1, 1)
+    how = HeadRotation(None, None, 1e-6, torch.zeros(1, 1), torch.ones(1, 1), 1, 1)
+    q, k, v = qk_rotate(qkv, how)
     assert q.flatten().tolist() == [0.0, 1.0]
     assert k.flatten().tolist() == [-1.0, 0.0]
     assert v.flatten().tolist() == [5.0, 6.0]

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from graft.models import ops as functions
+from graft.models.head_rotation import HeadRotation
 
 pytest.importorskip("triton")
 
@@ -157,9 +158,11 @@ def test_head_norms_and_rotation(
     weights = [torch.randn(size).to(dtype) if is_normed else None for _ in range(2)]
     compare(
         lambda qkv, a, b: qk_rotate(
-            qkv, a, b, 1e-5, cos.to(qkv.device), sin.to(qkv.device), heads, kv_heads
+            qkv, HeadRotation(a, b, 1e-5, cos.to(qkv.device), sin.to(qkv.device), heads, kv_heads)
         ),
-        lambda qkv, a, b: functions.qk_rotate(qkv, a, b, 1e-5, cos, sin, heads, kv_heads),
+        lambda qkv, a, b: functions.qk_rotate(
+            qkv, HeadRotation(a, b, 1e-5, cos, sin, heads, kv_heads)
+        ),
         [torch.randn(tokens, (heads + 2 * kv_heads) * size).to(dtype), *weights],
         kernel_device,
         FP32 if dtype == torch.float32 else BF16,
@@ -180,14 +183,14 @@ def test_rotation_of_a_wider_matrix_with_gradients_missing_or_expanded(
     def on(function: Callable[..., tuple[Tensor, ...]]) -> Callable[..., tuple[Tensor, ...]]:
         def call(wide: Tensor, a: Tensor | None, b: Tensor | None) -> tuple[Tensor, ...]:
             cos, sin = angle.cos().to(wide), angle.sin().to(wide)
-            outputs = function(wide[:, 8:-8], a, b, 1e-6, cos, sin, 4, 2)
+            outputs = function(wide[:, 8:-8], HeadRotation(a, b, 1e-6, cos, sin, 4, 2))
             return tuple(y.sum(1) for y in outputs)  # its gradient is expanded, not copied
 
         return call
 
     compare(
         on(qk_rotate),
-        on(lambda qkv, *rest: functions.qk_rotate(qkv.contiguous(), *rest)),
+        on(lambda qkv, how: functions.qk_rotate(qkv.contiguous(), how)),
         [torch.randn(5, 8 * 32 + 16), *weights],
         kernel_device,
         unused=unused,
@@ -201,7 +204,7 @@ def test_queries_keys_and_values_are_contiguous(kernel_device: torch.device) -> 
         torch.randn(3, 5 * 8, device=kernel_device),
         torch.zeros(3, 4, device=kernel_device),
     )
-    q, k, v = qk_rotate(qkv, None, None, 1e-6, angle.cos(), angle.sin(), 3, 1)
+    q, k, v = qk_rotate(qkv, HeadRotation(None, None, 1e-6, angle.cos(), angle.sin(), 3, 1))
     assert q.is_contiguous() and k.is_contiguous() and v.is_contiguous()
     assert torch.equal(torch.cat([q, k, v], 1).flatten(1), qkv)  # an angle of 0 turns nothing
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from graft.models.head_rotation import HeadRotation
 from graft.models.kv_slots import KVSlots
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
@@ -33,8 +34,9 @@ def test_keys_and_values_are_written_to_the_slots_of_rows_that_are_alive(
     lengths = ints(17, 4, 0)  # row 2 is over
     pools = torch.full((2, 2, 2, 6, kv_heads, 16, size), torch.nan, device=kernel_device)
     kv_slots, plain = (KVSlots(pool, table, rows, positions, lengths) for pool in pools)
-    q = qk_rotate_to_slots(qkv, *weights, 1e-6, *angles, heads, kv_heads, kv_slots, 1)
-    want, k, v = qk_rotate(qkv, *weights, 1e-6, *angles, heads, kv_heads)
+    how = HeadRotation(*weights, 1e-6, *angles, heads, kv_heads)
+    q = qk_rotate_to_slots(qkv, how, kv_slots, 1)
+    want, k, v = qk_rotate(qkv, how)
     plain.write(1, k, v)
     torch.testing.assert_close(q, want)
     torch.testing.assert_close(kv_slots.pool, plain.pool, equal_nan=True)

@@ -20,7 +20,7 @@ from graft.models.decoder import Decoder
 from graft.models.extra_actions import ACTION_ROWS, extend, extra_rows
 from graft.models.io.load import open_model
 from graft.models.io.save import save_model
-from graft.models.io.tensor_names import hf_names, hf_views
+from graft.models.io.tensor_names import hf_names, whole_views
 from graft.models.io.tensors import ModelFileError
 from graft.models.parallel.critic import sharded_critic
 from graft.models.parallel.decoder import ShardedDecoder, shard
@@ -145,9 +145,7 @@ def grads_of(model: ShardedDecoder) -> dict[str, Tensor]:
 def plain_grads(decoder: Decoder) -> dict[str, Tensor]:
     """By the same names; a head with its rows of actions."""
     grads = {name: p.grad for name, p in decoder.named_parameters()}
-    whole = {"model.embed_tokens.weight": "embed.weight", "lm_head.weight": "head.weight"}
-    found = hf_views(decoder.shape, grads)
-    return found | {name: grads[whole[name]] for name in found if name in whole}
+    return whole_views(decoder.shape, grads)
 
 
 def compare(shape: ModelShape, dp: int, tp: int, recompute: bool) -> dict[str, float]:
@@ -468,9 +466,7 @@ def criticise(shape: ModelShape, dp: int, tp: int) -> dict[str, float]:
     pairs |= {f"policy {name}": (grad, wanted[name]) for name, grad in grads_of(policy).items()}
     alone.body.head = None
     judged = {n: p.grad for n, p in alone.body.named_parameters()}
-    wanted = hf_views(replace(shape, tied=True), judged) | {
-        "model.embed_tokens.weight": judged["embed.weight"]
-    }
+    wanted = whole_views(replace(shape, tied=True), judged)
     pairs |= {n: (g, wanted[n]) for n, g in grads_of(critic.body).items()}
     return {"zero": starts_at_zero} | {
         name: largest([(a, b)]) / max(b.abs().max().item(), 1e-3) for name, (a, b) in pairs.items()

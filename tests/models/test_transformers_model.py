@@ -300,7 +300,7 @@ def test_a_head_in_chunks_gives_the_same_and_holds_few_logits(
     head.register_forward_hook(lambda _m, _i, out: sizes.append(out.shape[-2]))
     found: list[Any] = []
     for elements in (1 << 22, 7 * V):
-        monkeypatch.setattr("graft.models.transformers.model.CHUNK_ELEMENTS", elements)
+        monkeypatch.setattr("graft.models.logprobs.CHUNK_ELEMENTS", elements)
         sizes.clear()
         model.zero_grad()
         numbers = model.action_logprobs(case.forest, 0.7, case.allowed)

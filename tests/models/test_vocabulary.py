@@ -15,7 +15,6 @@ from graft.models.parallel.regions import enter, leave
 from graft.models.parallel.vocabulary import (
     embed_rows,
     likeliest_sharded,
-    score_no_actions,
     score_sharded,
 )
 from tests.processes import Processes
@@ -153,7 +152,7 @@ def test_a_region_sums_its_outputs_and_the_gradients_of_its_inputs(pair):
 
 def test_nothing_to_train_keeps_the_graph_connected():
     hidden, weight = torch.randn(0, 8, requires_grad=True), torch.randn(5, 8, requires_grad=True)
-    found = score_no_actions(hidden, weight, 3)
+    found = score_actions(hidden, weight, torch.zeros(0, dtype=torch.long), vocab_size=3)
     assert [x.shape for x in found] == [(0,)] * 3
     found[0].sum().backward()
     assert float(weight.grad.abs().sum()) == 0.0 and hidden.grad.shape == (0, 8)

@@ -224,6 +224,11 @@ def test_prompt_and_extensions_spell_the_whole_conversation(
     assert ids == chat.prompt([message for turn in turns for message in turn])
 
 
+def conversation(chat, messages, tools=None):
+    """The tokens of each piece, and whether it is trained."""
+    return [(p.tokens, p.is_trained) for p in chat.pieces(messages, tools) if p.tokens]
+
+
 @given(rounds(("user", "tool")), st.booleans(), st.sampled_from(["chatml", "plain"]))
 def test_the_pieces_of_a_conversation_spell_it_and_train_the_assistant(
     turns: list[list[dict[str, Any]]], is_finished: bool, template: str
@@ -232,7 +237,7 @@ def test_the_pieces_of_a_conversation_spell_it_and_train_the_assistant(
     messages = [message for turn in turns for message in turn]
     if is_finished:
         messages.append(say("assistant", "bye"))
-    pieces = chat.conversation(messages)
+    pieces = conversation(chat, messages)
     assert [i for ids, _ in pieces for i in ids] == BYTES.encode(chat.render(messages))
     trained = [BYTES.decode(ids) for ids, is_trained in pieces if is_trained]
     said = [m["content"] + chat.end_text for m in messages if m["role"] == "assistant"]
@@ -240,7 +245,7 @@ def test_the_pieces_of_a_conversation_spell_it_and_train_the_assistant(
 
 
 def test_conversation_trains_the_end_token_but_not_what_follows_it():
-    pieces = CHATML.conversation([say("user", "hi"), say("assistant", "yo")])
+    pieces = conversation(CHATML, [say("user", "hi"), say("assistant", "yo")])
     assert [(text(CHATML, ids), trained) for ids, trained in pieces] == [
         ("<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n", False),
         ("yo<|im_end|>", True),
@@ -257,7 +262,7 @@ def test_conversation_trains_tool_calls_and_keeps_thinking():
     ]
     call = '\n<tool_call>\n{"name": "search", "arguments": {"query": "x"}}\n</tool_call><|im_end|>'
     for chat in (CHATML, Chat(small_bpe(THINKING))):
-        pieces = chat.conversation(messages, [SEARCH])
+        pieces = conversation(chat, messages, [SEARCH])
         trained = [text(chat, ids) for ids, is_trained in pieces if is_trained]
         assert trained[0] == "<think>\nhm\n</think>\n\n" + call
         assert trained[1].endswith("A<|im_end|>")
@@ -266,7 +271,7 @@ def test_conversation_trains_tool_calls_and_keeps_thinking():
 
 def test_conversation_keeps_a_blank_that_the_template_puts_before_the_words():
     chat = Chat(small_bpe(INSTRUCT))
-    pieces = chat.conversation([say("user", "q"), say("assistant", "a")])
+    pieces = conversation(chat, [say("user", "q"), say("assistant", "a")])
     assert [text(chat, ids) for ids, _ in pieces] == [
         "<|begin|>[INST] q [/INST]",
         " a<|endoftext|>",
@@ -276,13 +281,13 @@ def test_conversation_keeps_a_blank_that_the_template_puts_before_the_words():
 def test_conversation_refuses_what_would_train_something_else():
     with pytest.raises(TemplateRewrites, match="does not render an assistant message as a policy"):
         thinking = say("assistant", "<think>\nhm\n</think>\n\n5")
-        Chat(small_bpe(), ALWAYS_DROPS).conversation([say("user", "a"), thinking])
+        Chat(small_bpe(), ALWAYS_DROPS).pieces([say("user", "a"), thinking])
     with pytest.raises(TemplateRewrites):  # a template without a form for calls
-        Chat(BYTES, CLOSING_LAST_ONLY).conversation([say("user", "a"), calling("", {})])
+        Chat(BYTES, CLOSING_LAST_ONLY).pieces([say("user", "a"), calling("", {})])
     with pytest.raises(ValueError, match="messages 1 and 2 are both from the assistant"):
-        CHATML.conversation([say("user", "a"), say("assistant", "b"), say("assistant", "c")])
+        CHATML.pieces([say("user", "a"), say("assistant", "b"), say("assistant", "c")])
     with pytest.raises(ValueError, match="starts with a system or user message"):
-        CHATML.conversation([say("assistant", "b")])
+        CHATML.pieces([say("assistant", "b")])
 
 
 def test_what_others_say_is_text_even_if_it_looks_like_the_end_of_a_turn():

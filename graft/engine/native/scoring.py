@@ -19,7 +19,7 @@ from torch import Tensor
 
 from graft.models.decoder import Decoder
 from graft.models.device import has_kernels
-from graft.models.logprobs import action_logprobs
+from graft.models.logprobs import score_actions
 from graft.models.tree.attention import attention_over, why_no_kernel
 from graft.models.tree.packing import TokenRun
 from graft.transfer import transfer
@@ -144,7 +144,7 @@ def _score_part(
     )
     attend = attention_over(rows.runs, torch.tensor(rows.ends), shape.heads, shape.kv_heads, device)
     hidden = decoder(moved["tokens"], moved["positions"], attend)
-    logp, _ = action_logprobs(
+    logp, _ = score_actions(
         hidden.index_select(0, moved["before"]),
         decoder.head_weight,
         moved["actions"],

@@ -4,12 +4,8 @@
                                                      model.safetensors, or shards and their index
                                                      tokenizer.json  chat_template.jinja  README.md
 
-One shard is in memory at a time. The folder is written as `.quick-hf.partial` and renamed when it is
-complete. The card ends with a mark in an HTML comment; only a folder with the mark, and without files that
-no export writes, is ever replaced.
-
-A LoRA checkpoint already holds the merged weights, and those are exported. A folder with adapters alone
-is merged with its base: W0 + (alpha / r) B A.
+One shard is in memory at a time. A LoRA checkpoint already holds the merged weights; a folder with
+adapters alone is merged with its base.
 """
 
 from __future__ import annotations

@@ -3,10 +3,8 @@
     Qwen/Qwen3-0.6B         the newest commit of its main branch
     Qwen/Qwen3-0.6B@v1.0    a branch, tag or commit
 
-A folder or file of that name on this machine wins, and what looks like a path (./x, /x, a/b/c, x.gguf) is
-never looked up. Downloaded are the files that a model is read from, not pickles or other formats beside
-them, into HF_HOME; an interrupted download is resumed. With HF_HUB_OFFLINE=1, or if the hub cannot be
-reached, a complete copy in the cache is used.
+A folder or file of that name on this machine wins. Only files that a model is read from are downloaded,
+into HF_HOME. With HF_HUB_OFFLINE=1, or if the hub cannot be reached, a complete copy there is used.
 """
 
 from __future__ import annotations
@@ -20,6 +18,7 @@ from pathlib import Path
 
 from graft.data.hub import cache_folder, endpoint
 from graft.models.io.load import INDEX, WEIGHTS, read_json
+from graft.models.io.tensors import first_line
 
 NAME = re.compile(r"([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:@([^@\s]+))?")
 FILES = re.compile(r"config\.json|.*\.(gguf|safetensors|ya?ml|json|jsonl)")
@@ -210,7 +209,7 @@ def _explained(
         )
     elif status == 403 or (is_push and status in (401, 404)):
         text = (
-            f"your login may not do this with '{name}' ({_first_line(error)}); use a token that has the "
+            f"your login may not do this with '{name}' ({first_line(error)}); use a token that has the "
             f"right to: {LOGIN}"
         )
     elif isinstance(error, errors.RevisionNotFoundError):
@@ -230,7 +229,7 @@ def _explained(
     elif _is_unreachable(error) or isinstance(error, OSError) or status:
         text = (
             f"the hub at {endpoint()} did not answer for '{name}' ({type(error).__name__}: "
-            f"{_first_line(error)}); {CHECK_NETWORK}, and run the command again: what has been "
+            f"{first_line(error)}); {CHECK_NETWORK}, and run the command again: what has been "
             "transferred is kept"
         )
     else:
@@ -254,7 +253,7 @@ def _not_here(
 ) -> str:
     reason, todo = "HF_HUB_OFFLINE is set", "unset it to download the model"
     if unreachable is not None:
-        seen = f"{type(unreachable).__name__}: {_first_line(unreachable)}"
+        seen = f"{type(unreachable).__name__}: {first_line(unreachable)}"
         reason, todo = f"the hub at {endpoint()} cannot be reached ({seen})", CHECK_NETWORK
     return (
         f"'{name}' is no folder or file here, {reason}, and the cache in {cache_folder()} lacks "
@@ -266,7 +265,3 @@ def _not_here(
 def _is_offline() -> bool:
     named = (os.environ.get("HF_HUB_OFFLINE"), os.environ.get("TRANSFORMERS_OFFLINE"))
     return any((value or "").upper() in ("1", "ON", "YES", "TRUE") for value in named)
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [""])[0][:200]

@@ -208,9 +208,10 @@ def drop_tied_head(
     sizes: dict[str, tuple[int, ...]], read: Callable[[str], Tensor], origin: str
 ) -> None:
     """Some tools store a tied head too: it must equal the embedding, and is removed from `sizes`."""
-    is_stored = sizes.pop(HEAD, None) is not None and EMBEDDING in sizes
+    is_stored = HEAD in sizes and EMBEDDING in sizes
     if is_stored and not torch.equal(read(HEAD), read(EMBEDDING)):
         raise ModelFileError(
             f"{origin}: config.json has tie_word_embeddings=true, but {HEAD} differs from {EMBEDDING}; "
             f"set tie_word_embeddings to false if the head is a matrix of its own, or delete {HEAD}"
         )
+    sizes.pop(HEAD, None)

@@ -7,8 +7,7 @@ Everything is read from the files of the run, so a card states only what was mea
     runs/quick/evaluations/*.json             tables of `graft eval`: the rows of this checkpoint
     runs/quick/checkpoints/rl-000040/         the weights; state.json has a held-out score, if any
 
-A summary is written at the end of a run. Its scores "after" belong to the checkpoint that it names and
-are not shown for an earlier one.
+The summary's scores "after" belong to the checkpoint that it names.
 """
 
 from __future__ import annotations
@@ -54,7 +53,7 @@ class Origin:
 
 
 def read_origin(model: Path) -> Origin:
-    """What the run around a checkpoint says; of another model what it is itself. Nothing is fatal."""
+    """From the files of the run around a checkpoint; of any other model only its base."""
     run = model.parent.parent
     if model.parent.name != "checkpoints" or not (run / "config.yaml").exists():
         return Origin(base=lineage_of(str(model)))

@@ -227,7 +227,7 @@ def listed(ids: int | Sequence[int] | None) -> list[int]:
 
 
 def _carried(source: str | os.PathLike[str] | None) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What the source's config.json and generation_config.json hand on."""
+    """The entries of the source's config.json and generation_config.json that are kept."""
     if source is None or Path(source).suffix == ".gguf":
         return {}, {}
     folder = Path(source)

@@ -58,6 +58,11 @@ def check_sizes(shape: ModelShape, stored: Mapping[str, tuple[int, ...]], origin
         )
 
 
+def first_line(error: Exception) -> str:
+    """The first line of an exception's text, or its type where it has none."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+
+
 def some(names: Sequence[str], most: int = 5) -> str:
     """
     >>> some(["a", "b", "c"], most=2)

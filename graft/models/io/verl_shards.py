@@ -5,13 +5,11 @@ global_step_10/actor/model_world_size_2_rank_1.pt        row 2
 global_step_10/actor/huggingface/                        config and tokenizer, no weights
 global_step_10/actor/lora_adapter/adapter_config.json    with LoRA: its alpha
 
-Each pickle describes how its tensors were sharded: a mesh of processes, [0, 1] above, and a placement
-for each axis of the mesh: Shard(0) is by rows, Replicate is a copy. A tensor without a placement is whole
-if it has the config's size, and else sharded by rows.
-
-Unpickling can run any code, so torch reads the files with weights_only, and the classes of
-torch.distributed that they name are replaced by records that only store their arguments. So shards of
-any torch version can be read, without a process group.
+Each pickle has a mesh of processes, [0, 1] above, and a placement for each axis of the mesh: Shard(0) is
+by rows, Replicate is a copy. A tensor without a placement is whole if it has the config's size, and else
+sharded by rows. torch reads the files with weights_only, and the classes of torch.distributed that they
+name are replaced by records that only store their arguments: no code of a file runs, shards of any torch
+version can be read, and no process group is needed.
 """
 
 from __future__ import annotations
@@ -176,7 +174,7 @@ def find_base(folder: Path, base: Path | None) -> Path:
     if (beside / "config.json").exists():
         return beside
     raise ModelFileError(
-        f"'{folder}' has no huggingface/config.json, and the shards do not say what model they "
+        f"'{folder}' has no huggingface/config.json, and the shards do not name the model they "
         f"are; pass --base, the Hugging Face folder that was trained"
     )
 
@@ -190,7 +188,7 @@ def read_shard(file: Path) -> dict[str, Tensor]:
         named = serialization.get_unsafe_globals_in_checkpoint(file)
         if unexpected := sorted(name for name in named if not name.startswith(STANDARD)):
             raise ModelFileError(
-                f"'{file}' is refused: it is a pickle that asks for {', '.join(unexpected[:4])}, and "
+                f"'{file}' is refused: it is a pickle that names {', '.join(unexpected[:4])}, and "
                 f"tensors need no such thing; reading it could run code. Nothing of it was run"
             )
         with serialization.safe_globals([(_stand_in(name), name) for name in named]):
@@ -251,7 +249,7 @@ class _Joined:
         self.has_placements = kinds == {True}
 
     def size(self, wanted: tuple[int, ...] | None) -> tuple[int, ...]:
-        """Of the whole tensor; `wanted` is what the config says, if it knows this name."""
+        """Of the whole tensor; `wanted` is its size by the config, if that has this name."""
         first = self.shards[0]
         if self.has_placements:
             return tuple(first.shape)  # a DTensor's own size is that of the whole
@@ -268,7 +266,7 @@ class _Joined:
             raise self._fault(f"cannot be joined ({error})") from error
         if tuple(whole.shape) != size:
             raise self._fault(
-                f"adds up to {list(whole.shape)}, and its shards say it is {list(size)}"
+                f"adds up to {list(whole.shape)}, and by its shards it is {list(size)}"
             )
         return whole
 
@@ -350,7 +348,7 @@ def _take_adapter(whole: dict[str, _Joined], folder: Path) -> Adapter | None:
     if file is None:
         raise ModelFileError(
             f"'{folder}' was trained with LoRA ({len(halves)} adapter tensors), and neither "
-            f"lora_adapter/{ADAPTER_CONFIG} nor {LORA_META} says its alpha; write one of them, such "
+            f"lora_adapter/{ADAPTER_CONFIG} nor {LORA_META} has its alpha; write one of them, such "
             f'as {{"r": 32, "lora_alpha": 64}}. Without the adapters it would be the base model'
         )
     tensors = {name: joined.join(joined.size(None)) for name, joined in halves.items()}

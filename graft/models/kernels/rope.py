@@ -18,6 +18,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from graft.models.head_rotation import HeadRotation
 from graft.models.kernels.norm import looping_programs
 from graft.models.kv_slots import KVSlots
 
@@ -210,30 +211,30 @@ def _tile(all_heads: int, half: int) -> tuple[int, int, int]:
 
 def _launch(
     qkv: Tensor,
-    weights: tuple[Tensor | None, Tensor | None],
-    eps: float,
-    angles: tuple[Tensor, Tensor],
+    how: HeadRotation,
     out: tuple[Tensor, Tensor, Tensor],
-    kv_heads: int,
     rstd: Tensor | None = None,
     kv_slots: KVSlots | None = None,
 ) -> None:
     """Write q, k and v to `out`: tensors of their own, or for k and v the pages of `kv_slots`."""
+    q_weight, k_weight, eps, cos, sin, _, kv_heads = how
     tokens, heads, size = out[0].shape
+    pages = (None, None, None, None, 0)
+    if kv_slots is not None:
+        table = kv_slots.table
+        pages = (table, kv_slots.rows, kv_slots.positions, kv_slots.lengths, table.stride(0))
     tile_heads, pairs, warps = _tile(heads + 2 * kv_heads, size // 2)
     _forward[(tokens, triton.cdiv(heads + 2 * kv_heads, tile_heads))](
         qkv,
-        *weights,
-        *angles,
+        q_weight,
+        k_weight,
+        cos,
+        sin,
         *out,
         rstd,
         eps,
         qkv.stride(0),
-        None if kv_slots is None else kv_slots.table,
-        None if kv_slots is None else kv_slots.rows,
-        None if kv_slots is None else kv_slots.positions,
-        None if kv_slots is None else kv_slots.lengths,
-        0 if kv_slots is None else kv_slots.table.stride(0),
+        *pages,
         H=heads,
         K=kv_heads,
         HALF=size // 2,
@@ -266,7 +267,8 @@ class _QkRotate(torch.autograd.Function):
         rstd = None
         if q_weight is not None:
             rstd = qkv.new_empty(tokens, heads + kv_heads, dtype=torch.float32)
-        _launch(qkv, (q_weight, k_weight), eps, (cos, sin), (q, k, v), kv_heads, rstd)
+        how = HeadRotation(q_weight, k_weight, eps, cos, sin, heads, kv_heads)
+        _launch(qkv, how, (q, k, v), rstd)
         kept = None if rstd is None else qkv  # a rotation alone needs only its angles
         ctx.save_for_backward(kept, q_weight, k_weight, rstd, cos, sin)
         ctx.dtype = qkv.dtype
@@ -308,41 +310,19 @@ class _QkRotate(torch.autograd.Function):
             num_warps=warps,
         )
         if partial is None:
-            return grad_qkv, None, None, None, None, None, None, None
+            return grad_qkv, *[None] * 7
         grad_q_weight, grad_k_weight = partial.sum((0, 1)).to(q_weight.dtype)
-        return grad_qkv, grad_q_weight, grad_k_weight, None, None, None, None, None
+        return grad_qkv, grad_q_weight, grad_k_weight, *[None] * 5
 
 
-def qk_rotate(
-    qkv: Tensor,
-    q_weight: Tensor | None,
-    k_weight: Tensor | None,
-    eps: float,
-    cos: Tensor,
-    sin: Tensor,
-    heads: int,
-    kv_heads: int,
-) -> tuple[Tensor, Tensor, Tensor]:
+def qk_rotate(qkv: Tensor, how: HeadRotation) -> tuple[Tensor, Tensor, Tensor]:
     """qkv [T, (H+2K) d] -> q [T, H, d], k [T, K, d], v [T, K, d], each in a tensor of its own."""
-    return _QkRotate.apply(qkv, q_weight, k_weight, eps, cos, sin, heads, kv_heads)
+    return _QkRotate.apply(qkv, *how)
 
 
-def qk_rotate_to_slots(
-    qkv: Tensor,
-    q_weight: Tensor | None,
-    k_weight: Tensor | None,
-    eps: float,
-    cos: Tensor,
-    sin: Tensor,
-    heads: int,
-    kv_heads: int,
-    kv_slots: KVSlots,
-    layer: int,
-) -> Tensor:
+def qk_rotate_to_slots(qkv: Tensor, how: HeadRotation, kv_slots: KVSlots, layer: int) -> Tensor:
     """q [T, H, d]; keys and values are written directly to their pages. No gradient."""
     qkv = qkv if qkv.stride(1) == 1 else qkv.contiguous()
-    tokens, size = len(qkv), qkv.shape[1] // (heads + 2 * kv_heads)
-    q = qkv.new_empty(tokens, heads, size)
-    out = (q, kv_slots.pool[layer, 0], kv_slots.pool[layer, 1])
-    _launch(qkv, (q_weight, k_weight), eps, (cos, sin), out, kv_heads, kv_slots=kv_slots)
+    q = qkv.new_empty(len(qkv), how.heads, qkv.shape[1] // (how.heads + 2 * how.kv_heads))
+    _launch(qkv, how, (q, kv_slots.pool[layer, 0], kv_slots.pool[layer, 1]), kv_slots=kv_slots)
     return q

@@ -13,11 +13,9 @@ One output, two inputs, r = 1, s = 2:
     W0 = [10 20], A = [1 3], B = [0.5]      W  = [11 23]
     dW = [1 -1]                             dA = [1 -1], dB = [-4]
 
-After a step W is recomputed from W0, A and B, in place. W0 is kept in host memory; the GPU holds one set
-of weights. A and B are fp32 for any dtype of the model, and they are all that the optimizer updates.
-Rows of actions beyond the vocabulary have no W0 worth keeping: they are trained in full.
-
-On disk adapters are a folder in PEFT's format.
+After a step W is recomputed in place; W0 is kept in host memory. A and B are fp32 for any dtype of the
+model. Rows of actions beyond the vocabulary have no W0 worth keeping: they are trained in full. On disk
+adapters are a folder in PEFT's format.
 """
 
 from __future__ import annotations

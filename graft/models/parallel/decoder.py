@@ -13,8 +13,7 @@ gathered shortly before it is computed and freed after it; gradients are SUMMED 
 loss that is weighted by the whole batch gives the gradient of the whole batch.
 
 Every parameter is one tensor of a Hugging Face checkpoint and a DTensor on the whole mesh, so a
-checkpoint does not depend on the layout. The one exception are actions beyond the vocabulary: they are
-further rows of the head, as in any decoder (see `extra_actions`).
+checkpoint does not depend on the layout; the head also has the rows of actions (see `extra_actions`).
 
 Functions marked "collective" wait until every process of the mesh has called them.
 """
@@ -35,11 +34,19 @@ from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distr
 
 from graft.models.decoder import Attend, Decoder, Norm, PackedTokens
 from graft.models.extra_actions import ACTION_ROWS, random_rows
+from graft.models.head_rotation import HeadRotation
 from graft.models.io.tensor_names import hf_rows
 from graft.models.io.tensors import ModelFileError
 from graft.models.kv_slots import KVSlots
 from graft.models.logprobs import likeliest, score_actions
-from graft.models.ops import add_linear, add_norm, embed, linear, norm_linear, qk_rotate
+from graft.models.ops import (
+    add_linear,
+    add_norm,
+    embed,
+    linear,
+    norm_linear,
+    qk_rotate,
+)
 from graft.models.parallel.module import shard_unit
 from graft.models.parallel.regions import enter, leave
 from graft.models.parallel.shards import device_of, gather, local, local_slices, shard_range
@@ -144,8 +151,8 @@ class ShardedBlock(nn.Module):
         shape, size = self.shape, self.tp.size
         heads, kv_heads = shape.heads // size, shape.kv_heads // size
         weights = self._head_norm(self.q_norm), self._head_norm(self.k_norm)
-        q, k, v = qk_rotate(qkv, *weights, shape.norm_eps, cos, sin, heads, kv_heads)
-        return attend(self.index, q, k, v).reshape(len(qkv), heads * shape.head_dim)
+        how = HeadRotation(*weights, shape.norm_eps, cos, sin, heads, kv_heads)
+        return attend(self.index, *qk_rotate(qkv, how)).reshape(len(qkv), heads * shape.head_dim)
 
     def _head_norm(self, norm: Norm | None) -> Tensor | None:
         if norm is None or self.tp.size == 1:
@@ -177,7 +184,9 @@ class ShardedDecoder(Decoder):
         # during a forward pass FSDP replaces the parameters by gathered tensors
         self.sharded_parameters: dict[str, nn.Parameter] = {}
         for name, parameter in self.hf_parameters().items():
-            _set(self, _our_name(name), shard_over_tp(parameter, mesh, _placement(name)))
+            module, _, kind = _our_name(name).rpartition(".")
+            sharded = shard_over_tp(parameter, mesh, _placement(name))
+            setattr(self.get_submodule(module), kind, sharded)
 
     @property
     def own_heads(self) -> tuple[int, int]:
@@ -242,7 +251,7 @@ class ShardedDecoder(Decoder):
     def _find_parameters(self) -> dict[str, nn.Parameter]:
         has_head = self.shape.tied or self.head is not None
         names = [name for name in hf_rows(self.shape) if has_head or name != HEAD]
-        return {name: cast(nn.Parameter, _get(self, _our_name(name))) for name in names}
+        return {name: self.get_parameter(_our_name(name)) for name in names}
 
     def full(self, name: str) -> Tensor:
         """A whole parameter of `hf_parameters`, in every process; collective."""
@@ -344,16 +353,6 @@ def _over_dp(parameter: nn.Parameter) -> Shard:
     sharded = cast(DTensor, parameter)
     by_rows = sharded.placements[0].is_shard(0)
     return Shard(1 if by_rows and len(sharded) % sharded.device_mesh.size() else 0)
-
-
-def _get(module: nn.Module, name: str) -> Tensor:
-    owner, _, kind = name.rpartition(".")
-    return getattr(module.get_submodule(owner), kind)
-
-
-def _set(module: nn.Module, name: str, parameter: nn.Parameter) -> None:
-    owner, _, kind = name.rpartition(".")
-    setattr(module.get_submodule(owner), kind, parameter)
 
 
 def apply_fsdp(root: nn.Module, decoder: ShardedDecoder, exact: Sequence[nn.Module] = ()) -> None:

@@ -11,9 +11,8 @@ over the group combine them. Logits ln 6, ln 2 in process 0 and ln 1, ln 3 in pr
     both          ln 6         12/6                log-prob ln(3/12)       entropy 1.199
 
 A sum relative to m is scaled by e^(m-M) once M, the largest of all, is known. The backward pass
-recomputes each chunk (as `logprobs` does) and communicates nothing: log-prob and entropy are the same in
-all processes, so each can compute the gradient of its own logits. The gradient of the hidden states is a
-sum over processes, which `regions.enter` computes.
+recomputes each chunk and communicates nothing: each process computes the gradient of its own logits, and
+`regions.enter` sums that of the hidden states.
 """
 
 from __future__ import annotations

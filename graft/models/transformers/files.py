@@ -26,7 +26,7 @@ from graft.files import sync, write_json
 from graft.models.io.hf_config import refuse_looking_ahead, refuse_quantised
 from graft.models.io.load import ModelFileError, read_config, read_json
 from graft.models.io.save import NOT_CARRIED, SHARD_BYTES, write_shards
-from graft.models.io.tensors import some
+from graft.models.io.tensors import first_line, some
 from graft.models.shape import UnsupportedModel
 
 GENERATION = "generation_config.json"
@@ -70,7 +70,7 @@ def load_pretrained(
             )
         except (OSError, ValueError, RuntimeError, ImportError) as error:
             raise ModelFileError(
-                f"transformers cannot load '{folder}': {_first_line(error)}"
+                f"transformers cannot load '{folder}': {first_line(error)}"
             ) from error
     module, report = loaded
     notes += _check_report(folder, report)
@@ -109,7 +109,7 @@ def _config_of(folder: Path, raw: Mapping[str, Any]) -> Any:
     try:
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
     except Exception as error:  # each family raises its own exceptions
-        raise ModelFileError(f"'{file}' is not accepted: {_first_line(error)}") from error
+        raise ModelFileError(f"'{file}' is not accepted: {first_line(error)}") from error
     if config.is_encoder_decoder:
         raise UnsupportedModel(
             f"'{file}': {family} has an encoder beside its decoder; only models that read and write "
@@ -232,7 +232,3 @@ def _no_progress_bars() -> Iterator[None]:
     finally:
         if was_on:
             logging.enable_progress_bar()
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]

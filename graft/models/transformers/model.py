@@ -1,24 +1,15 @@
 """Any causal language model that transformers can load, as a policy that trains transformers' module.
 
-The native decoder computes three families; Gemma, Mistral, Phi, mixtures of experts and the rest are
-computed by transformers' modules, unchanged, and sampled by an engine that supports them. Both have the
-interface that the learner uses: the log-prob of each trained token of a forest (`action_logprobs`,
-`greedy_match`).
-
     forest of K tokens -> module without its head: [K, D] -> before each trained token: [U, D]
                        -> the module's own head, chunk by chunk: logits [u, V] -> log-probs [U]
 
-The head is not one matrix product: families scale logits, cap them, add biases. So the module's own
-`forward` runs again on each chunk, with the body (the part below the head) replaced by a stub that
-returns the states already computed.
+A head may scale logits, cap them or add biases. So the module's own `forward` runs again on each chunk,
+with the body (the part below the head) replaced by a stub that returns the states already computed.
 
 A prompt that samples share is computed once if the module's attention accepts a tree mask, which
 `probe` tests at loading. Otherwise each path is a row of its own (`rows`): the same numbers, more
-computation. Attention under a tree mask scores every pair of tokens of a micro-batch, so unlike the
-native kernels its cost is quadratic in them.
-
-`forward` makes exactly one pass over the blocks for any forest, so FSDP hooks that gather sharded
-weights run in the same order on every rank.
+computation. `forward` makes one pass over the blocks for any forest, so FSDP gathers sharded weights in
+the same order on every rank.
 """
 
 from __future__ import annotations

@@ -13,14 +13,15 @@ that its few tokens reach the end of one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from graft.models.io.tensors import first_line
 from graft.models.shape import UnsupportedModel
 from graft.models.transformers.mask import TreeMask
 from graft.models.transformers.model import TransformersModel
@@ -67,7 +68,7 @@ def _reference(model: TransformersModel, forest: Forest) -> Tensor:
         return separate_logprobs(model, forest)
     except Exception as error:  # transformers code may raise anything
         raise UnsupportedModel(
-            f"{model.architecture} failed on a few tokens: {_describe(error)}"
+            f"{model.architecture} failed on a few tokens: {type(error).__name__}: {first_line(error)}"
         ) from error
 
 
@@ -167,26 +168,20 @@ def _gap(model: TransformersModel, forest: Forest, reference: Tensor) -> tuple[f
     try:
         gap = (model.action_logprobs(forest)[0] - reference).abs().mean()
     except Exception as error:  # an unexpected mask may fail anywhere in transformers' code
-        return float("inf"), f"it fails with {_describe(error)}"
+        return float("inf"), f"it fails with {type(error).__name__}: {first_line(error)}"
     return (float(gap), "") if gap.isfinite() else (float("inf"), "it gives no finite numbers")
-
-
-def _describe(error: Exception) -> str:
-    return f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0]}"
 
 
 @contextmanager
 def narrow_windows(module: Any) -> Iterator[None]:
     """Set every sliding window of the module's configs to PROBE_WINDOW tokens."""
     configs = {id(part.config): part.config for part in module.modules() if hasattr(part, "config")}
-    with ExitStack() as stack:
-        for config in configs.values():
-            window = getattr(config, "sliding_window", None)
-            if isinstance(window, int):
-                config.sliding_window = PROBE_WINDOW
-                stack.callback(_restore(config, window))
+    windows = [(config, getattr(config, "sliding_window", None)) for config in configs.values()]
+    windows = [(config, window) for config, window in windows if isinstance(window, int)]
+    try:
+        for config, _ in windows:
+            config.sliding_window = PROBE_WINDOW
         yield
-
-
-def _restore(config: Any, window: int) -> Callable[[], None]:
-    return lambda: setattr(config, "sliding_window", window)
+    finally:
+        for config, window in windows:
+            config.sliding_window = window
