@@ -167,8 +167,8 @@ def compare(shape: ModelShape, dp: int, tp: int, recompute: bool) -> dict[str, f
         "likeliest": largest(
             (a.float(), b.float())
             for a, b in zip(
-                forest_of(own).greedy_match(model, allowed),
-                forest_of(own).greedy_match(plain, allowed),
+                model.greedy_match(forest_of(own), allowed),
+                plain.greedy_match(forest_of(own), allowed),
                 strict=True,
             )
         ),
@@ -375,7 +375,7 @@ def idle(tp: int) -> dict[str, float]:
     loss_of(plain, rows, range(len(rows)), allowed)[0].backward()
     own = [] if mesh.get_local_rank("dp") else rows
     loss_of(model, own, range(len(own)), allowed)[0].backward()
-    assert len(forest_of(own).greedy_match(model, allowed)[0]) == len(forest_of(own).actions)
+    assert len(model.greedy_match(forest_of(own), allowed)[0]) == len(forest_of(own).actions)
     wanted = plain_grads(plain)
     return {name: largest([(grad, wanted[name])]) for name, grad in grads_of(model).items()}
 

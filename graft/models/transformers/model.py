@@ -25,7 +25,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from graft.models.logprobs import chunk_of
+from graft.models.logprobs import chunk_of, likeliest_of_logits, score_logits
 from graft.models.ops import gather_rows
 from graft.models.shape import UnsupportedModel
 from graft.models.transformers.files import (
@@ -37,7 +37,6 @@ from graft.models.transformers.files import (
 )
 from graft.models.transformers.mask import TreeMask
 from graft.models.transformers.rows import path_rows
-from graft.models.transformers.scores import find_likeliest, score_logits
 from graft.models.transformers.shape import TransformersShape, fixed_length
 
 if TYPE_CHECKING:
@@ -135,7 +134,7 @@ class TransformersModel(nn.Module):
     @torch.no_grad()
     def greedy_match(self, forest: Forest, allowed: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Log-prob [U] of each trained action, and whether it is the likeliest one."""
-        return self(forest, find_likeliest, allowed)
+        return self(forest, likeliest_of_logits, allowed)
 
     def forward(
         self, forest: Forest, score: Score, allowed: Tensor | None = None

@@ -91,10 +91,6 @@ class Forest:
         )
         return self._grid(logp), self._grid(entropy), self._grid(vocab_logp)
 
-    def greedy_match(self, model: Decoder, allowed: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Log-prob of each trained action, and whether greedy decoding would choose it, both [U]."""
-        return model.greedy_match(self, allowed)
-
     def values(self, critic: Critic) -> Tensor:
         """The critic's value of the state before each decision, [N, T]."""
         values = critic(self.tokens, self.positions, self.attention(*critic.body.own_heads))
