@@ -148,9 +148,8 @@ def build(preset: Preset | str) -> tuple[Shaping, Credit, Loss, Reduction]:
     shaping = shape_in_turn(*(make(part, SHAPINGS, "shaping") for part in preset.shaping))
     credit = chain(*(make(part, CREDITS, "credit") for part in preset.credit))
     loss: Loss = make(preset.loss, LOSSES, "loss")
-    loss = with_importance(
-        loss, preset.importance_cap
-    )  # innermost: it weights the policy term only
+    # innermost: it weights the policy term only
+    loss = with_importance(loss, preset.importance_cap)
     if preset.kl_coef:
         loss = with_kl(loss, preset.kl_coef, preset.kl_kind)
     if preset.entropy_coef:

@@ -65,23 +65,28 @@ def random_rows(count: int, width: int) -> Tensor:
 
 def load_rows(decoder: Decoder, folder: str | os.PathLike[str]) -> Decoder | None:
     """The decoder with the actions saved in `folder`; None: there are none."""
-    file = Path(folder) / ACTIONS
+    rows = read_rows(Path(folder), decoder.shape.width)
+    return None if rows is None else _with_rows(decoder, rows)
+
+
+def read_rows(folder: Path, width: int) -> Tensor | None:
+    """[extra, width]: the rows saved in `folder`; None: there are none."""
+    file = folder / ACTIONS
     if not file.exists():
         return None
     with open_tensors(file) as stored:
         if ROWS not in stored.keys():  # noqa: SIM118  # not a mapping
             raise ModelFileError(
                 f"'{file}' holds {', '.join(stored.keys()) or 'nothing'}, not the tensor {ROWS!r}; "
-                f"save the model again, or remove the file to load it without its actions"
+                f"save the model again, or remove the file to use it without its actions"
             )
-        rows = read_tensor(stored, ROWS, Path(folder))
-    if rows.ndim != 2 or rows.shape[1] != decoder.shape.width:
+        rows = read_tensor(stored, ROWS, folder)
+    if rows.ndim != 2 or rows.shape[1] != width:
         raise ModelFileError(
-            f"{ROWS!r} in '{file}' is {list(rows.shape)}, and the model is {decoder.shape.width} "
-            f"wide: the actions belong to another model; remove the file to load it "
-            f"without them"
+            f"{ROWS!r} in '{file}' is {list(rows.shape)}, and the model is {width} wide: the actions "
+            f"belong to another model; remove the file to use it without them"
         )
-    return _with_rows(decoder, rows)
+    return rows
 
 
 def extra_rows(decoder: Decoder) -> Tensor:

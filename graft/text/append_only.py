@@ -57,9 +57,8 @@ def _check_one(
             if n <= turn:
                 continue
             rest = later[len(opened) :]
-            blank = rest[
-                : len(rest) - len(rest.lstrip())
-            ]  # some templates put blanks before the text
+            # some templates put blanks before the text
+            blank = rest[: len(rest) - len(rest.lstrip())]
             for expected in (kept, opened + blank + sampled):
                 if not later.startswith(expected):
                     raise _rewrites(messages, expected, later, n)

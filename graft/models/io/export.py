@@ -21,7 +21,7 @@ from pathlib import Path
 import torch
 
 from graft.files import free_megabytes, new_folder
-from graft.models.extra_actions import ACTIONS, ROWS
+from graft.models.extra_actions import ACTIONS, read_rows
 from graft.models.io.gguf_read import load_gguf
 from graft.models.io.hub import HubError, find_model, split_name
 from graft.models.io.load import (
@@ -30,7 +30,6 @@ from graft.models.io.load import (
     ModelFileError,
     StoredModel,
     open_model,
-    open_tensors,
     read_json,
 )
 from graft.models.io.save import (
@@ -148,6 +147,7 @@ def export_model(
     stored.check()
     check_fits(stored.shape, tokenizer)
     dtype = dtype or stored.dtype
+    rows = None if source is None else read_rows(source, stored.shape.width)
     notes: list[str] = []
     base = source if source is not None and (source / "config.json").exists() else None
     special = ids_of(tokenizer, _turn_ends(tokenizer, notes))
@@ -158,8 +158,15 @@ def export_model(
         write_weights(stored.sizes, stored.read, aside, dtype=dtype, shard_bytes=shard_bytes)
         save_configs(stored.shape, aside, dtype, special, base)
         tokenizer.save(aside)
-        if source is not None and (source / ACTIONS).exists():
-            notes.append(_carry_actions(source / ACTIONS, aside, stored.shape))
+        if source is not None and rows is not None:
+            for file in (source / ACTIONS, source / "actions.json"):
+                if file.exists():
+                    shutil.copyfile(file, aside / file.name)
+            notes.append(
+                f"This model was trained with {len(rows)} actions beyond the vocabulary (`{ACTIONS}`). "
+                f"transformers ignores them and finds the plain language model, which calls no tool by "
+                f"them; graft reads them with the recipe's `actions.file`."
+            )
         _write_card(aside, card(dtype, notes))
     return _exported(folder, dtype, notes)
 
@@ -226,26 +233,6 @@ def check_fits(shape: ModelShape, tokenizer: FastTokenizer) -> None:
             f"the tokenizer has {tokenizer.vocab_size} tokens and the model only "
             f"{shape.vocab_size}: they do not belong together"
         )
-
-
-def _carry_actions(file: Path, folder: Path, shape: ModelShape) -> str:
-    """Copy the rows of actions beyond the vocabulary; returns a note for the card."""
-    with open_tensors(file) as stored:
-        sizes = {name: stored.get_slice(name).get_shape() for name in stored.keys()}  # noqa: SIM118
-    if list(sizes) != [ROWS] or len(sizes[ROWS]) != 2 or sizes[ROWS][1] != shape.width:
-        raise ModelFileError(
-            f"'{file}' holds {sizes}, not {ROWS!r} of a model that is {shape.width} wide; it is of "
-            f"another model: remove it to export the plain one"
-        )
-    shutil.copyfile(file, folder / ACTIONS)
-    names = file.with_name("actions.json")
-    if names.exists():
-        shutil.copyfile(names, folder / names.name)
-    return (
-        f"This model was trained with {sizes[ROWS][0]} actions beyond the vocabulary "
-        f"(`{ACTIONS}`). transformers ignores them and finds the plain language model, which calls "
-        f"no tool by them; graft reads them with the recipe's `actions.file`."
-    )
 
 
 def _untrained_entries(file: Path) -> list[str]:
