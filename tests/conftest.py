@@ -32,7 +32,7 @@ def kernel_device(monkeypatch: pytest.MonkeyPatch) -> Iterator[torch.device]:
         yield torch.device("cuda")
         return
     _repair_interpreter(monkeypatch)
-    with warnings.catch_warnings():  # of numpy, about -inf - -inf, where a GPU says nothing
+    with warnings.catch_warnings():  # of numpy, about -inf - -inf, where a GPU does not warn
         warnings.simplefilter("ignore", RuntimeWarning)
         yield torch.device("cpu")
 

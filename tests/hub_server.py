@@ -38,7 +38,7 @@ class Repository:
 class HubServer:
     def __init__(self) -> None:
         self.repositories: dict[str, Repository] = {}
-        self.asked: list[str] = []
+        self.requests: list[str] = []
         """"GET /api/models/me/tiny/revision/main", ... in the order of arrival."""
         self.cut: dict[str, int] = {}
         """File name -> bytes after which the connection breaks, once."""
@@ -65,15 +65,15 @@ class HubServer:
     def add(self, name: str, files: dict[str, bytes], ref: str = "main", **how: bool) -> str:
         """A new commit, which `ref` names from now on."""
         repository = self.repositories.setdefault(name, Repository(**how))
-        told = repr((name, sorted(files.items()), len(repository.commits))).encode()
-        commit = hashlib.sha1(told).hexdigest()
+        identity = repr((name, sorted(files.items()), len(repository.commits))).encode()
+        commit = hashlib.sha1(identity).hexdigest()
         repository.commits[commit], repository.refs[ref] = dict(files), commit
         return commit
 
     def fetched(self) -> list[str]:
         """Names of files that were downloaded."""
         return sorted(
-            {a.rpartition("/")[2] for a in self.asked if a.startswith("GET") and "/resolve/" in a}
+            {r.split("/")[-1] for r in self.requests if r.startswith("GET") and "/resolve/" in r}
         )
 
 
@@ -82,7 +82,7 @@ class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
 
     def log_message(self, *_: Any) -> None:
-        """Tests read `asked`."""
+        """Tests read `requests`."""
 
     def do_GET(self) -> None:
         self._answer()
@@ -105,7 +105,7 @@ class _Handler(BaseHTTPRequestHandler):
             else self.rfile.read(length)
         )
         path = urllib.parse.unquote(urllib.parse.urlparse(self.path).path)
-        hub.asked.append(f"{self.command} {path}")
+        hub.requests.append(f"{self.command} {path}")
         if hub.broken:
             return self._json({"error": "out of order"}, hub.broken)
         if path == "/api/repos/create":
@@ -138,7 +138,7 @@ class _Handler(BaseHTTPRequestHandler):
         """Refused as the hub refuses: 401 to strangers, whether it exists or not."""
         repository = self.server_hub.repositories.get(name)
         has_login = self.headers.get("Authorization") == f"Bearer {TOKEN}"
-        if repository is not None and repository.gated:  # terms that nobody has accepted
+        if repository is not None and repository.gated:  # terms that are not accepted
             code = {"X-Error-Code": "GatedRepo", "X-Error-Message": "Access is restricted."}
             self._json({"error": "gated"}, 403 if has_login else 401, code)
         elif repository is not None and (has_login or not repository.private):
@@ -155,8 +155,8 @@ class _Handler(BaseHTTPRequestHandler):
             return self._json({"error": "none"}, 404, {"X-Error-Code": "RevisionNotFound"})
         commit = repository.refs.get(revision or "main", revision)
         listed = [{"rfilename": file} for file in files or ()]
-        told = {"id": name, "sha": commit, "siblings": listed, "private": repository.private}
-        return self._json({**told, "tags": [], "downloads": 0, "likes": 0})
+        info = {"id": name, "sha": commit, "siblings": listed, "private": repository.private}
+        return self._json({**info, "tags": [], "downloads": 0, "likes": 0})
 
     def _tree(self, name: str, repository: Repository, revision: str, body: bytes) -> None:
         files = repository.files(revision) or {}
@@ -190,16 +190,16 @@ class _Handler(BaseHTTPRequestHandler):
                 self.close_connection = True
         return None
 
-    def _create(self, asked: dict[str, Any]) -> None:
+    def _create(self, request: dict[str, Any]) -> None:
         hub = self.server_hub
-        name = f"{asked.get('organization') or 'me'}/{asked['name']}"
+        name = f"{request.get('organization') or 'me'}/{request['name']}"
         if self.headers.get("Authorization") != f"Bearer {TOKEN}":
             return self._json({"error": "Invalid username or password."}, 401)
         if name.startswith("others/"):
             return self._json({"error": "You don't have the rights"}, 403)
         is_new = name not in hub.repositories
         if is_new:
-            is_private = asked.get("private") or asked.get("visibility") == "private"
+            is_private = request.get("private") or request.get("visibility") == "private"
             hub.repositories[name] = Repository({}, {}, private=bool(is_private))
         return self._json({"url": f"{hub.url}/{name}", "id": name}, 200 if is_new else 409)
 
@@ -213,9 +213,9 @@ class _Handler(BaseHTTPRequestHandler):
     def _commit(self, name: str, repository: Repository, revision: str, body: bytes) -> None:
         files = dict(repository.files(revision) or {})
         for line in body.splitlines():
-            told = json.loads(line)
-            if told["key"] == "file":
-                files[told["value"]["path"]] = base64.b64decode(told["value"]["content"])
+            entry = json.loads(line)
+            if entry["key"] == "file":
+                files[entry["value"]["path"]] = base64.b64decode(entry["value"]["content"])
         commit = self.server_hub.add(name, files, revision)
         self._json(
             {
@@ -227,12 +227,12 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _json(
         self,
-        told: Any,
+        content: Any,
         status: int = 200,
         headers: dict[str, str] | None = None,
         kind: str = "application/json",
     ) -> None:
-        body = json.dumps(told).encode()
+        body = json.dumps(content).encode()
         self.send_response(status)
         for key, value in {"Content-Type": kind, **(headers or {})}.items():
             self.send_header(key, value)

@@ -88,7 +88,7 @@ class Processes:
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(["tests.preloaded"])  # torch is imported once for all groups
         with tempfile.NamedTemporaryFile(prefix="graft-store-", delete=False) as file:
-            self._store = file.name  # a file is no port that somebody else could take
+            self._store = file.name  # a port could be taken by another process, a file cannot
         for rank in range(self.count):
             mine, theirs = context.Pipe()
             child = context.Process(
@@ -127,7 +127,7 @@ def _serve(pipe: Connection, rank: int, count: int, store: str, deadline: float)
     while True:
         try:
             message = pipe.recv_bytes()
-        except EOFError:  # whoever started us is gone
+        except EOFError:  # the process that started this one is gone
             return
         try:
             if not is_ready:

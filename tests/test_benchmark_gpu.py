@@ -54,8 +54,8 @@ def test_a_tiny_run_writes_its_rows_and_goes_on_after_a_failure(tmp_path, monkey
         raise RuntimeError("no | forks\ntoday")
 
     monkeypatch.setattr(rollouts, "forks", broken)
-    asked = ["--device", "cpu", "--shapes", "tiny", "--quick", "--out", str(tmp_path)]
-    main([*asked, "--only", "rollouts,step,forks"])
+    arguments = ["--device", "cpu", "--shapes", "tiny", "--quick", "--out", str(tmp_path)]
+    main([*arguments, "--only", "rollouts,step,forks"])
     capsys.readouterr()
     again = Report.load(tmp_path / "gpu.json")
     rows = {row.name: row for row in again.rows}
@@ -65,6 +65,6 @@ def test_a_tiny_run_writes_its_rows_and_goes_on_after_a_failure(tmp_path, monkey
     assert rows["forks tiny"].verdict == "failed"
     assert "no / forks today" in (tmp_path / "gpu.md").read_text()
     # a second call goes on where the first ended
-    main([*asked, "--only", "rollouts,step,forks,sync", "--resume"])
+    main([*arguments, "--only", "rollouts,step,forks,sync", "--resume"])
     assert "rollouts tiny" not in capsys.readouterr().out.partition("| what |")[0]
     assert [*Report.load(tmp_path / "gpu.json").jobs][-1] == "sync tiny"

@@ -90,7 +90,7 @@ def test_a_checkpoint_loads_in_transformers_with_the_same_greedy_text(trained):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "code", "words"),
+    ("arguments", "code", "fragment"),
     [
         (["train", "no_such_recipe"], 2, "no recipe 'no_such_recipe'"),
         (["train", "quickstart", "train.lrr=1"], 2, "did you mean 'train.lr'"),
@@ -108,12 +108,12 @@ def test_a_checkpoint_loads_in_transformers_with_the_same_greedy_text(trained):
         (["nonsense"], 2, "nonsense"),
     ],
 )
-def test_mistakes_are_one_clear_line(tmp_path, arguments, code, words):
+def test_mistakes_are_one_clear_line(tmp_path, arguments, code, fragment):
     if "quickstart" in arguments:
         arguments = [*arguments, f"run.dir={tmp_path}"]
     done = graft(*arguments)
     assert done.returncode == code, done.stderr
-    assert words in done.stderr
+    assert fragment in done.stderr
     assert "Traceback" not in done.stderr
 
 
@@ -218,19 +218,19 @@ def test_sft_on_recorded_chats_needs_no_environment(tmp_path):
         f"sft: {{steps: 60, data: '{tmp_path}/chats.jsonl', batch: 4, lr: 0.01, warmup: 5}}\n"
     )
     assert graft("sft", str(tmp_path / "sft.yaml")).returncode == 0
-    for said, answer in chats:
-        shown = graft("generate", str(tmp_path / "sft"), "-p", said, "--greedy")
+    for prompt, answer in chats:
+        shown = graft("generate", str(tmp_path / "sft"), "-p", prompt, "--greedy")
         assert shown.stdout == answer + "\n"
     (tmp_path / "bad.jsonl").write_text('{"messages": 3}\n')
     bad = graft("sft", str(tmp_path / "sft.yaml"), f"sft.data={tmp_path}/bad.jsonl", "run.name=x")
     assert bad.returncode == 1 and "row 1: no list `messages`" in bad.stderr
 
 
-def test_a_full_device_is_told_in_words(capsys: pytest.CaptureFixture[str]):
+def test_a_full_device_is_an_error_without_traceback(capsys: pytest.CaptureFixture[str]):
     error = torch.OutOfMemoryError(
         "CUDA out of memory. Tried to allocate 46.00 MiB. If reserved but unallocated memory is large"
     )
     assert cli._complain(error) == 1
-    said = capsys.readouterr().err
-    assert "Tried to allocate 46.00 MiB." in said and "train.tokens_per_micro" in said
-    assert "Traceback" not in said and "If reserved" not in said
+    stderr = capsys.readouterr().err
+    assert "Tried to allocate 46.00 MiB." in stderr and "train.tokens_per_micro" in stderr
+    assert "Traceback" not in stderr and "If reserved" not in stderr

@@ -111,7 +111,7 @@ def chatty(tmp_path_factory) -> Path:
     return folder
 
 
-def looked_at(path: str, *overrides: str) -> dict[str, Check]:
+def checks_of(path: str, *overrides: str) -> dict[str, Check]:
     return {check.name: check for check in examine_recipe(load_config(path, overrides))}
 
 
@@ -122,9 +122,9 @@ def sick(found: dict[str, Check]) -> list[str]:
 def test_a_healthy_recipe_passes_and_shows_its_loss_mask(written):
     result = invoke(app, [written, "--json"])
     assert result.exit_code == 0, result.output
-    told = json.loads(result.stdout.splitlines()[-1])
-    assert told["is_ready"] is True and told["recipe"] == written
-    checks = {check["name"]: check for check in told["checks"]}
+    report_json = json.loads(result.stdout.splitlines()[-1])
+    assert report_json["is_ready"] is True and report_json["recipe"] == written
+    checks = {check["name"]: check for check in report_json["checks"]}
     assert [name for name, check in checks.items() if check["verdict"] == "fail"] == []
     assert {
         "python", "packages", "device", "disk", "memory", "checkpoints", "trackers", "tokenizer", "env",
@@ -140,57 +140,62 @@ def test_a_healthy_recipe_passes_and_shows_its_loss_mask(written):
     assert "»[" in checks["loss mask"]["seen"] and "<eos>«" in checks["loss mask"]["seen"]
 
 
-def test_the_lines_are_said_as_they_are_made_and_counted_at_the_end(written):
+def test_the_lines_are_printed_as_they_are_made_and_counted_at_the_end(written):
     result = invoke(app, [written])
     assert result.exit_code == 0
     lines = result.stdout.splitlines()
     assert lines[0].startswith("pass  python")
     assert lines[-1].endswith("0 failed")
-    said: list[str] = []
-    assert [check.name for check in report(said.append)] == ["python", "packages", "device", "disk"]
-    assert len(said) == 4
+    printed: list[str] = []
+    assert [check.name for check in report(printed.append)] == [
+        "python",
+        "packages",
+        "device",
+        "disk",
+    ]
+    assert len(printed) == 4
 
 
-def test_wrong_usage_is_told_before_anything_is_looked_at(written):
+def test_wrong_usage_is_an_error_before_any_check(written):
     assert isinstance(invoke(app, ["train.lr=1"]).exception, ConfigError)
     assert isinstance(invoke(app, [written, "train.lrr=1"]).exception, ConfigError)
 
 
 def test_the_folder_of_the_run_is_not_touched(written, tmp_path):
-    looked_at(written, f"run.dir={tmp_path / 'runs'}")
+    checks_of(written, f"run.dir={tmp_path / 'runs'}")
     assert not (tmp_path / "runs").exists()
 
 
-def test_a_recipe_for_many_processes_is_looked_at_by_one(written):
-    found = looked_at(written, "parallel.tp=4", "cluster.address=auto")
+def test_a_recipe_for_many_processes_is_checked_by_one(written):
+    found = checks_of(written, "parallel.tp=4", "cluster.address=auto")
     assert "parallel.tp=4, cluster.address=auto" in found["processes"].seen
     assert sick(found) == []
 
 
-def test_a_chat_model_passes_and_of_one_that_forgets_its_thoughts_it_is_told(written, chatty):
+def test_a_chat_model_passes_and_a_template_that_drops_thoughts_is_named(written, chatty):
     model = (f"model.path={chatty}", "model.shape={}", "task.env=game:GuessTheNumber-v0")
     more = ("sft.steps=0", "sft.demo_args={}", "rollout.max_context=2048")
-    found = looked_at(written, *model, *more, "model.chat_template=chatml")
+    found = checks_of(written, *model, *more, "model.chat_template=chatml")
     assert sick(found) == []
     assert "is not trained" in found["ends"].seen  # the newline behind the end of a turn
     assert "<|im_end|>«" in found["loss mask"].seen
     template = chatty.parent / "forgetful.jinja"
     template.write_text(FORGETFUL)
-    found = looked_at(written, *model, *more, f"model.chat_template={template}")
+    found = checks_of(written, *model, *more, f"model.chat_template={template}")
     assert sick(found) == [] and "attempts" in found
     assert "rewrites turn" in found["template"].seen
     assert "model.history=append" in found["template"].seen
     letter = ("model.history=template", f"model.chat_template={template}")
-    found = looked_at(written, *model, *more, *letter)
+    found = checks_of(written, *model, *more, *letter)
     assert sick(found) == [] and "a new context begins" in found["template"].seen
-    only_one = looked_at(
+    only_one = checks_of(
         written, *model, *more, f"model.chat_template={template}", "rollout.max_turns=1"
     )
     assert "Here it does not matter" in only_one["template"].seen and sick(only_one) == []
 
 
-def test_a_model_that_is_not_there_is_told_of_once(written):
-    found = looked_at(written, "model.path=./models/nowhere", "model.shape={}")
+def test_a_missing_model_is_reported_once(written):
+    found = checks_of(written, "model.path=./models/nowhere", "model.shape={}")
     assert sick(found) == ["tokenizer"]
     assert "models/nowhere" in found["tokenizer"].seen
     assert found["model"].verdict == "warn" and list(found) == [
@@ -198,40 +203,40 @@ def test_a_model_that_is_not_there_is_told_of_once(written):
     ]  # fmt: skip
 
 
-def test_an_environment_that_is_not_there_is_told_of_once(written):
-    found = looked_at(written, "task.env=calculater", "model.alphabet=bytes")
+def test_a_missing_environment_is_reported_once(written):
+    found = checks_of(written, "task.env=calculater", "model.alphabet=bytes")
     assert sick(found) == ["env"]
     assert "did you mean 'calculator'" in found["env"].seen
     assert "its environment does not work" in found["model"].seen
 
 
-def test_too_little_memory_is_told_of_and_nothing_is_opened(written, monkeypatch):
+def test_too_little_memory_fails_and_nothing_is_opened(written, monkeypatch):
     monkeypatch.setattr(
         resources, "device_memory_of", lambda device: DeviceMemory(device, 1 << 26, False, "CPU")
     )
-    found = looked_at(written)
+    found = checks_of(written)
     assert sick(found) == ["memory"]
     assert "of the 64 MB" in found["memory"].seen or "0.06 GB" in found["memory"].seen
     assert "larger device" in found["memory"].remedy and "torchrun" in found["memory"].remedy
     assert "would not fit" in found["model"].seen and "engine" not in found
 
 
-def test_checkpoints_that_do_not_fit_on_the_disk_are_told_of(written, monkeypatch):
+def test_checkpoints_that_do_not_fit_on_the_disk_are_reported(written, monkeypatch):
     usage = namedtuple("usage", "total used free")
     for free, verdict in ((1 << 16, "fail"), (1 << 18, "warn")):  # one is 86 kB, four are kept
         monkeypatch.setattr(resources.shutil, "disk_usage", lambda _, free=free: usage(0, 0, free))
-        assert looked_at(written)["checkpoints"].verdict == verdict
+        assert checks_of(written)["checkpoints"].verdict == verdict
 
 
-def test_a_reward_that_everybody_earns_is_found_out(written):
-    found = looked_at(written, "task.reward=tests.test_doctor:everyone")
+def test_a_reward_that_every_answer_earns_fails(written):
+    found = checks_of(written, "task.reward=tests.test_doctor:everyone")
     assert sick(found) == ["reward"]
     assert "gold answers earn 1" in found["reward"].seen
     assert "garbage earns 1" in found["reward"].seen
 
 
 class Posed(BaseEnv):
-    """Asks for 7; what earns something, and whether there is a teacher, is the test's business."""
+    """Asks for 7; the test sets what earns a reward and whether there is a teacher."""
 
     env_id = "posed"
 
@@ -255,14 +260,14 @@ class Posed(BaseEnv):
 @pytest.mark.parametrize(
     ("pays", "teacher", "answer", "verdict", "why"),
     [
-        (lambda said: float(said == "\\boxed{7}"), "", "7", "pass", "gold answers earn 1,"),
-        (lambda said: float("so 7" in said), "so 7", None, "pass", "the best demonstration 1,"),
-        (lambda said: 0.5, "", "7", "fail", "gold answers earn 0.5, garbage earns 0.5"),
-        (lambda said: -float(said == "7"), "7", "7", "fail", "garbage earns 0"),
-        (lambda said: 0.0, "7", "7", "fail", "the best demonstration 0, garbage earns 0"),
-        (lambda said: 0.0, "", "7", "warn", "gold answers earn 0, garbage earns 0"),
-        (lambda said: 0.0, "", None, "warn", "garbage earns 0"),
-        (lambda said: float("nan"), "", "7", "fail", "not a finite number"),
+        (lambda action: float(action == "\\boxed{7}"), "", "7", "pass", "gold answers earn 1,"),
+        (lambda action: float("so 7" in action), "so 7", None, "pass", "the best demonstration 1,"),
+        (lambda action: 0.5, "", "7", "fail", "gold answers earn 0.5, garbage earns 0.5"),
+        (lambda action: -float(action == "7"), "7", "7", "fail", "garbage earns 0"),
+        (lambda action: 0.0, "7", "7", "fail", "the best demonstration 0, garbage earns 0"),
+        (lambda action: 0.0, "", "7", "warn", "gold answers earn 0, garbage earns 0"),
+        (lambda action: 0.0, "", None, "warn", "garbage earns 0"),
+        (lambda action: float("nan"), "", "7", "fail", "not a finite number"),
     ],
 )
 def test_the_reward_is_tried_on_right_answers_and_on_garbage(pays, teacher, answer, verdict, why):
@@ -273,21 +278,21 @@ def test_the_reward_is_tried_on_right_answers_and_on_garbage(pays, teacher, answ
     assert (found.verdict, why in found.seen) == (verdict, True), found
 
 
-def test_gold_answers_that_are_not_all_taken_for_right_are_worth_a_word():
+def test_gold_answers_that_are_not_all_rewarded_are_a_warning():
     class Some(Posed):
         def pose(self) -> str:
             self.answer = "7" if self.seed else "8"
             return "?"
 
     stage = RewardTrial(
-        lambda task: Some(lambda said: float(said == "8")), None, Chat(FastTokenizer.bytes())
+        lambda task: Some(lambda action: float(action == "8")), None, Chat(FastTokenizer.bytes())
     )
     found = reward_check(stage, [Task(f"t{i}", "posed", seed=i) for i in range(2)], {})
     assert found.verdict == "warn"
     assert "1 of 2 gold answers earn 1" in found.seen
 
 
-def test_what_a_teacher_says_in_a_row_is_one_turn_and_may_end_in_a_call():
+def test_consecutive_texts_of_a_teacher_are_one_turn_and_may_end_in_a_call():
     call = CallText("compare A", "compare", ("A",))
     trace = [(Author.POLICY, "So "), (Author.POLICY, call), (Author.ENV, "A"), (Author.POLICY, "A")]
     first, second = turns(trace)
@@ -299,7 +304,7 @@ def test_a_broken_tool_fails_and_the_others_answer(written):
     ours = [f"'tests.test_doctor:{name}'" for name in ("Broken", "lonely", "weather")]
     use = f"[calculator, {', '.join(ours)}]"
     more = ("model.alphabet=bytes", "task.env=arithmetic", "sft.steps=0", "sft.demo_args={}")
-    found = looked_at(
+    found = checks_of(
         written,
         *more,
         f"task.wrappers=[{{tools: {{use: {use}}}}}]",
@@ -331,7 +336,7 @@ def test_a_tool_of_ours_must_understand_what_it_is_given(monkeypatch):
     assert answer_of(Calculator(), "tool").verdict == "fail"
 
 
-def test_a_tool_of_an_mcp_server_is_asked_for_and_not_called():
+def test_a_tool_of_an_mcp_server_is_listed_and_not_called():
     class Link:
         def tools(self):
             return [{"name": "send_mail"}]
@@ -364,12 +369,12 @@ def test_arguments_are_made_up_from_the_schema():
     assert arguments_for(Typed()) == {"city": "test", "unit": "celsius", "days": 1, "tags": []}
 
 
-def test_an_engine_in_bad_health_fails_and_the_others_are_looked_at(written, monkeypatch):
+def test_an_engine_in_bad_health_fails_and_the_others_are_checked(written, monkeypatch):
     def ill(self) -> None:
         raise EngineError("server http://host:1 does not answer")
 
     monkeypatch.setattr(NativeEngine, "health", ill, raising=False)
-    found = looked_at(written)
+    found = checks_of(written)
     assert sick(found) == ["engine"]
     assert found["engine"].seen == "server http://host:1 does not answer"
     assert found["log-probs"].verdict == "pass"
@@ -383,7 +388,7 @@ def test_an_engine_that_samples_from_other_weights_is_found_out(written, monkeyp
         load(self, {name: 2 * tensor for name, tensor in weights.items()}, version)
 
     monkeypatch.setattr(NativeEngine, "load", wrong)
-    found = looked_at(written, "rollout.staleness=1")
+    found = checks_of(written, "rollout.staleness=1")
     assert sick(found) == ["log-probs"]
     assert "other weights" in found["log-probs"].remedy
 
@@ -393,7 +398,7 @@ def test_adapters_that_are_served_pass_and_others_do_not(written, chatty, monkey
         f"model.path={chatty}", "model.shape={}", "lora.rank=2", "rollout.max_context=200",
         "task.env=arithmetic", "sft.steps=0", "sft.demo_args={}",
     )  # fmt: skip
-    found = looked_at(written, *given)
+    found = checks_of(written, *given)
     assert sick(found) == []
     assert "of rank 2" in found["adapters"].seen
     score = NativeEngine.score
@@ -403,7 +408,7 @@ def test_adapters_that_are_served_pass_and_others_do_not(written, chatty, monkey
         return [[[[x + 0.5 for x in k] for k in j] for j in i] for i in score(self, texts, *more)]
 
     monkeypatch.setattr(NativeEngine, "score", deaf)
-    found = looked_at(written, *given)
+    found = checks_of(written, *given)
     assert sick(found) == ["learner"]
     assert "does not serve the weights that are trained" in found["learner"].seen
 
@@ -415,33 +420,33 @@ def test_an_environment_that_breaks_is_named(written, monkeypatch):
         raise ZeroDivisionError("in the middle of it")
 
     monkeypatch.setattr(Expression, "respond", respond)
-    found = looked_at(written)
+    found = checks_of(written)
     assert "reward" in sick(found) and "ZeroDivisionError" in found["reward"].seen
     assert found["attempts"].verdict in ("warn", "fail")
     assert "in the middle of it" in found["attempts"].seen
 
 
-def test_prompts_that_leave_no_room_are_told_of(written):
-    found = looked_at(written, "rollout.max_context=5", "rollout.max_tokens=4")
+def test_prompts_that_leave_no_room_fail(written):
+    found = checks_of(written, "rollout.max_context=5", "rollout.max_tokens=4")
     assert sick(found) == ["env", "attempts"]
     assert "raise rollout.max_context=5" in found["env"].remedy
     assert "leave no space for an answer" in found["attempts"].seen
 
 
-def test_trackers_that_are_not_there_are_told_of(written, monkeypatch):
-    assert looked_at(written, "run.trackers=[tensorboard]")["trackers"].verdict == "pass"
-    found = looked_at(written, "run.trackers=[tensorbored]")
+def test_missing_trackers_fail(written, monkeypatch):
+    assert checks_of(written, "run.trackers=[tensorboard]")["trackers"].verdict == "pass"
+    found = checks_of(written, "run.trackers=[tensorbored]")
     assert sick(found) == ["trackers"] and "tensorbored" in found["trackers"].seen
     monkeypatch.setitem(__import__("sys").modules, "wandb", None)
-    found = looked_at(written, "run.trackers=[wandb]")
+    found = checks_of(written, "run.trackers=[wandb]")
     assert sick(found) == ["trackers"] and "pip install wandb" in found["trackers"].remedy
 
 
 def test_a_warm_up_from_rows_shows_its_first_row(written, tmp_path):
     rows = tmp_path / "rows.jsonl"
-    said = [{"role": "user", "content": "2+3="}, {"role": "assistant", "content": "5"}]
-    rows.write_text(json.dumps({"messages": said}) + "\n")
-    found = looked_at(
+    messages = [{"role": "user", "content": "2+3="}, {"role": "assistant", "content": "5"}]
+    rows.write_text(json.dumps({"messages": messages}) + "\n")
+    found = checks_of(
         written, f"sft.data={rows}", "train.steps=0", "task.env=", "model.alphabet=bytes",
         "sft.demo_args={}",
     )  # fmt: skip
@@ -453,16 +458,16 @@ def test_a_warm_up_from_rows_shows_its_first_row(written, tmp_path):
 def test_a_conversation_of_which_nothing_is_trained_fails():
     digits = FastTokenizer.characters("0123456789+=")
     zeros = [0.0] * 2
-    said = Span(0, Author.POLICY, [8, 1], [8, 1], zeros, zeros, [0, 0], mask=[False, False])
+    answer = Span(0, Author.POLICY, [8, 1], [8, 1], zeros, zeros, [0, 0], mask=[False, False])
     episode = Episode(
-        Task("t", "e"), [Span(None, Author.TASK, digits.encode("2+3=")), said], [Leaf((1,))]
+        Task("t", "e"), [Span(None, Author.TASK, digits.encode("2+3=")), answer], [Leaf((1,))]
     )
     assert conversation_check(episode, digits, "a test").verdict == "fail"
-    said.mask = [True, False]  # a turn whose end is not trained is plain to see
+    answer.mask = [True, False]  # a turn whose end is not trained is plain to see
     assert conversation_check(episode, digits, "a test").seen.endswith("policy  »5«<eos>")
 
 
-def test_a_look_that_hangs_or_breaks_is_a_line():
+def test_a_check_that_hangs_or_breaks_is_a_line():
     hangs = checked("slow", lambda: time.sleep(5) or [], 0.2)
     assert [(c.name, c.verdict, c.seen) for c in hangs] == [
         ("slow", "fail", "no answer within 0.2 s")
@@ -495,17 +500,17 @@ def test_lines_below_the_first_stand_under_what_was_seen():
 
 def test_a_server_takes_the_weights_and_a_dead_one_is_named(written, chatty):
     tokenizer = FastTokenizer.bytes()
-    other = Decoder(load_model(chatty).shape).initialise(9)  # what somebody else has left there
+    other = Decoder(load_model(chatty).shape).initialise(9)  # weights that another run left there
     given = (
         f"model.path={chatty}", "model.shape={}", "engine.name=sglang", "rollout.temperature=0.7",
         "rollout.deadline=2", "task.env=arithmetic", "sft.steps=0", "sft.demo_args={}",
         "rollout.max_context=400",
     )  # fmt: skip
     with serving_sglang(other, tokenizer) as server:
-        found = looked_at(written, *given, f"engine.url=[{server.url}]")
+        found = checks_of(written, *given, f"engine.url=[{server.url}]")
     assert sick(found) == []
     assert "a copy of them" in found["engine"].seen
     assert "at temperature 0.7" in found["log-probs"].seen
-    found = looked_at(written, *given, f"engine.url=[{server.url}]")
+    found = checks_of(written, *given, f"engine.url=[{server.url}]")
     assert sick(found) == ["model"]
     assert server.url in found["model"].seen

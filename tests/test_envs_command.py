@@ -19,12 +19,12 @@ def typed(*lines: str):
     """A person who types these lines and then leaves."""
     waiting = list(lines)
 
-    def ask(prompt: str) -> str:
+    def read_line(prompt: str) -> str:
         if not waiting:
             raise EOFError
         return waiting.pop(0)
 
-    return ask
+    return read_line
 
 
 def test_the_list_names_every_env_once_with_what_it_needs():
@@ -57,23 +57,23 @@ def test_the_list_as_json_is_one_object():
 
 def test_a_person_plays_a_game_without_typing_boxes():
     env = make("game:GuessTheNumber-v0", min_number=1, max_number=3, max_turns=5)
-    said: list[str] = []
+    printed: list[str] = []
     _, info = env.reset(4)
     wrong = "1" if info["answer"] != 1 else "2"
-    result = play(env, 4, said.append, typed(wrong, f"perhaps \\boxed{{{info['answer']}}}"))
+    result = play(env, 4, printed.append, typed(wrong, f"perhaps \\boxed{{{info['answer']}}}"))
     assert (result["turns"], result["reward"], result["terminated"]) == (2, 1.0, True)
-    assert "[reward 1, 1 in all]" in said[-2]
-    assert said[-1].endswith(f"the answer was {info['answer']}")
+    assert "[reward 1, 1 in all]" in printed[-2]
+    assert printed[-1].endswith(f"the answer was {info['answer']}")
 
 
 def test_leaving_early_is_no_error_and_a_line_can_go_on():
     env = make("countdown")
-    said: list[str] = []
-    assert play(env, 0, said.append, typed(":quit"))["turns"] == 0
-    assert play(env, 0, said.append, typed())["turns"] == 0
-    result = play(env, 0, said.append, typed("<answer>1\\", "+1</answer>"))
+    printed: list[str] = []
+    assert play(env, 0, printed.append, typed(":quit"))["turns"] == 0
+    assert play(env, 0, printed.append, typed())["turns"] == 0
+    result = play(env, 0, printed.append, typed("<answer>1\\", "+1</answer>"))
     assert (result["turns"], result["reward"]) == (1, 0.1)
-    assert play(env, 0, said.append, typed(":random"))["turns"] == 1
+    assert play(env, 0, printed.append, typed(":random"))["turns"] == 1
 
 
 def test_arguments_are_typed_as_in_a_recipe():
@@ -99,17 +99,17 @@ def test_a_wrong_argument_is_answered_with_the_right_ones():
 
 
 def test_a_person_shops_without_typing_boxes():
-    said: list[str] = []
-    result = play(make("webshop:train-text"), 3, said.append, typed("search[lamp]", ":quit"))
+    printed: list[str] = []
+    result = play(make("webshop:train-text"), 3, printed.append, typed("search[lamp]", ":quit"))
     assert (result["turns"], result["reward"]) == (1, 0.0)
-    assert "Search: lamp" in said[-2]
-    assert said[-1] == "left after 1 turn, reward 0"
+    assert "Search: lamp" in printed[-2]
+    assert printed[-1] == "left after 1 turn, reward 0"
 
 
 def test_the_last_line_names_an_answer_only_where_there_is_one():
-    said: list[str] = []
-    play(make("game:Minesweeper-v0-easy"), 3, said.append, typed("dig"))
-    assert said[-1] == "over after 1 turn, reward -0.1"
+    printed: list[str] = []
+    play(make("game:Minesweeper-v0-easy"), 3, printed.append, typed("dig"))
+    assert printed[-1] == "over after 1 turn, reward -0.1"
 
 
 def test_play_reads_from_a_pipe():

@@ -108,7 +108,7 @@ MORE_THAN_ONE_FILE: dict[str, set[str]] = {
 
 @dataclass(frozen=True)
 class Import:
-    """One imported module, by the file that asks for it."""
+    """One imported module, by the file that imports it."""
 
     file: str
     target: str
@@ -308,9 +308,11 @@ def test_a_class_name_is_defined_once_in_the_package():
 
 def loaded_after(code: str) -> set[str]:
     """Top-level modules in memory after `code`, in a fresh process."""
-    tell = "import json, sys; print(json.dumps(sorted({n.split('.')[0] for n in sys.modules})))"
+    print_modules = (
+        "import json, sys; print(json.dumps(sorted({n.split('.')[0] for n in sys.modules})))"
+    )
     done = subprocess.run(
-        [sys.executable, "-c", f"{code}\n{tell}"],
+        [sys.executable, "-c", f"{code}\n{print_modules}"],
         cwd=ROOT,
         capture_output=True,
         text=True,

@@ -81,16 +81,16 @@ def serving(*answers: Answer) -> Iterator[tuple[str, list[BaseHTTPRequestHandler
         thread.join(10)
 
 
-def ask(client: HttpClient, url: str, content: bytes | None = None) -> Any:
+def in_thread(client: HttpClient, url: str, content: bytes | None = None) -> Any:
     return client.request(url, content, json_of)
 
 
-def ask_async(client: HttpClient, url: str, content: bytes | None = None) -> Any:
+def in_event_loop(client: HttpClient, url: str, content: bytes | None = None) -> Any:
     return asyncio.run(client.request_async(url, content, json_of))
 
 
-@pytest.fixture(params=[ask, ask_async], ids=["threads", "asyncio"])
-def asking(request, monkeypatch) -> Callable[..., Any]:
+@pytest.fixture(params=[in_thread, in_event_loop], ids=["threads", "asyncio"])
+def request_with(request, monkeypatch) -> Callable[..., Any]:
     monkeypatch.setattr("graft.http.FIRST_PAUSE", 0.01)
     return request.param
 
@@ -110,63 +110,65 @@ PASSING: dict[str, tuple[Answer, str]] = {
 
 
 @pytest.mark.parametrize("fault", PASSING)
-def test_a_fault_that_may_pass_is_repeated(fault, asking):
+def test_a_fault_that_may_pass_is_repeated(fault, request_with):
     broken, text = PASSING[fault]
     timeout = 0.2 if fault in ("silence", "drips") else 5.0
     client = HttpClient(timeout=timeout, deadline=20.0, retries=1, max_bytes=100)
     patient = HttpClient(timeout=max(timeout, 0.4), deadline=20.0, retries=3, max_bytes=100)
     with serving(broken, sending(200, b'{"a": 1}')) as (url, seen):
-        assert asking(patient, url) == {"a": 1} and len(seen) >= 2
+        assert request_with(patient, url) == {"a": 1} and len(seen) >= 2
     with serving(broken) as (url, seen):
         with pytest.raises(HttpFault, match=text) as raised:
-            asking(client, url)
+            request_with(client, url)
         assert len(seen) == raised.value.attempts == 2
 
 
 @pytest.mark.parametrize("code", [400, 401, 404])
-def test_a_refusal_is_not_repeated(code, asking):
+def test_a_refusal_is_not_repeated(code, request_with):
     with serving(sending(code, b"no")) as (url, seen):
         with pytest.raises(HttpFault, match=f"answered {code}: no") as raised:
-            asking(HttpClient(timeout=5.0, retries=5), url)
+            request_with(HttpClient(timeout=5.0, retries=5), url)
         assert len(seen) == 1 and raised.value.is_final and raised.value.code == code
 
 
-def test_nobody_there_has_the_systems_reason(asking):
+def test_an_unreachable_server_is_named_with_the_systems_reason(request_with):
     with pytest.raises(HttpFault, match=r"cannot be reached: \[Errno \d+\] Connect"):
-        asking(HttpClient(timeout=5.0, retries=0), "http://127.0.0.1:9")
+        request_with(HttpClient(timeout=5.0, retries=0), "http://127.0.0.1:9")
 
 
-def test_content_is_posted_and_an_empty_answer_is_none(asking):
+def test_content_is_posted_and_an_empty_answer_is_none(request_with):
     with serving(sending(200)) as (url, seen):
         client = HttpClient(timeout=5.0, retries=0, headers={"X-Key": "k"})
-        assert asking(client, url) is None and asking(client, url, b"{}") is None
+        assert request_with(client, url) is None and request_with(client, url, b"{}") is None
         assert [one.command for one in seen] == ["GET", "POST"]
         assert seen[0].headers["X-Key"] == "k"
 
 
-def test_a_429_may_be_waited_out_and_retry_after_is_kept(asking):
+def test_a_429_may_be_waited_out_and_retry_after_is_kept(request_with):
     busy = sending(429, Retry_After="0.1")
     with serving(busy, busy, busy, sending(200)) as (url, seen):
         start = time.monotonic()
-        assert asking(HttpClient(timeout=5.0, retries=0, waits_out_429=True), url) is None
+        assert request_with(HttpClient(timeout=5.0, retries=0, waits_out_429=True), url) is None
         assert len(seen) == 4 and time.monotonic() - start >= 0.3
     with serving(sending(503, Retry_After="60")) as (url, seen):
         with pytest.raises(HttpFault, match="answered 503"):
-            asking(HttpClient(timeout=5.0, deadline=5.0, retries=9), url)
+            request_with(HttpClient(timeout=5.0, deadline=5.0, retries=9), url)
         assert len(seen) == 1  # the pause would end after the deadline
 
 
-def test_a_direct_client_names_where_a_redirect_points(asking):
+def test_a_direct_client_names_where_a_redirect_points(request_with):
     elsewhere = sending(302, Location="http://127.0.0.1:9/x")
-    told = pytest.raises(HttpFault, match=r"answered 302 \(it points to http://127.0.0.1:9/x\)")
-    with serving(elsewhere) as (url, _), told:
-        asking(HttpClient(timeout=5.0, retries=0, is_direct=True), url)
+    redirected = pytest.raises(
+        HttpFault, match=r"answered 302 \(it points to http://127.0.0.1:9/x\)"
+    )
+    with serving(elsewhere) as (url, _), redirected:
+        request_with(HttpClient(timeout=5.0, retries=0, is_direct=True), url)
 
 
-def test_a_key_is_not_passed_on_to_another_server(asking):
+def test_a_key_is_not_passed_on_to_another_server(request_with):
     with serving(sending(200)) as (other, seen), serving(sending(302, Location=other)) as (url, _):
         client = HttpClient(timeout=5.0, retries=0, headers={"Authorization": "Bearer k"})
-        asking(client, url)
+        request_with(client, url)
         assert len(seen) == 1 and "Authorization" not in seen[0].headers
 
 

@@ -1,4 +1,4 @@
-"""`graft doctor` acts in two copies of an environment, and says when one of them notices the other."""
+"""`graft doctor` acts in two copies of an environment, and reports when one changes the other."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class Chance(Sound):
 
 
 class Registry:
-    """State in an object of the user's that tools share, as deep as nobody looks."""
+    """State in an object of the user's that tools share, below the attributes of the object."""
 
     def __init__(self) -> None:
         self.inner = {"notes": Sound()}
@@ -125,7 +125,7 @@ def test_isolation_is_proved_by_acting(make, verdict: str, seen: str):
     assert found.verdict == verdict and seen in found.seen, str(found)
 
 
-def test_the_line_names_the_environment_and_says_what_to_do():
+def test_the_line_names_the_environment_and_the_remedy():
     found = check(InClass)
     assert "env InClass (tests/test_isolation.py:" in found.seen
     assert "set it in pose() or __init__" in found.remedy

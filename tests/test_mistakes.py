@@ -72,8 +72,8 @@ class Plain:
 class Mistake(NamedTuple):
     name: str
     code: str
-    says: tuple[str, ...]
-    """All of these stand in the message; "FILE" is the module's, with a line behind it."""
+    fragments: tuple[str, ...]
+    """All of these are in the message; "FILE" is the module's, with a line behind it."""
     changes: dict[str, Any] = {}
 
 
@@ -113,7 +113,7 @@ def recipe(folder: Path, module: str, changes: dict[str, Any]) -> dict[str, Any]
 
 
 def run(mistake: Mistake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """What the run says before it ends."""
+    """The message of the error that ends the run."""
     module = f"mine_{next(numbers)}"
     (tmp_path / f"{module}.py").write_text(f"{HEAD}\n\n{mistake.code}\n")
     monkeypatch.chdir(tmp_path)
@@ -124,27 +124,29 @@ def run(mistake: Mistake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> st
             graft.train(given)
     finally:
         sys.modules.pop(module, None)
-    told = str(error.value).replace(f"{module}.py", "FILE.py").replace(module, "MODULE")
+    message = str(error.value).replace(f"{module}.py", "FILE.py").replace(module, "MODULE")
     name = type(error.value).__module__
     assert name.startswith("graft.") or type(error.value) is ValueError, repr(error.value)
-    return told
+    return message
 
 
-def env(name: str, body: str, *says: str, base: str = "Env", **changes: Any) -> Mistake:
+def env(name: str, body: str, *fragments: str, base: str = "Env", **changes: Any) -> Mistake:
     lines = "\n".join(f"    {line}" for line in body.splitlines())
-    return Mistake(name, f"class Mine({base}):\n{lines}", says, changes)
+    return Mistake(name, f"class Mine({base}):\n{lines}", fragments, changes)
 
 
-def reward(name: str, body: str, *says: str, head: str = "def score(task, row):") -> Mistake:
+def reward(name: str, body: str, *fragments: str, head: str = "def score(task, row):") -> Mistake:
     code = f"class Mine(Env):\n    pass\n\n\n{head}\n    {body}"
-    return Mistake(name, code, says, {"task.reward": "MINE:score"})
+    return Mistake(name, code, fragments, {"task.reward": "MINE:score"})
 
 
-def part(what: str, name: str, code: str, *says: str) -> Mistake:
+def part(what: str, name: str, code: str, *fragments: str) -> Mistake:
     """A loss, credit, reduction or branch called `mine`."""
     key = {"branch": "rollout.branch"}.get(what, f"algo.{what}")
     value: Any = ["MINE:mine"] if what == "credit" else "MINE:mine"
-    return Mistake(f"{what} {name}", f"class Mine(Env):\n    pass\n\n\n{code}", says, {key: value})
+    return Mistake(
+        f"{what} {name}", f"class Mine(Env):\n    pass\n\n\n{code}", fragments, {key: value}
+    )
 
 
 RESPOND = "def respond(self, action):\n    return "
@@ -334,10 +336,10 @@ def make():
 """
 
 
-def tool(name: str, body: str, *says: str, annotation: str = "", **more: str) -> Mistake:
+def tool(name: str, body: str, *fragments: str, annotation: str = "", **more: str) -> Mistake:
     fields = {"mark": "@graft.tool", "parameters": "", **more}
     code = CALLING.format(body=body, annotation=annotation, **fields)
-    return Mistake(name, code, says, {"task.env": "MINE:make"})
+    return Mistake(name, code, fragments, {"task.env": "MINE:make"})
 
 
 TOOLS = [
@@ -396,9 +398,12 @@ MODULES = [
 ]  # fmt: skip
 
 
-def wrapper(name: str, code: str, *says: str) -> Mistake:
+def wrapper(name: str, code: str, *fragments: str) -> Mistake:
     return Mistake(
-        name, f"class Mine(Env):\n    pass\n\n\n{code}", says, {"task.wrappers": ["MINE:around"]}
+        name,
+        f"class Mine(Env):\n    pass\n\n\n{code}",
+        fragments,
+        {"task.wrappers": ["MINE:around"]},
     )
 
 
@@ -470,9 +475,9 @@ ALL = [
 def test_a_mistake_is_named_with_its_place_what_came_and_what_is_wanted(
     mistake: Mistake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    told = run(mistake, tmp_path, monkeypatch)
-    for words in mistake.says:
-        assert words in told, told
+    message = run(mistake, tmp_path, monkeypatch)
+    for fragment in mistake.fragments:
+        assert fragment in message, message
 
 
 class Half:
@@ -536,12 +541,12 @@ FROM_PYTHON = {
 
 
 @pytest.mark.parametrize("name", FROM_PYTHON)
-def test_a_call_from_python_is_answered_with_what_came_and_what_is_wanted(name: str):
-    call, *says = FROM_PYTHON[name]
+def test_a_call_from_python_is_refused_with_what_came_and_what_is_wanted(name: str):
+    call, *fragments = FROM_PYTHON[name]
     with pytest.raises((ValueError, TypeError)) as error:
         call()
-    for words in says:
-        assert words in str(error.value), str(error.value)
+    for fragment in fragments:
+        assert fragment in str(error.value), str(error.value)
 
 
 def test_a_misspelled_name_of_the_package_has_a_suggestion():
@@ -592,8 +597,8 @@ def test_a_traceback_is_kept_in_the_episode_and_in_the_log(
 ):
     body = "def respond(self, action):\n    return self.board"
     monkeypatch.setenv("GRAFT_DEBUG", "1")
-    told = run(env("raises", body), tmp_path, monkeypatch)
-    assert "FILE.py:" in told and "in respond" in told
+    message = run(env("raises", body), tmp_path, monkeypatch)
+    assert "FILE.py:" in message and "in respond" in message
     log = (tmp_path / "runs" / "run" / "errors.log").read_text()
     for text in (log, capsys.readouterr().err):
         assert "Traceback (most recent call last)" in text and "return self.board" in text

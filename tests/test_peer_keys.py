@@ -72,7 +72,7 @@ def test_a_key_of_another_library_is_answered_with_ours(override, ours):
         load_config("quickstart", [override])
 
 
-def test_what_differs_in_meaning_is_said():
+def test_a_difference_in_meaning_is_in_the_message():
     with pytest.raises(
         ConfigError, match=r"'rollout.tasks'\? \(TRL counts attempts: tasks = per_de"
     ):
@@ -82,9 +82,9 @@ def test_what_differs_in_meaning_is_said():
 
 
 def test_every_key_of_a_foreign_section_is_answered_and_many_are_counted():
-    told = ["optim.lr=1", "fsdp_config.param_offload=true"]
+    overrides = ["optim.lr=1", "fsdp_config.param_offload=true"]
     with pytest.raises(ConfigError, match=r"'train.lr'.*'parallel.offload'"):
-        load_config("quickstart", [f"actor_rollout_ref.actor.{each}" for each in told])
+        load_config("quickstart", [f"actor_rollout_ref.actor.{each}" for each in overrides])
     with pytest.raises(ConfigError, match=r"and 8 more below 'verl'"):
         load_config("quickstart", [f"verl.key{number}=1" for number in range(20)])
 

@@ -23,7 +23,7 @@ def test_a_name_a_lazy_entry_and_a_users_own_path_resolve():
         ("math:", "not of the form"),
     ],
 )
-def test_a_wrong_name_says_what_exists(name: str, complaint: str):
+def test_a_wrong_name_lists_what_exists(name: str, complaint: str):
     with pytest.raises(UnknownName, match=complaint):
         resolve(name, TABLE, "credit")
 

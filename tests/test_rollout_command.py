@@ -46,21 +46,21 @@ def there(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder)
 
 
-def say(*arguments: str, code: int = 0):
+def invoke(*arguments: str, code: int = 0):
     result = CliRunner().invoke(app, list(arguments), catch_exceptions=False)
     assert result.exit_code == code, result.output
     return result
 
 
-def told(*arguments: str):
-    return json.loads(say(*arguments, "--json").stdout.splitlines()[-1])
+def as_json(*arguments: str):
+    return json.loads(invoke(*arguments, "--json").stdout.splitlines()[-1])
 
 
 def test_an_attempt_is_the_one_that_the_evaluation_makes(folder: Path):
     config = load_config(str(folder / "runs/a/config.yaml"), [])
     components = build_run(config, weights=folder / "runs/a/checkpoints/rl-000001")
     wanted = collect(held_out_tasks("calculator", 3), components.held_out, independent(1))[2]
-    found = told("a", "--seed", "2")
+    found = as_json("a", "--seed", "2")
     [attempt] = found["attempts"]
     walk = [wanted.spans[i] for i in wanted.walk(wanted.leaves[0].tips[-1])]
     assert [span["text"] for span in attempt["spans"]] == [span.text for span in walk]
@@ -70,19 +70,19 @@ def test_an_attempt_is_the_one_that_the_evaluation_makes(folder: Path):
 
 
 def test_the_conversation_is_printed_turn_by_turn():
-    lines = say("a", "--seed", "2", "--greedy").stdout.splitlines()
-    spans = told("a", "--seed", "2", "--greedy")["attempts"][0]["spans"]
+    lines = invoke("a", "--seed", "2", "--greedy").stdout.splitlines()
+    spans = as_json("a", "--seed", "2", "--greedy")["attempts"][0]["spans"]
     assert [line.split()[0] for line in lines[: len(spans)]] == [span["author"] for span in spans]
     assert lines[0].split() == ["task", spans[0]["text"]]
     assert lines[-1].startswith("reward  0.00 (")
 
 
 def test_ones_own_task_is_attempted_with_the_tools_and_has_no_reward():
-    plain = say("a", "--task", "12+34=", "--n", "2")
+    plain = invoke("a", "--task", "12+34=", "--n", "2")
     assert plain.stdout.count("task    12+34=") == 2
     assert plain.stdout.count("reward  - (") == 2
     assert "tools: calculator" in plain.stderr
-    found = told("a", "--task", "12+34=", "--n", "2")
+    found = as_json("a", "--task", "12+34=", "--n", "2")
     assert [attempt["reward"] for attempt in found["attempts"]] == [None, None]
     assert found["task"]["prompt"] == [{"role": "user", "content": "12+34="}]
     assert found["task"]["answer"] is None
@@ -94,8 +94,8 @@ def test_a_model_takes_the_environment_that_is_named(folder: Path, tmp_path: Pat
     model = tmp_path / "model"
     model.symlink_to(folder / "runs/a/checkpoints/rl-000001")
     with pytest.raises(ConfigError, match=r"environment is unknown; give --env ID"):
-        say(str(model))
-    found = told(
+        invoke(str(model))
+    found = as_json(
         str(model),
         "rollout.max_context=96",
         "rollout.max_tokens=16",
@@ -107,7 +107,7 @@ def test_a_model_takes_the_environment_that_is_named(folder: Path, tmp_path: Pat
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    ("arguments", "message"),
     [
         (["nowhere"], "no run or model at 'nowhere'.*nor a run of that name in runs/"),
         (["a", "--n", "2", "--greedy"], "2 greedy attempts at a task are 2 times the same"),
@@ -116,12 +116,12 @@ def test_a_model_takes_the_environment_that_is_named(folder: Path, tmp_path: Pat
         (["a", "--env", "calculater"], "did you mean 'calculator'"),
     ],
 )
-def test_mistakes_say_what_to_do(arguments, words):
-    with pytest.raises(ValueError, match=words):
-        say(*arguments)
+def test_mistakes_are_errors_with_a_remedy(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        invoke(*arguments)
 
 
-def test_an_attempt_that_breaks_says_why(folder: Path, tmp_path: Path, monkeypatch):
+def test_an_attempt_that_breaks_prints_why(folder: Path, tmp_path: Path, monkeypatch):
     (tmp_path / "broken_env.py").write_text(
         "from graft.envs.calculator import CalculatorTask\n"
         "class Broken(CalculatorTask):\n"
@@ -129,5 +129,5 @@ def test_an_attempt_that_breaks_says_why(folder: Path, tmp_path: Path, monkeypat
         "        raise ConnectionError('the server is gone')\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
-    done = say("a", "--env", "broken_env:Broken", code=1)
+    done = invoke("a", "--env", "broken_env:Broken", code=1)
     assert "the server is gone" in done.stderr and "env_error" in done.stderr

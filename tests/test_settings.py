@@ -1,4 +1,4 @@
-"""Settings in which runs differ, in few words, and runs that differ in the seed alone."""
+"""Settings in which runs differ, in short, and runs that differ in the seed alone."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_values_keep_their_types_under_dotted_names():
     }
 
 
-def test_each_run_is_told_from_the_others_in_few_words():
+def test_each_run_is_named_by_the_settings_in_which_it_differs():
     assert in_short([CALM, HOT, HOT1]) == [
         "lr 0.0002, seed 0",
         "lr 0.002, seed 0",
@@ -57,13 +57,13 @@ def test_keys_that_end_alike_keep_their_section_and_the_rest_is_counted():
 
 
 def test_a_long_value_keeps_its_end():
-    told = in_short([{"model": {"path": "x" * 60 + "/base"}}, {"model": {"path": ""}}])
-    assert told[1] == 'model ""'
-    assert told[0].endswith("/base") and len(told[0]) == len("model ") + LONGEST_IN_SHORT
+    texts = in_short([{"model": {"path": "x" * 60 + "/base"}}, {"model": {"path": ""}}])
+    assert texts[1] == 'model ""'
+    assert texts[0].endswith("/base") and len(texts[0]) == len("model ") + LONGEST_IN_SHORT
 
 
 def test_runs_that_differ_in_the_seed_alone_are_found():
     assert seed_groups([CALM, HOT, HOT1]) == [[0], [1, 2]]
-    assert seed_groups([{}, {}]) == [[0], [1]]  # what was asked is not known
+    assert seed_groups([{}, {}]) == [[0], [1]]  # without settings nothing is known to be equal
     longer = {**HOT1, "train": {"lr": 2e-3, "steps": 80}}
     assert seed_groups([HOT1, longer, HOT]) == [[0, 2], [1]]

@@ -456,8 +456,8 @@ def test_a_server_that_takes_messages_gives_rows_of_messages_that_can_be_learned
     graft(*command, *server, "--n", "4", "--samples", "2", "--out", str(out), "--json")
     told = json.loads(capsys.readouterr().out.strip().splitlines()[-1])
     assert (told["attempts"], told["reward"], told["failed"]) == (8, 1.0, 0)
-    assert [asked["path"] for asked in served.asked] == ["/v1/chat/completions"] * 8
-    assert served.most_at_a_time == 4 and len({asked["seed"] for asked in served.asked}) == 8
+    assert [request["path"] for request in served.requests] == ["/v1/chat/completions"] * 8
+    assert served.most_at_a_time == 4 and len({request["seed"] for request in served.requests}) == 8
     rows = lines(out)
     assert told["rows"] == len(rows) == 4  # both attempts say the same
     for row in rows:
@@ -493,7 +493,7 @@ def test_a_game_by_messages_is_one_conversation(served, tmp_path):
         turns = row["extra_info"]["turns"]
         assert [one["role"] for one in row["messages"]] == ["user", "assistant"] * turns
     most = max(row["extra_info"]["turns"] for row in lines(out))
-    assert most > 1 and max(len(asked["messages"]) for asked in served.asked) == 2 * most - 1
+    assert most > 1 and max(len(request["messages"]) for request in served.requests) == 2 * most - 1
 
 
 def test_a_server_goes_on_from_raw_prompts_of_a_model_that_is_here(served, run, tmp_path):
@@ -507,7 +507,7 @@ def test_a_server_goes_on_from_raw_prompts_of_a_model_that_is_here(served, run, 
     out = tmp_path / "good.jsonl"
     found = from_server(served, out, str(run))
     assert (found.attempts, found.reward) == (8, 1.0)
-    assert {asked["path"] for asked in served.asked} == {"/v1/completions"}
+    assert {request["path"] for request in served.requests} == {"/v1/completions"}
     for row in lines(out):
         asked, answer = row["messages"][0]["content"], total(row["messages"][0]["content"])
         assert row["spans"] == [
@@ -527,11 +527,11 @@ def test_an_answer_that_a_server_cut_off_is_no_message(served, tmp_path):
 
 def test_a_server_that_went_down_is_noticed_and_asked_again_later(served, tmp_path):
     served.reply = lambda content: total(content["messages"][-1]["content"])
-    served.always = lambda content: 500 if len(served.asked) > 2 else None
+    served.always = lambda content: 500 if len(served.requests) > 2 else None
     out = tmp_path / "good.jsonl"
     with pytest.raises(RunStopped, match=r"16 attempts in a row were lost, .*500: not now"):
         from_server(served, out, tasks=200)
-    assert len(served.asked) < 100 and not out.exists()  # not 400 attempts, each asked twice
+    assert len(served.requests) < 100 and not out.exists()  # not 400 attempts, each asked twice
     served.always = None
     found = from_server(served, out, resume=True)
     assert (found.attempts, found.failed, found.reward) == (8, 0, 1.0)
@@ -553,4 +553,4 @@ def test_a_server_that_went_down_is_noticed_and_asked_again_later(served, tmp_pa
 def test_what_a_server_cannot_do_is_told_before_it_is_asked(served, how, words, tmp_path):
     with pytest.raises((ValueError, EngineError), match=words):
         from_server(served, tmp_path / "x.jsonl", **how)
-    assert served.asked == [] and list(tmp_path.iterdir()) == []
+    assert served.requests == [] and list(tmp_path.iterdir()) == []

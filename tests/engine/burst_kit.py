@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from engine_kit import assert_is_what_the_model_says, prompt, tiny_decoder, tiny_engine
+from engine_kit import assert_equals_the_model, prompt, tiny_decoder, tiny_engine
 
 from graft.engine.native.context import NativeContext
 from graft.engine.native.engine import NativeEngine
@@ -44,7 +44,7 @@ def assert_all_exact(
     decoder = Decoder(engine.decoder.shape)
     decoder.load_state_dict(engine.decoder.state_dict())
     for tokens, completion in zip(before, completions, strict=True):
-        assert_is_what_the_model_says(decoder, tokens, completion, temperature, allowed)
+        assert_equals_the_model(decoder, tokens, completion, temperature, allowed)
 
 
 def assert_same(some: list[Completion], others: list[Completion]) -> None:

@@ -94,7 +94,7 @@ def dense_logp(
     return logits.masked_fill(~allowed[modes], -torch.inf).log_softmax(-1)
 
 
-def assert_is_what_the_model_says(
+def assert_equals_the_model(
     decoder: Decoder,
     before: list[int],
     completion: Completion,

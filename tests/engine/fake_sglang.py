@@ -52,7 +52,7 @@ class FakeSGLang:
         """Seconds a token takes."""
         self.faults: list[int] = []
         """Statuses, used up one by one before it answers properly."""
-        self.asked: list[tuple[str, dict[str, Any]]] = []
+        self.requests: list[tuple[str, dict[str, Any]]] = []
         self.aborted: set[str] = set()
         self.running: set[str] = set()
         self.unpaused = threading.Event()
@@ -62,7 +62,7 @@ class FakeSGLang:
         self.generator = torch.Generator().manual_seed(0)
 
     def paths(self, path: str) -> list[dict[str, Any]]:
-        return [content for asked, content in self.asked if asked == path]
+        return [content for requested, content in self.requests if requested == path]
 
     @torch.no_grad()
     def logits(self, tokens: list[int]) -> torch.Tensor:
@@ -75,25 +75,25 @@ class FakeSGLang:
 
     def generate(self, content: dict[str, Any]) -> dict[str, Any]:
         self.unpaused.wait(30)
-        asked, tokens = content["sampling_params"], list(content["input_ids"])
+        params, tokens = content["sampling_params"], list(content["input_ids"])
         rid = content.get("rid", "")
         version, meta = self.version, {"id": rid, "prompt_tokens": len(tokens)}
         start = content.get("logprob_start_len", -1)
         if start >= 0:
             logp = self.logits(tokens).log_softmax(-1)
-            told = [[None, tokens[start], None]]
-            told += [
+            input_logprobs = [[None, tokens[start], None]]
+            input_logprobs += [
                 [float(logp[i - 1, tokens[i]]), tokens[i], None]
                 for i in range(start + 1, len(tokens))
             ]
-            meta["input_token_logprobs"] = told
-        said: list[Any] = []
+            meta["input_token_logprobs"] = input_logprobs
+        output_logprobs: list[Any] = []
         tops: list[Any] = []
         given: list[Any] = []
-        finish: dict[str, Any] = {"type": "length", "length": asked["max_new_tokens"]}
-        temperature = asked.get("temperature", 1.0)
+        finish: dict[str, Any] = {"type": "length", "length": params["max_new_tokens"]}
+        temperature = params.get("temperature", 1.0)
         self.running.add(rid)
-        while len(said) < asked["max_new_tokens"]:
+        while len(output_logprobs) < params["max_new_tokens"]:
             time.sleep(self.delay)
             if self.is_dead:
                 raise ConnectionAbortedError
@@ -102,38 +102,38 @@ class FakeSGLang:
                 break
             logits = self.logits(tokens)[-1]
             logp = (logits / (temperature or 1.0)).log_softmax(-1)
-            told_logp = logits.log_softmax(-1) if self.is_raw else logp
-            token = self._draw(logp, asked)
+            sent_logp = logits.log_softmax(-1) if self.is_raw else logp
+            token = self._draw(logp, params)
             tokens.append(token)
-            said.append([float(told_logp[token]), token, None])
-            top = told_logp.topk(min(content.get("top_logprobs_num", 0), len(logp)))
+            output_logprobs.append([float(sent_logp[token]), token, None])
+            top = sent_logp.topk(min(content.get("top_logprobs_num", 0), len(logp)))
             tops.append([[v, i, None] for v, i in zip(*map(torch.Tensor.tolist, top), strict=True)])
             ids = content.get("token_ids_logprob") or []
-            given.append([[float(told_logp[i]), i, None] for i in ids])
-            if token in asked.get("stop_token_ids", ()):
+            given.append([[float(sent_logp[i]), i, None] for i in ids])
+            if token in params.get("stop_token_ids", ()):
                 finish = {"type": "stop", "matched": token}
                 break
-            text = self.tokenizer.decode([one[1] for one in said])
-            found = next((stop for stop in asked.get("stop", ()) if stop in text), None)
+            text = self.tokenizer.decode([one[1] for one in output_logprobs])
+            found = next((stop for stop in params.get("stop", ()) if stop in text), None)
             if found is not None:
                 finish = {"type": "stop", "matched": found}
                 break
         self.running.discard(rid)
         meta |= {
             "finish_reason": finish,
-            "completion_tokens": len(said),
-            "output_token_logprobs": said,
+            "completion_tokens": len(output_logprobs),
+            "output_token_logprobs": output_logprobs,
             "output_top_logprobs": tops,
             "output_token_ids_logprobs": given,
             "weight_version": version,
         }
-        return {"text": "", "output_ids": [one[1] for one in said], "meta_info": meta}
+        return {"text": "", "output_ids": [one[1] for one in output_logprobs], "meta_info": meta}
 
-    def _draw(self, logp: torch.Tensor, asked: dict[str, Any]) -> int:
-        if asked.get("temperature") == 0:
+    def _draw(self, logp: torch.Tensor, params: dict[str, Any]) -> int:
+        if params.get("temperature") == 0:
             return int(logp.argmax())
-        if asked.get("top_k", -1) > 0:
-            least = logp.topk(asked["top_k"]).values[-1]
+        if params.get("top_k", -1) > 0:
+            least = logp.topk(params["top_k"]).values[-1]
             logp = logp.masked_fill(logp < least, -torch.inf)
         with self.lock:
             return int(torch.multinomial(logp.exp(), 1, generator=self.generator))
@@ -202,7 +202,7 @@ def serving_sglang(
             self._serve(json.loads(self.rfile.read(int(self.headers["Content-Length"])) or b"{}"))
 
         def _serve(self, content: dict[str, Any]) -> None:
-            fake.asked.append((self.path, content))
+            fake.requests.append((self.path, content))
             self.close_connection = True
             if fake.is_dead:
                 return

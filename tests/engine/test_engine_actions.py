@@ -12,7 +12,7 @@ from engine_kit import (
     TOOLS,
     VOCAB,
     ByteTokenizer,
-    assert_is_what_the_model_says,
+    assert_equals_the_model,
     assert_is_written_by,
     gather,
     prompt,
@@ -70,7 +70,7 @@ def test_log_probs_of_actions_equal_a_full_forward(tied: bool) -> None:
         for tokens, completion in zip(before, completions, strict=True):
             assert_is_written_by(TOOLS, completion, mode=0)
             table = torch.tensor(space.allowed)
-            assert_is_what_the_model_says(decoder, tokens, completion, 0.8, table)
+            assert_equals_the_model(decoder, tokens, completion, 0.8, table)
         seen = {action for c in completions for action in c.actions}
         assert seen > {NO_ACTION, 23, 24, 25, 26}
         assert Finish.EXIT in {c.finish for c in completions}
@@ -162,7 +162,7 @@ def test_without_a_grammar_no_action_beyond_the_vocabulary_is_drawn() -> None:
             for completion in sample_all(contexts, sampling):
                 assert max(completion.tokens) < VOCAB and completion.modes == [0] * 20
     completions = sample_all([engine.open(prompt(5))], Sampling(max_tokens=20))
-    assert_is_what_the_model_says(decoder, prompt(5), completions[0])
+    assert_equals_the_model(decoder, prompt(5), completions[0])
 
 
 def test_inside_a_tool_only_its_rows_of_the_head_are_computed(
@@ -180,7 +180,7 @@ def test_inside_a_tool_only_its_rows_of_the_head_are_computed(
     subset = engine._masks.subset
     assert subset is not None and subset.columns.tolist() == [25, 26, 27]
     table = torch.tensor(engine.space.allowed)
-    assert_is_what_the_model_says(decoder, prompt(5), completion, allowed=table)
+    assert_equals_the_model(decoder, prompt(5), completion, allowed=table)
     # beside a request in mode 0: one row of the whole head a step, while the other is inside
     inside, outside = (engine.open(prompt(5), key=key) for key in (1, 2))
     inside.mode = 1

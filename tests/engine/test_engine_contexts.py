@@ -8,7 +8,7 @@ import pytest
 import torch
 from engine_kit import (
     VOCAB,
-    assert_is_what_the_model_says,
+    assert_equals_the_model,
     prompt,
     sample_all,
     sample_one,
@@ -40,7 +40,7 @@ def test_appending_after_a_sample_continues_the_same_context() -> None:
         for turn in range(4):
             before = list(context.tokens)
             completion = sample_one(context, Sampling(max_tokens=3 + turn))
-            assert_is_what_the_model_says(decoder, before, completion)
+            assert_equals_the_model(decoder, before, completion)
             context.append(prompt(turn * 3, salt=turn))  # nothing at all on the first turn
     # the prompt (5 + 1), then each turn its new tokens and the one drawn last
     assert engine.stats["prefill_tokens"] + engine.stats["decode_tokens"] == 6 + 18 - 1 + 9
@@ -128,7 +128,7 @@ def test_the_window_ends_a_completion_with_length() -> None:
     assert full.tokens == [] and full.finish is Finish.LENGTH
 
 
-def test_a_context_larger_than_the_pool_fails_alone_and_says_what_to_raise() -> None:
+def test_a_context_larger_than_the_pool_fails_alone_and_names_the_setting_to_raise() -> None:
     engine = tiny_engine(kv_tokens=32)
     small, large = engine.open(prompt(6)), engine.open(prompt(33))
 
@@ -173,7 +173,7 @@ def test_weights_changed_in_place_are_used_after_load() -> None:
         before = list(each.tokens)
         completion = sample_one(each, Sampling(max_tokens=7))
         assert completion.version == 1
-        assert_is_what_the_model_says(decoder, before, completion)
+        assert_equals_the_model(decoder, before, completion)
 
 
 def test_a_sample_in_progress_keeps_its_pages_and_they_are_dropped_afterwards() -> None:
@@ -196,7 +196,7 @@ def test_a_sample_in_progress_keeps_its_pages_and_they_are_dropped_afterwards() 
     before = list(context.tokens)
     after = sample_one(context, Sampling(max_tokens=5))
     assert after.version == 4
-    assert_is_what_the_model_says(decoder, before, after)
+    assert_equals_the_model(decoder, before, after)
 
 
 def test_weights_by_name_are_copied_into_the_decoder() -> None:
@@ -207,7 +207,7 @@ def test_weights_by_name_are_copied_into_the_decoder() -> None:
     engine.load(hf_names(other), 2)
     completion = sample_one(engine.open(prompt(5)), Sampling(max_tokens=5))
     assert completion.version == 2
-    assert_is_what_the_model_says(other, prompt(5), completion)
+    assert_equals_the_model(other, prompt(5), completion)
     with pytest.raises(EngineError, match=r"unknown \['lm_head.weight'\]"):
         engine.load({**hf_names(other), "lm_head.weight": torch.zeros(1)}, 3)
 
@@ -253,7 +253,7 @@ def test_nan_weights_fail_and_leave_no_trace_in_the_pool() -> None:
         decoder.embed.weight.copy_(saved)
     engine.load(None, 1)
     completion = sample_one(engine.open(prompt(21)), Sampling(max_tokens=5))
-    assert_is_what_the_model_says(decoder, prompt(21), completion)
+    assert_equals_the_model(decoder, prompt(21), completion)
 
 
 def test_an_error_in_the_model_reaches_every_sample_and_the_engine_survives() -> None:
@@ -274,7 +274,7 @@ def test_an_error_in_the_model_reaches_every_sample_and_the_engine_survives() ->
     assert [context.tokens for context in contexts] == [prompt(4, salt) for salt in range(3)]
     before = prompt(4)
     completion = sample_one(contexts[0], Sampling(max_tokens=6))
-    assert_is_what_the_model_says(decoder, before, completion)
+    assert_equals_the_model(decoder, before, completion)
 
 
 def test_closing_the_engine_ends_running_samples() -> None:

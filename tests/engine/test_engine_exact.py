@@ -10,7 +10,7 @@ import pytest
 import torch
 from engine_kit import (
     VOCAB,
-    assert_is_what_the_model_says,
+    assert_equals_the_model,
     dense_logits,
     prompt,
     sample_all,
@@ -32,7 +32,7 @@ def test_log_probs_equal_a_full_forward(length: int, temperature: float) -> None
     context = engine.open(prompt(length))
     completion = sample_one(context, Sampling(temperature=temperature, max_tokens=21))
     assert len(completion.tokens) == 21 and completion.finish is Finish.LENGTH
-    assert_is_what_the_model_says(decoder, prompt(length), completion, temperature)
+    assert_equals_the_model(decoder, prompt(length), completion, temperature)
     assert context.tokens == prompt(length) + completion.tokens
     assert completion.actions == completion.tokens and completion.modes == [0] * 21
 
@@ -52,7 +52,7 @@ def test_every_family_and_grouping_of_heads_is_exact(changes: dict[str, Any]) ->
     root = engine.open(prompt(26))
     completions = sample_all([root.fork() for _ in range(3)], Sampling(max_tokens=9))
     for completion in completions:
-        assert_is_what_the_model_says(decoder, prompt(26), completion)
+        assert_equals_the_model(decoder, prompt(26), completion)
 
 
 def test_masks_and_modes_are_part_of_the_log_prob() -> None:
@@ -71,8 +71,8 @@ def test_masks_and_modes_are_part_of_the_log_prob() -> None:
     assert set(first.modes) == {0, 1}
     assert all(space.allows(m, t) for m, t in zip(first.modes, first.tokens, strict=True))
     table = torch.from_numpy(allowed)
-    assert_is_what_the_model_says(decoder, prompt(5), first, 1.3, table)
-    assert_is_what_the_model_says(decoder, before, second, 1.3, table)
+    assert_equals_the_model(decoder, prompt(5), first, 1.3, table)
+    assert_equals_the_model(decoder, before, second, 1.3, table)
 
 
 def test_the_mode_goes_on_in_the_next_sample_and_in_forks() -> None:
@@ -93,7 +93,7 @@ def test_truncated_log_probs_are_those_of_the_truncated_distribution() -> None:
     assert completion.entropies == pytest.approx([0.0] * 6, abs=1e-6)
     greedy = sample_one(engine.open(prompt(9)), Sampling(temperature=0, max_tokens=6))
     assert greedy.tokens == completion.tokens
-    assert_is_what_the_model_says(decoder, prompt(9), greedy)
+    assert_equals_the_model(decoder, prompt(9), greedy)
 
 
 def test_rows_of_one_batch_keep_their_own_settings() -> None:
@@ -114,9 +114,9 @@ def test_rows_of_one_batch_keep_their_own_settings() -> None:
     greedy, top, warm, plain = asyncio.run(main())
     assert greedy.tokens == top.tokens
     assert top.logprobs == pytest.approx([0.0] * 6, abs=1e-6)
-    assert_is_what_the_model_says(decoder, prompt(9), greedy)
-    assert_is_what_the_model_says(decoder, prompt(9), warm, 1.5)
-    assert_is_what_the_model_says(decoder, prompt(9), plain)
+    assert_equals_the_model(decoder, prompt(9), greedy)
+    assert_equals_the_model(decoder, prompt(9), warm, 1.5)
+    assert_equals_the_model(decoder, prompt(9), plain)
 
 
 def test_a_fork_equals_a_context_opened_with_the_same_tokens_and_key() -> None:
@@ -130,7 +130,7 @@ def test_a_fork_equals_a_context_opened_with_the_same_tokens_and_key() -> None:
     forked = sample_all([root, *forks], sampling)
     for fork, completion in zip([root, *forks], forked, strict=True):
         before = fork.tokens[: -len(completion.tokens)]
-        assert_is_what_the_model_says(decoder, before, completion)
+        assert_equals_the_model(decoder, before, completion)
         fresh = other.open(before, key=fork.key)
         assert sample_one(fresh, sampling).tokens == completion.tokens
     assert len({tuple(c.tokens) for c in forked}) == 5  # siblings do not repeat each other
@@ -163,7 +163,7 @@ def ragged_run(**options: object) -> list[Completion]:
     before = [list(context.tokens) for context in contexts]
     second = sample_all(contexts, sampling)
     for tokens, completion in zip(before, second, strict=True):
-        assert_is_what_the_model_says(engine.decoder, tokens, completion)
+        assert_equals_the_model(engine.decoder, tokens, completion)
     for context in contexts:
         context.close()
     assert engine.stats["running"] == 0

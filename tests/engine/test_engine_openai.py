@@ -45,9 +45,9 @@ def test_a_completion_is_the_servers_text_and_the_end_of_the_turn(served):
     served.reply = lambda content: f"{content['prompt']}é"
     done = sample(engine_of(served), "2+3=", max_tokens=7, temperature=0.5)
     assert TOKENIZER.decode(done.tokens) == "2+3=é<eos>" and done.finish is Finish.STOP
-    [asked] = served.asked
-    assert (asked["path"], asked["model"]) == ("/v1/completions", "tiny")
-    assert (asked["max_tokens"], asked["temperature"]) == (7, 0.5)
+    [request] = served.requests
+    assert (request["path"], request["model"]) == ("/v1/completions", "tiny")
+    assert (request["max_tokens"], request["temperature"]) == (7, 0.5)
     assert all(map(math.isnan, done.logprobs))  # not to be trained on
     served.finish = "length"
     done = sample(engine_of(served), "2+3=")
@@ -67,32 +67,32 @@ def test_a_context_grows_and_its_forks_have_draws_of_their_own(served):
         return [TOKENIZER.decode(context.tokens), TOKENIZER.decode(twin.tokens)]
 
     assert asyncio.run(talk()) == ["a5<eos>b5<eos>", "a5<eos>"]
-    assert [asked["prompt"] for asked in served.asked] == ["a", "a5<eos>b", "a"]
-    seeds = [asked["seed"] for asked in served.asked]
+    assert [request["prompt"] for request in served.requests] == ["a", "a5<eos>b", "a"]
+    seeds = [request["seed"] for request in served.requests]
     assert len(set(seeds)) == 3 and all(0 <= seed < 2**31 for seed in seeds)
     sample(engine, "a", key=1)
-    assert served.asked[-1]["seed"] == seeds[0]  # the same context draws the same again
+    assert served.requests[-1]["seed"] == seeds[0]  # the same context draws the same again
     sample(engine, "a", temperature=0.0)
-    assert "seed" not in served.asked[-1]
+    assert "seed" not in served.requests[-1]
 
 
 def test_stop_strings_stay_in_the_text_and_are_sent_only_to_servers_that_keep_them(served):
     served.reply = lambda content: "say <py>1</py> and <py>2</py>"
     done = sample(engine_of(served), "p", stop=("</py>", "</nothing>"))
     assert TOKENIZER.decode(done.tokens) == "say <py>1</py>" and done.finish is Finish.STOP
-    assert "stop" not in served.asked[-1]
+    assert "stop" not in served.requests[-1]
     served.owner, served.finish = "vllm", "length"
     done = sample(engine_of(served), "p", stop=("</py>",))
     assert TOKENIZER.decode(done.tokens) == "say <py>1</py>" and done.finish is Finish.STOP
-    assert served.asked[-1]["stop"] == ["</py>"]
-    assert served.asked[-1]["include_stop_str_in_output"] is True
+    assert served.requests[-1]["stop"] == ["</py>"]
+    assert served.requests[-1]["include_stop_str_in_output"] is True
 
 
 @pytest.mark.parametrize("fault", [429, 500, 503, 408, "garbage", "shape", "half", "nothing"])
 def test_a_request_is_repeated_after_a_passing_fault(served, fault):
     served.faults = [fault, fault]
     assert sample(engine_of(served), "2+3=").finish is Finish.STOP
-    assert len(served.asked) == 3
+    assert len(served.requests) == 3
 
 
 def test_an_attempt_without_an_answer_ends_after_its_timeout(served):
@@ -126,26 +126,29 @@ def test_429_is_repeated_until_the_deadline_and_after_its_retry_after(served, mo
 
 
 def test_a_final_fault_is_not_repeated(served):
-    served.always, served.says = 401, "wrong key"
+    served.always, served.error_text = 401, "wrong key"
     with pytest.raises(EndpointError, match="answered 401: wrong key"):
         sample(engine_of(served), "p")
-    assert len(served.asked) == 1
-    served.always, served.says = 404, "no such path"
+    assert len(served.requests) == 1
+    served.always, served.error_text = 404, "no such path"
     with pytest.raises(EndpointError, match="Does it have --api completions"):
         sample(engine_of(served), "p")
 
 
 def test_a_prompt_beyond_the_servers_window_has_an_empty_completion(served):
-    served.always, served.says = 400, "This model's maximum context length is 8 tokens"
+    served.always, served.error_text = 400, "This model's maximum context length is 8 tokens"
     done = sample(engine_of(served), "a long prompt")
     assert done.tokens == [] and done.finish is Finish.LENGTH
 
 
 def test_the_limit_is_sent_under_the_name_that_the_server_wants(served):
-    served.faults, served.says = [400], "use 'max_completion_tokens' instead of 'max_tokens'"
+    served.faults, served.error_text = [400], "use 'max_completion_tokens' instead of 'max_tokens'"
     engine = engine_of(served)
     assert sample(engine, "p", max_tokens=9).finish is Finish.STOP
-    assert served.asked[-1]["max_completion_tokens"] == 9 and "max_tokens" not in served.asked[-1]
+    assert (
+        served.requests[-1]["max_completion_tokens"] == 9
+        and "max_tokens" not in served.requests[-1]
+    )
 
 
 def test_the_key_of_the_environment_is_sent_and_no_other(served, monkeypatch):
@@ -172,8 +175,8 @@ def test_the_model_is_the_one_that_is_served(served):
 def test_messages_are_read_back_from_the_context_whatever_they_contain(served):
     chat = Chat(TOKENIZER, CONVERSATION)
     chat.check_append_only()
-    said = 'say "{<eos>}" \x1e\x1f\n"}'
-    first = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": said}]
+    question = 'say "{<eos>}" \x1e\x1f\n"}'
+    first = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": question}]
     served.reply = lambda content: f"{len(content['messages'])}\x1e"
     engine = engine_of(served, api="chat")
 
@@ -186,13 +189,13 @@ def test_messages_are_read_back_from_the_context_whatever_they_contain(served):
         assert context.sampled == 6  # by the server's count
 
     asyncio.run(talk())
-    assert served.asked[0]["messages"] == first
-    assert served.asked[1]["messages"] == [
+    assert served.requests[0]["messages"] == first
+    assert served.requests[1]["messages"] == [
         *first,
         {"role": "assistant", "content": "2 "},
         {"role": "user", "content": "again"},
     ]
-    assert served.asked[1]["path"] == "/v1/chat/completions"
+    assert served.requests[1]["path"] == "/v1/chat/completions"
 
 
 def test_what_an_endpoint_cannot_do_is_refused(served, tmp_path):
@@ -226,10 +229,10 @@ def test_a_cancelled_request_ends_at_once(served):
     served.delay = 4.0
 
     async def cancel() -> None:
-        asked = Endpoint(served.url, timeout=9, deadline=9).ask("/completions", {"a": 1}, str)
+        request = Endpoint(served.url, timeout=9, deadline=9).ask("/completions", {"a": 1}, str)
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.1):
-                await asked
+                await request
 
     started = time.monotonic()
     asyncio.run(cancel())

@@ -66,7 +66,7 @@ def test_the_trunk_stands_first_and_branches_from_its_end_to_its_beginning() -> 
     assert tree.before == [3, 4, 5, 1, 6, 7] and tree.actions == [a, b, c] * 2
 
 
-def test_ends_and_runs_say_the_same() -> None:
+def test_ends_and_runs_describe_the_same_mask() -> None:
     tree = scoring.ScoringRows()
     tree.add(prompt(9), [1, 4, 5, 8], [[3], [4, 5, 6], [7, 8]])
     tree.add(prompt(4), [2, 4], [[3], [4, 5, 6], [7, 8]])
@@ -104,7 +104,7 @@ def test_a_branch_sees_the_tokens_before_its_position_only() -> None:
     assert score_one(engine, one, [9], continuations)[0][0] != pytest.approx(near[0][0], abs=1e-3)
 
 
-def test_a_mode_says_what_the_scores_are_normalised_over() -> None:
+def test_scores_are_normalised_over_the_actions_of_the_mode() -> None:
     engine = tiny_engine(tiny_decoder(extra=EXTRA), space=tools_space())
     inside = score_one(engine, prompt(6), [6], [[25], [26], [27], [4], [23]], mode=2)[0]
     assert np.exp([logp for (logp,) in inside[:3]]).sum() == pytest.approx(1.0)

@@ -18,7 +18,7 @@ from graft.types import Finish, Sampling
 
 
 class PieceTokenizer(ByteTokenizer):
-    """Tokens of several characters; like SentencePiece it drops the very first space of a text."""
+    """Tokens of several characters; like SentencePiece it drops the first space of a text."""
 
     def __init__(self, pieces: Sequence[str]) -> None:
         self.pieces = pieces

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from engine_kit import (
-    assert_is_what_the_model_says,
+    assert_equals_the_model,
     prompt,
     sample_all,
     sample_one,
@@ -201,7 +201,7 @@ def test_random_operations_leak_no_page(actions: list[tuple[str, int]], kv_token
                 return
             raise
         if completion.tokens:
-            assert_is_what_the_model_says(decoder, before, completion)
+            assert_equals_the_model(decoder, before, completion)
         assert len(completion.tokens) == sampling.max_tokens or completion.finish is Finish.ABORT
 
     async def main() -> None:
@@ -307,12 +307,12 @@ def test_a_fork_anywhere_equals_a_fresh_context_over_the_same_tokens(
         completion = sample_one(fork, Sampling(max_tokens=6))
         fresh = tiny_engine(decoder).open(before, key=number)
         assert sample_one(fresh, Sampling(max_tokens=6)).tokens == completion.tokens
-        assert_is_what_the_model_says(decoder, before, completion)
+        assert_equals_the_model(decoder, before, completion)
         contexts.append(fork)
     before = [list(context.tokens) for context in contexts]
     for tokens, more in zip(before, sample_all(contexts, Sampling(max_tokens=3)), strict=True):
         # no sequence wrote into another's pages
-        assert_is_what_the_model_says(decoder, tokens, more)
+        assert_equals_the_model(decoder, tokens, more)
     for context in contexts:
         context.close()
     assert engine.stats["pages_free"] == engine.stats["pages_total"]

@@ -136,7 +136,7 @@ def test_contexts_grow_and_fork_with_the_tokens_they_have(stage):
     set_up = stage()
     engine, [fake] = set_up.engine(), set_up.fakes
     engine.health()
-    del fake.asked[:]
+    del fake.requests[:]
 
     async def main() -> list[list[int]]:
         context = engine.open([1, 2])

@@ -35,7 +35,7 @@ def test_tokens_that_were_cut_away_count_nothing():
     assert entropy_of([math.log(0.5), math.log(0.5), -9999.0]) == pytest.approx(math.log(2))
 
 
-def test_an_engine_says_zero_when_it_knows_all_tokens():
+def test_known_tokens_is_zero_when_all_tokens_are_known():
     assert known_tokens(258) == 20
     assert known_tokens(20) == known_tokens(5) == 0
     assert known_tokens(258, 5) == 5

@@ -125,7 +125,8 @@ def test_log_probs_are_the_learners_before_and_after_three_updates(engine, decod
             assert len(completion.tokens) == 24 and completion.finish is Finish.LENGTH
             assert gap(decoder, before, completion, temperature) < 1e-3
             other = decoder_of(version + 7)
-            assert gap(other, before, completion, temperature) > 0.1  # the measure can tell
+            # the measure detects another model
+            assert gap(other, before, completion, temperature) > 0.1
 
 
 def test_log_probs_of_a_truncated_distribution_are_renormalised(engine, decoder):
@@ -250,8 +251,8 @@ def test_a_closed_context_ends_its_sample_and_a_cancelled_one_leaves_nothing_run
 ):
     async def main() -> Completion:
         context, other = engine.open([1], key=1), engine.open([2], key=2)
-        asked = Sampling(max_tokens=LONG)
-        tasks = [asyncio.ensure_future(c.sample(asked)) for c in (context, other)]
+        sampling = Sampling(max_tokens=LONG)
+        tasks = [asyncio.ensure_future(c.sample(sampling)) for c in (context, other)]
         await asyncio.sleep(0.02)
         context.close()
         tasks[1].cancel()
@@ -259,7 +260,7 @@ def test_a_closed_context_ends_its_sample_and_a_cancelled_one_leaves_nothing_run
             await tasks[1]
         assert other.tokens == [2]
         with pytest.raises(EngineError, match="closed context"):
-            await context.sample(asked)
+            await context.sample(sampling)
         return await tasks[0]
 
     assert talk(main).finish is Finish.ABORT
@@ -385,9 +386,9 @@ def test_log_probs_of_a_server_are_the_learners_after_three_updates(server, tmp_
             assert gap(decoder, before, completion, temperature) < 1e-3
             assert gap(decoder_of(version + 7, tied=False), before, completion, temperature) > 0.1
     native = NativeEngine(decoder, kv_tokens=256, page_size=4)
-    asked = ([[5, 6, 7, 8]], [[1, 4]], [[11, 12, 13], [14]], 0)
+    score = ([[5, 6, 7, 8]], [[1, 4]], [[11, 12, 13], [14]], 0)
     for temperature in (1.0, 0.7):
-        [found], [want] = engine.score(*asked, temperature), native.score(*asked, temperature)
+        [found], [want] = engine.score(*score, temperature), native.score(*score, temperature)
         for place, wanted in zip(found, want, strict=True):
             for got, right in zip(place, wanted, strict=True):
                 assert got == pytest.approx(right, abs=1e-3)
@@ -396,16 +397,16 @@ def test_log_probs_of_a_server_are_the_learners_after_three_updates(server, tmp_
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_a_server_gives_back_what_it_said_when_it_is_paused_or_gets_new_weights(server, tmp_path):
+def test_a_server_returns_its_tokens_when_it_is_paused_or_gets_new_weights(server, tmp_path):
     engine, old, new = engine_of(server, tmp_path), *(decoder_of(s, tied=False) for s in (4, 5))
     engine.load(hf_names(old), 4)
 
     async def stopped(stop: Callable[[], None]) -> tuple[list[Completion], Completion]:
         contexts = [engine.open([1, i]) for i in range(4)]
-        asked = [asyncio.ensure_future(c.sample(Sampling(max_tokens=LONG))) for c in contexts]
+        samples = [asyncio.ensure_future(c.sample(Sampling(max_tokens=LONG))) for c in contexts]
         await asyncio.sleep(0.3)
         stop()
-        first = await asyncio.gather(*asked)
+        first = await asyncio.gather(*samples)
         return first, await contexts[0].sample(Sampling(max_tokens=4))
 
     first, second = talk(lambda: stopped(engine.pause))
@@ -432,8 +433,8 @@ def test_a_server_cuts_at_stops_and_is_stale_with_weights_of_others(server, tmp_
     tokens = sample(engine, [5], key=3, max_tokens=40).tokens
     letter = next(token for token in tokens if 32 < token < 127)
     cut = tokens[: tokens.index(letter) + 1]
-    for asked in ({"stop": (chr(letter),)}, {"stop_tokens": (letter,)}):
-        completion = sample(engine, [5], key=3, max_tokens=40, **asked)
+    for stops in ({"stop": (chr(letter),)}, {"stop_tokens": (letter,)}):
+        completion = sample(engine, [5], key=3, max_tokens=40, **stops)
         assert completion.tokens == cut and completion.finish is Finish.STOP
     with pytest.raises(EngineError, match="where the head is the embedding"):
         engine_of(server, tmp_path, folder=folder).health()

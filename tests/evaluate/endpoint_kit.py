@@ -1,4 +1,4 @@
-"""A small server with OpenAI's API that misbehaves as it is told."""
+"""A small server with OpenAI's API that fails in the way a test sets."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 Fault = int | str
-"""A status such as 429, or: garbage, half, nothing (hangs up), silence (says nothing for 2 s), shape."""
+"""A status such as 429, or: garbage, half, nothing (hangs up), silence (sends nothing for 2 s), shape."""
 
 
 class Served:
-    """What the server was asked, and what goes wrong next."""
+    """The requests that the server received, and what goes wrong next."""
 
     def __init__(self, url: str) -> None:
         self.url = url
-        self.asked: list[dict[str, Any]] = []
+        self.requests: list[dict[str, Any]] = []
         self.headers: list[dict[str, str]] = []
         self.faults: list[Fault] = []
         """Used up one by one, before it answers properly."""
         self.always: Fault | Callable[[dict[str, Any]], Fault | None] | None = None
         self.reply: Callable[[dict[str, Any]], str] = lambda content: "5"
         self.finish = "stop"
-        self.owner = "somebody"
+        self.owner = "someone"
         self.models: list[str] | None = ["tiny"]
         self.delay = 0.0
         self.retry_after = ""
-        self.says = "not now"
+        self.error_text = "not now"
         self.at_a_time = self.most_at_a_time = 0
 
 
@@ -51,7 +51,7 @@ def serving() -> Iterator[Served]:
         def do_POST(self) -> None:
             content = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
             with lock:
-                served.asked.append({"path": self.path, **content})
+                served.requests.append({"path": self.path, **content})
                 served.headers.append(dict(self.headers))
                 fault = served.faults.pop(0) if served.faults else served.always
                 fault = fault(content) if callable(fault) else fault
@@ -69,15 +69,15 @@ def serving() -> Iterator[Served]:
         def _answer(self, content: dict[str, Any], fault: Fault | None) -> None:
             text = served.reply(content)
             is_chat = self.path.endswith("/chat/completions")
-            said = (
+            message = (
                 {"message": {"role": "assistant", "content": text}} if is_chat else {"text": text}
             )
-            choice = {**said, "finish_reason": served.finish}
+            choice = {**message, "finish_reason": served.finish}
             body = json.dumps(
                 {"choices": [choice], "usage": {"completion_tokens": 3}, "padding": "." * 200}
             ).encode()
             if isinstance(fault, int):
-                self._send(fault, served.says.encode())
+                self._send(fault, served.error_text.encode())
             elif fault == "garbage":
                 self._send(200, b"<html>busy</html>")
             elif fault == "shape":

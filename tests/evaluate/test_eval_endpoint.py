@@ -81,12 +81,12 @@ def test_a_chat_model_is_scored_by_source_without_any_file_of_it(served, rows, t
     assert cell.values("maj@4") == cell.values("pass@1") == [1, 1, 1, 1, 0, 0]
     assert table.problems == [] and cell.tokens == 3.0
     assert "| tiny | mine | products | 3 | 0.333" in table.markdown()
-    assert len(served.asked) == 24 and served.most_at_a_time == 4
-    assert len({asked["seed"] for asked in served.asked}) == 24
+    assert len(served.requests) == 24 and served.most_at_a_time == 4
+    assert len({request["seed"] for request in served.requests}) == 24
     assert folder == tmp_path / "tiny" / "evaluations"
-    served.asked.clear()
+    served.requests.clear()
     chat_eval(served, rows, tmp_path)
-    assert served.asked == []
+    assert served.requests == []
 
 
 def test_a_moody_server_changes_no_score(served, rows, tmp_path, monkeypatch):
@@ -95,12 +95,12 @@ def test_a_moody_server_changes_no_score(served, rows, tmp_path, monkeypatch):
     monkeypatch.setattr(endpoint, "RETRIES", 8)  # one request may meet them all
     table, _, _ = chat_eval(served, rows, tmp_path, k="", samples=2)
     assert table.rows["tiny"]["mine"].values("avg") == [1, 1, 1, 1, 0, 0]
-    assert table.problems == [] and len(served.asked) == 12 + 8
+    assert table.problems == [] and len(served.requests) == 12 + 8
 
 
 def test_what_a_server_did_answer_is_kept_and_the_rest_is_made_later(served, rows, tmp_path):
     served.reply = doubles
-    served.always = lambda content: 500 if len(served.asked) > 5 else None
+    served.always = lambda content: 500 if len(served.requests) > 5 else None
     table, folder, _ = chat_eval(served, rows, tmp_path)
     [problem] = table.problems
     cell = table.rows["tiny"]["mine"]
@@ -109,9 +109,9 @@ def test_what_a_server_did_answer_is_kept_and_the_rest_is_made_later(served, row
     assert "attempts missing" in table.markdown() and cell.failed == 0.0
     assert not (folder / "table.jsonl").exists()  # no cell of it counts as measured
     served.always = None
-    served.asked.clear()
+    served.requests.clear()
     table, _, _ = chat_eval(served, rows, tmp_path)
-    assert len(served.asked) == cell.missing and table.problems == []
+    assert len(served.requests) == cell.missing and table.problems == []
     assert table.rows["tiny"]["mine"].values("avg") == [1, 1, 1, 1, 0, 0]
 
 
@@ -121,14 +121,14 @@ def test_a_server_that_is_down_ends_the_evaluation_soon(served, rows, tmp_path, 
     said: list[str] = []
     table, _, _ = chat_eval(served, rows, tmp_path, say=said.append)
     assert table.rows["tiny"]["mine"].missing == 24 and len(table.problems) == 1
-    assert len(served.asked) <= 3 * 7  # not 24 * 3
+    assert len(served.requests) <= 3 * 7  # not 24 * 3
     assert any("3 attempts in a row were lost" in line for line in said)
     assert any("answered 500: not now" in line for line in said)
 
 
 def test_the_command_prints_what_there_is_and_exits_with_1(served, rows, tmp_path):
     served.faults = [401] * 3
-    served.says, served.reply = "no such key", doubles
+    served.error_text, served.reply = "no such key", doubles
     done = graft(
         *("eval", "--endpoint", served.url, "--model", "tiny"),
         *("--on", "mine=prompts", "--args", f"mine.data={rows}", "--args", "mine.split=null"),
@@ -157,7 +157,7 @@ def test_tools_that_answer_inline_go_on_through_raw_completions(served, tmp_path
     )
     cell = table.rows["tiny"]["calculator"]
     assert cell.reward == 1.0 and cell.tool_calls == 1.0
-    assert [asked["path"] for asked in served.asked] == ["/v1/completions"] * 6
+    assert [request["path"] for request in served.requests] == ["/v1/completions"] * 6
     with pytest.raises(ConfigError, match="--api chat takes whole messages only"):
         evaluate_checkpoints(
             str(tmp_path / "run"), endpoint=served.url, model="tiny", api="chat", say=quiet
@@ -167,7 +167,7 @@ def test_tools_that_answer_inline_go_on_through_raw_completions(served, tmp_path
         name="bare", say=quiet,
     )  # fmt: skip
     assert table.rows["tiny"]["calculator"].tool_calls == 0.0
-    assert served.asked[-1]["messages"][0]["content"].endswith("=")
+    assert served.requests[-1]["messages"][0]["content"].endswith("=")
 
 
 @pytest.mark.parametrize(
@@ -189,7 +189,7 @@ def test_tools_that_answer_inline_go_on_through_raw_completions(served, tmp_path
 def test_a_mistake_is_told_before_anything_is_asked(served, rows, tmp_path, asked, error, words):
     with pytest.raises(error, match=words):
         chat_eval(served, rows, tmp_path, **asked)
-    assert served.asked == []
+    assert served.requests == []
 
 
 def test_a_set_without_tasks_is_an_error_that_names_it(served, tmp_path):
@@ -201,7 +201,7 @@ def test_a_set_without_tasks_is_an_error_that_names_it(served, tmp_path):
 
 def test_prompts_that_the_server_finds_too_long_are_counted(served, rows, tmp_path):
     served.always = lambda content: 400 if content["messages"][0]["content"] == "5+5=" else None
-    served.says, served.reply = "maximum context length is 3 tokens", doubles
+    served.error_text, served.reply = "maximum context length is 3 tokens", doubles
     table, _, _ = chat_eval(served, rows, tmp_path, k="1")
     cell = table.rows["tiny"]["mine"]
     assert cell.overlong == 1 and cell.values("avg") == [1, 1, 1, 1, 0, 0]

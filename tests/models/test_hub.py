@@ -127,7 +127,7 @@ def again() -> None:
 def test_what_looks_like_a_path_is_never_looked_up(path: str, hub: HubServer) -> None:
     assert split_name(path) is None
     assert latest_model(path) == Path(path)
-    assert not hub.asked
+    assert not hub.requests
 
 
 def test_a_folder_of_that_name_wins(hub: HubServer, model: Any, tmp_path: Path) -> None:
@@ -136,7 +136,7 @@ def test_a_folder_of_that_name_wins(hub: HubServer, model: Any, tmp_path: Path) 
     assert latest_model("me/tiny") == Path("me/tiny")
     (tmp_path / "runs" / "me" / "other").mkdir(parents=True)
     assert latest_model("me/other") == Path("runs/me/other")
-    assert not hub.asked
+    assert not hub.requests
 
 
 # download
@@ -156,7 +156,7 @@ def test_a_model_in_two_shards_is_fetched_once_without_what_lies_beside(
         assert name not in wanted or (folder / name).read_bytes() == content
     load_model(folder)
     again()
-    hub.asked.clear()
+    hub.requests.clear()
     assert latest_model("me/tiny") == folder and not hub.fetched()
     assert "downloading" not in capfd.readouterr().err
 
@@ -244,12 +244,12 @@ def test_offline_the_cache_serves_and_nothing_is_asked(
     hub.add("me/tiny", model)
     folder = latest_model("me/tiny")
     again()
-    hub.asked.clear()
+    hub.requests.clear()
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     assert latest_model("me/tiny") == latest_model(f"me/tiny@{folder.name}") == folder
     with pytest.raises(HubError, match=r"HF_HUB_OFFLINE is set, and the cache .* unset it"):
         latest_model("me/other")
-    assert not hub.asked
+    assert not hub.requests
 
 
 def test_an_interrupted_download_is_not_taken_for_a_whole_one(
@@ -268,7 +268,7 @@ def test_an_interrupted_download_is_not_taken_for_a_whole_one(
     with pytest.raises(HubError, match=f"lacks {SHARDS[1]}"):
         latest_model("me/tiny")
     monkeypatch.delenv("HF_HUB_OFFLINE")
-    hub.asked.clear()
+    hub.requests.clear()
     assert (latest_model("me/tiny") / SHARDS[1]).read_bytes() == model[SHARDS[1]]
     assert hub.fetched() == [SHARDS[1]]  # it goes on where it stopped
 

@@ -190,14 +190,14 @@ def test_a_run_with_sglang_learns_from_its_tokens_and_goes_on_where_it_was(base,
 def test_scores_and_data_of_such_a_run_leave_its_servers_alone(base, fake, tmp_path):
     """They may be training with other weights."""
     run(tmp_path, **sglang(base, fake.url), train={"steps": 2}, rollout={"staleness": 1})
-    before = len(fake.asked)
+    before = len(fake.requests)
     source = str(tmp_path / "run")
     table, _, _ = evaluate_checkpoints(source, tasks=2, every_checkpoint=True, say=print)
     assert len(table.rows) == 2 and not table.problems  # run.keep_last
     out = str(tmp_path / "rows.jsonl")
     sampled = sample_rows(source, "calculator", out, tasks=2, samples=2, keep="turns>0", say=print)
     assert sampled.failed == 0 and sampled.rows
-    assert len(fake.asked) == before
+    assert len(fake.requests) == before
 
 
 def known(base: Path) -> int:
