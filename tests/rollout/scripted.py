@@ -1,4 +1,4 @@
-"""An engine that says what it is told to, an env to say it to, and the actions they share."""
+"""An engine that follows a script, an env that receives its turns, and the actions they share."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LETTERS = FastTokenizer.characters(" \n:,.<>=/?!ABCDEacdehimnoprstuwxSDN")
 SORTING = load_actions("sorting", LETTERS)
 
 
-def say(text: str) -> list[int]:
+def encoded(text: str) -> list[int]:
     return LETTERS.encode(text)
 
 
@@ -41,14 +41,14 @@ class Swapping(BaseEnv):
     def __init__(self, fault: Callable[[Swapping], None] = lambda env: None) -> None:
         super().__init__()
         self.fault = fault
-        self.heard: list[str] = []
+        self.received: list[str] = []
 
     def pose(self) -> str:
-        self.order, self.heard, self.answer = "A, B", [], "B, A"
+        self.order, self.received, self.answer = "A, B", [], "B, A"
         return "S?"
 
     def respond(self, action: str) -> Turn:
-        self.heard.append(action)
+        self.received.append(action)
         self.fault(self)
         if not isinstance(action, CallText):
             return Turn(reward=float(self.order == self.answer), terminated=True)
@@ -59,7 +59,7 @@ class Swapping(BaseEnv):
 
 
 class ScriptedEngine:
-    """The n-th context that samples follows scripts[n]; `scores` says what `score` finds."""
+    """The n-th context that samples follows scripts[n]; `likely` is what `score` returns."""
 
     version, vocab_size = 3, LETTERS.vocab_size
 
@@ -70,7 +70,7 @@ class ScriptedEngine:
         likely: Callable[[int, Sequence[int]], float] = lambda place, action: -1.0,
     ) -> None:
         self.scripts, self.actions, self.likely = list(scripts), actions, likely
-        self.asked: list[tuple[list[int], list[int], list[list[int]], int]] = []
+        self.scored: list[tuple[list[int], list[int], list[list[int]], int]] = []
         self.contexts: list[ScriptedContext] = []
 
     def open(self, tokens, key=None):
@@ -82,9 +82,9 @@ class ScriptedEngine:
         return context
 
     def score(self, texts, at, continuations, mode=0, temperature=1.0):
-        asked = [list(c) for c in continuations]
-        self.asked += [(list(t), list(p), asked, mode) for t, p in zip(texts, at, strict=True)]
-        return [[[[self.likely(p, a) for a in c] for c in asked] for p in places] for places in at]
+        wanted = [list(c) for c in continuations]
+        self.scored += [(list(t), list(p), wanted, mode) for t, p in zip(texts, at, strict=True)]
+        return [[[[self.likely(p, a) for a in c] for c in wanted] for p in places] for places in at]
 
     def load(self, weights, version):
         pass

@@ -54,7 +54,7 @@ class OneQuestion(BaseEnv):
 
 
 class Slow:
-    """An engine that says "abcde]", one letter per `pace()` seconds, and can be paused.
+    """An engine that writes "abcde]", one letter per `pace()` seconds, and can be paused.
 
     With `holds` {version: letters} a sample of that version waits behind so many for what comes.
     """
@@ -109,22 +109,22 @@ class Voice:
         engine, pending_text, version = self.engine, PendingText(), self.engine.version
         engine.running.add(pending_text)
         whole = LETTERS.encode("abcde]")
-        said: list[int] = []
+        drawn: list[int] = []
         finish = Finish.STOP
         try:
             for token in whole[sampling.num_begun :]:
                 await asyncio.sleep(engine.pace())
-                if len(said) == engine.holds.get(version):
+                if len(drawn) == engine.holds.get(version):
                     await self.hold(pending_text, version)
                 if pending_text.is_paused:
                     finish = Finish.PAUSE
                     break
-                said.append(token)
+                drawn.append(token)
         finally:
             engine.running.discard(pending_text)
-        self.tokens += said
-        zeros = [0.0] * len(said)
-        return Completion(said, said, zeros, zeros, [0] * len(said), finish, version)
+        self.tokens += drawn
+        zeros = [0.0] * len(drawn)
+        return Completion(drawn, drawn, zeros, zeros, [0] * len(drawn), finish, version)
 
     async def hold(self, pending_text, version):
         self.engine.holding[version] += 1
@@ -192,7 +192,7 @@ def test_both_collectors_give_the_same_episodes_in_the_order_of_the_tasks(closin
     assert here.counts() == {} and apart.counts() == {"rollout/discarded": 0.0}
 
 
-def test_a_background_collector_begins_before_anybody_asks_for_the_episodes(closing):
+def test_a_background_collector_begins_before_the_episodes_are_requested(closing):
     collector = closing(AsyncCollector(collector_config()))
     pending = collector.submit(request())
     until(pending.is_done)
@@ -204,7 +204,7 @@ def test_a_part_of_a_job_keeps_the_places_of_its_tasks():
     assert [task.id for task in part.tasks] == ["t4"] and part.indices == [4]
 
 
-def test_held_out_tasks_are_attempted_as_often_as_asked_and_without_the_runs_branch(closing):
+def test_held_out_tasks_have_the_requested_samples_and_not_the_runs_branch(closing):
     collector = closing(AsyncCollector(collector_config(samples=3)))
     held_out = RolloutRequest(
         [Task("h", "asking")], "held-out", held_out=True, samples=1, temperature=0.5
@@ -213,7 +213,7 @@ def test_held_out_tasks_are_attempted_as_often_as_asked_and_without_the_runs_bra
     assert [len(e.leaves) for e in collector.submit(request(tasks=1)).result()] == [3]
 
 
-def test_no_more_tasks_grow_at_a_time_than_concurrency_says(closing):
+def test_no_more_tasks_run_at_a_time_than_concurrency(closing):
     lock, now, most = threading.Lock(), 0, 0
 
     def wait(env):
@@ -245,7 +245,7 @@ def test_weights_are_changed_on_the_collectors_thread_and_are_there_when_load_re
     assert engine.threads == {"graft-rollouts"}
 
 
-def test_attempts_under_way_go_on_with_new_weights_and_each_span_says_which(closing):
+def test_attempts_under_way_go_on_with_new_weights_and_each_span_has_its_version(closing):
     engine = Slow(holds={0: 4})
     collector = closing(AsyncCollector(collector_config(engine, samples=1)))
     pending = collector.submit(request(tasks=1))
@@ -255,7 +255,7 @@ def test_attempts_under_way_go_on_with_new_weights_and_each_span_says_which(clos
     first, second, *rest = [s for s in episode.spans if s.author is Author.POLICY]
     assert (first.version, second.version, [s.version for s in rest]) == (0, 1, [1])
     assert (len(first), len(second)) == (4, 2)
-    assert (first.text, second.text) == ("", "abcde]")  # the words of a turn are in one place
+    assert (first.text, second.text) == ("", "abcde]")  # the text of a turn is on its last span
     [row] = episode.trajectories()
     assert row.text == "abcde]?;abcde]" and row.leaf.metrics["turns"] == 2
 
@@ -281,10 +281,10 @@ def test_thrown_away_attempts_begin_anew_and_every_one_is_counted(closing):
 def test_a_tool_that_is_waited_for_does_not_keep_a_discarded_attempt(closing):
     let_go = threading.Event()
     engine = Slow()
-    asked: list[int] = []
+    waits: list[int] = []
 
     def wait(env):
-        asked.append(engine.version)
+        waits.append(engine.version)
         if engine.version == 0:
             let_go.wait(20)
 
@@ -294,9 +294,9 @@ def test_a_tool_that_is_waited_for_does_not_keep_a_discarded_attempt(closing):
         )
     )
     pending = collector.submit(request(tasks=1))
-    until(lambda: asked)
+    until(lambda: waits)
     collector.load(None, version=1)
-    assert set(versions(pending.result())) == {1} and asked == [0, 1, 1]
+    assert set(versions(pending.result())) == {1} and waits == [0, 1, 1]
     let_go.set()
 
 
@@ -333,7 +333,7 @@ def test_held_out_attempts_are_never_thrown_away(closing):
 
 
 def test_an_attempt_that_is_thrown_away_and_given_up_at_once_does_not_begin_anew():
-    """Both are cancellations of the same task: whoever gives up must not wait for a new attempt."""
+    """Both are cancellations of the same task: the second must not wait for a new attempt."""
 
     async def main():
         started = 0
@@ -369,12 +369,14 @@ SEEDS = st.integers(0, 2**32)
 
 @settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(STALENESS, SEEDS, st.booleans())
-def test_no_token_is_older_than_the_bound_and_nobody_runs_further_ahead(ahead, seed, discards):
+def test_no_token_is_older_than_the_bound_and_no_collector_runs_further_ahead(
+    ahead, seed, discards
+):
     """Latencies of sampling, tools and learning are drawn; the bound holds whatever they are."""
     steps, tasks = 6, 2
     draw = random.Random(seed)
     lock = threading.Lock()
-    learning = 1  # the step that is asked for or learned
+    learning = 1  # the step that is taken or learned
     furthest: list[int] = []
 
     def latency(most: float) -> float:
@@ -448,7 +450,7 @@ def test_with_nothing_ahead_a_step_begins_when_its_turn_has_come(closing):
         assert made == list(range(1, step + 1)) and window.num_done == 0
 
 
-def test_a_window_that_is_resumed_begins_at_the_step_it_is_asked_for(closing):
+def test_a_resumed_window_begins_at_the_step_that_is_taken(closing):
     collector = closing(AsyncCollector(collector_config()))
     made: list[int] = []
     window = StalenessWindow(
@@ -467,7 +469,7 @@ def bad_reward(task, row):
     return 1.0
 
 
-def test_the_first_cause_reaches_whoever_asks_for_the_episodes(closing):
+def test_the_first_cause_is_raised_by_result(closing):
     collector = closing(
         AsyncCollector(collector_config(Slow(pace=lambda: 0.001), reward=bad_reward))
     )
@@ -476,7 +478,7 @@ def test_the_first_cause_reaches_whoever_asks_for_the_episodes(closing):
     assert len(collector.submit(request(3)).result()) == 2  # others are not concerned
 
 
-def test_a_fault_in_a_step_ahead_is_raised_when_that_step_is_asked_for(closing):
+def test_a_fault_in_a_step_ahead_is_raised_when_that_step_is_taken(closing):
     collector = closing(AsyncCollector(collector_config(reward=bad_reward)))
     window = StalenessWindow(collector, lambda step: request(step, tasks=1), staleness=1, last=3)
     assert len(window.take(1)) == 1
@@ -496,7 +498,7 @@ def test_an_environment_that_raises_is_data_as_everywhere(closing):
     assert "no such disk" in episode.spans[1].info["error"]
 
 
-def test_weights_that_the_engine_refuses_are_an_error_of_whoever_sends_them(closing):
+def test_weights_that_the_engine_refuses_are_an_error_of_load(closing):
     class Refusing(Slow):
         def load(self, weights, version):
             raise ValueError("these weights are not the model's")
@@ -507,8 +509,8 @@ def test_weights_that_the_engine_refuses_are_an_error_of_whoever_sends_them(clos
     assert len(collector.submit(request()).result()) == 2
 
 
-def test_a_thread_that_ends_takes_nobody_with_it_into_silence(closing):
-    """What asyncio does not hold back ends the thread's event loop: all that is asked of it says so."""
+def test_a_thread_that_ended_raises_its_cause_in_every_later_call(closing):
+    """What asyncio does not hold back ends the thread's event loop: later calls raise the same."""
 
     class Leaving(OneQuestion):
         blocking = False
@@ -538,7 +540,7 @@ def test_an_environment_that_calls_exit_fails_its_attempt_and_nothing_else(closi
     assert episode.leaves[0].status is Status.ENV_ERROR
 
 
-def test_an_engine_that_nobody_can_reach_is_named_when_the_deadline_has_passed(closing):
+def test_an_engine_behind_a_blocked_event_loop_is_named_after_the_deadline(closing):
     let_go, held = threading.Event(), []
 
     class Holding(OneQuestion):

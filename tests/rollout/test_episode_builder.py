@@ -354,7 +354,7 @@ def test_a_rewritten_history_is_a_new_context_and_a_row_of_its_own(make_env):
 
 @pytest.mark.parametrize(("tools", "shown"), [(["b"], ["b"]), ([], None), (None, ["a"])])
 def test_a_prompt_of_its_own_has_tools_of_its_own(tools, shown, monkeypatch):
-    """A sub-agent's request names its tools; without a word the task's own stay."""
+    """A sub-agent's request names its tools; without them the task's own stay."""
     where, seen = make_setup(Requests), []
     monkeypatch.setattr(where.chat, "prompt", lambda messages, tools: seen.append(tools) or [1])
     builder = EpisodeBuilder(TASKS[0], where)

@@ -1,4 +1,4 @@
-"""New weights in the middle of a turn: what was said stays, what follows is drawn from the new ones.
+"""New weights in the middle of a turn: sampled tokens stay, new weights draw the next ones.
 
 Draws are named by their place and not by their time, so that an attempt that is paused anywhere and goes
 on with the SAME weights must be the attempt that was never paused. That is most of what is tested here;
@@ -122,7 +122,7 @@ def grown(setup: RolloutSetup, branch=None, at: tuple[int, ...] = (), weights=(N
 
 
 def turns(row) -> list[list]:
-    """What the policy and others said, runs of one author as one: (author, what, ...)."""
+    """The texts of the policy and others, runs of one author as one: (author, what, ...)."""
     runs: list[list] = []
     for span in row.spans:
         if not runs or runs[-1][0] is not span.author:
@@ -134,7 +134,7 @@ def turns(row) -> list[list]:
     return runs
 
 
-def said(episode) -> list:
+def outcomes(episode) -> list:
     rows = list(episode.trajectories())
     return [(row.leaf.reward, row.leaf.status, row.leaf.metrics, turns(row)) for row in rows]
 
@@ -161,7 +161,7 @@ def test_an_attempt_paused_anywhere_is_what_it_would_have_been():
     split = 0
     for at in range(0, count, 9):
         paused = grown(setup_of(decoder(0)), independent(3), at=(at, at + 4))
-        assert said(paused) == said(whole)
+        assert outcomes(paused) == outcomes(whole)
         split += len(paused.spans) > len(whole.spans)
         for row, same in zip(paused.trajectories(), rows, strict=True):
             torch.testing.assert_close(logprobs(row), logprobs(same), atol=1e-5, rtol=0)
@@ -179,9 +179,9 @@ def test_calls_made_of_actions_keep_their_mode_over_a_pause():
     split = 0
     for at in range(1, 40, 4):
         paused = grown(make_setup(), independent(2), at=(at,))
-        assert said(paused) == said(whole)
+        assert outcomes(paused) == outcomes(whole)
         split += len(paused.spans) > len(whole.spans)
-    assert split > 5  # in most of these places somebody was in the middle of something
+    assert split > 5  # in most of these places an attempt was in the middle of something
 
 
 def test_a_tree_that_forks_in_a_turn_that_is_paused_is_the_same_tree():
@@ -192,7 +192,7 @@ def test_a_tree_that_forks_in_a_turn_that_is_paused_is_the_same_tree():
     split = 0
     for at in range(2, 60, 8):
         paused = grown(setup_of(decoder(0)), branch, at=(at, at + 3))
-        assert said(paused) == said(whole)
+        assert outcomes(paused) == outcomes(whole)
         split += len(paused.spans) > len(whole.spans)
         for span in paused.spans:
             assert span.parent is None or len(paused.spans[span.parent])
@@ -203,7 +203,7 @@ def test_a_tree_that_forks_in_a_turn_that_is_paused_is_the_same_tree():
 
 
 def sampled_tokens(model: Decoder) -> list[int]:
-    """What is said behind tokens 3, 4 where nothing stops it."""
+    """What is sampled behind tokens 3, 4 where nothing stops it."""
     engine = NativeEngine(model, tokenizer=LETTERS, kv_tokens=1024, seed=5)
 
     async def main():
@@ -246,13 +246,13 @@ def test_a_stop_string_across_the_seam_is_found(knows):
 
 
 class Fragments:
-    """An engine that says given pieces of a turn, each of a version of its own: (tokens, finish)."""
+    """An engine that samples given pieces of a turn, each of its own version: (tokens, finish)."""
 
     vocab_size = LETTERS.vocab_size
 
     def __init__(self, pieces) -> None:
         self.pieces, self.version = list(pieces), 0
-        self.asked: list[Sampling] = []
+        self.samplings: list[Sampling] = []
 
     def open(self, tokens, key=None):
         return Fragment(self, list(tokens))
@@ -275,7 +275,7 @@ class Fragment:
 
     async def sample(self, sampling, grammar=None):
         engine = self.engine
-        engine.asked.append(sampling)
+        engine.samplings.append(sampling)
         tokens, finish = engine.pieces.pop(0)
         self.tokens += tokens
         version, engine.version = engine.version, engine.version + 1
@@ -288,7 +288,7 @@ def fragments(pieces, tokenizer=LETTERS, **how) -> RolloutSetup:
     return RolloutSetup(Fragments(pieces), Chat(tokenizer), lambda task: OneQuestion(), **given)
 
 
-def test_words_and_characters_across_a_seam_are_whole_where_somebody_reads_them():
+def test_words_and_characters_across_a_seam_are_whole_in_the_text():
     bytes_ = FastTokenizer.bytes()
     whole = bytes_.encode("né z")  # é is two bytes
     pieces = [
@@ -297,25 +297,25 @@ def test_words_and_characters_across_a_seam_are_whole_where_somebody_reads_them(
         ([], Finish.PAUSE),
         (whole[4:], Finish.STOP),
     ]
-    heard: list[str] = []
+    answers: list[str] = []
 
     def reward(task, row):
-        heard.append(row.answer_text)
+        answers.append(row.answer_text)
         return 2.0
 
     setup = fragments(pieces, bytes_, reward=reward)
     episode = asyncio.run(build_episode(TASK, setup, independent(1)))
     spans = [s for s in episode.spans if s.author is Author.POLICY]
     assert [(s.version, len(s)) for s in spans] == [(0, 2), (1, 2), (3, 1)]
-    assert heard == ["né z"] and [row.text for row in episode.trajectories()] == ["né z"]
+    assert answers == ["né z"] and [row.text for row in episode.trajectories()] == ["né z"]
     assert [s.reward for s in spans] == [0.0, 0.0, 2.0]  # on the turn's last token
-    asked = [(a.num_begun, a.max_tokens, a.min_tokens) for a in setup.engine.asked]
-    assert asked == [(0, 24, 5), (2, 22, 3), (4, 20, 1), (4, 20, 1)]
+    lengths = [(a.num_begun, a.max_tokens, a.min_tokens) for a in setup.engine.samplings]
+    assert lengths == [(0, 24, 5), (2, 22, 3), (4, 20, 1), (4, 20, 1)]
 
 
 def test_a_split_turn_is_one_turn_of_the_batch():
-    said = [(LETTERS.encode("hi"), Finish.PAUSE), (LETTERS.encode("jk"), Finish.PAUSE)]
-    setup = fragments([*said, ([LETTERS.eos_id], Finish.STOP)])
+    pieces = [(LETTERS.encode("hi"), Finish.PAUSE), (LETTERS.encode("jk"), Finish.PAUSE)]
+    setup = fragments([*pieces, ([LETTERS.eos_id], Finish.STOP)])
     episode = asyncio.run(build_episode(TASK, setup, independent(1)))
     batch = to_batch(trajectories_of([episode]))
     assert batch.turns.tolist() == [[0] * 5] and batch.versions.tolist() == [[0, 0, 1, 1, 2]]
@@ -324,8 +324,8 @@ def test_a_split_turn_is_one_turn_of_the_batch():
 
 
 def test_a_turn_that_is_paused_behind_its_last_token_has_run_out_of_room():
-    said = [(LETTERS.encode("hijk"), Finish.PAUSE), (LETTERS.encode("ef"), Finish.PAUSE)]
-    setup = fragments(said, sampling=Sampling(max_tokens=6))
+    pieces = [(LETTERS.encode("hijk"), Finish.PAUSE), (LETTERS.encode("ef"), Finish.PAUSE)]
+    setup = fragments(pieces, sampling=Sampling(max_tokens=6))
     [leaf] = asyncio.run(build_episode(TASK, setup, independent(1))).leaves
     assert (leaf.status, leaf.metrics["turns"]) == (Status.TRUNCATED, 1)
 
@@ -334,7 +334,7 @@ def test_a_turn_that_is_paused_behind_its_last_token_has_run_out_of_room():
 def test_the_first_four_tokens_of_a_turn_are_four_however_they_are_split(seams):
     text = LETTERS.encode("hijklmno")
     begins = [(text[a:b], Finish.PAUSE) for a, b in zip((0, *seams), seams, strict=False)]
-    if 4 not in seams:  # else the engine paused behind the last token that was asked for
+    if 4 not in seams:  # else the engine paused behind the last token that was wanted
         begins.append((text[seams[-1] if seams else 0 : 4], Finish.LENGTH))
     setup = fragments([*begins, (text[4:], Finish.STOP)])
 

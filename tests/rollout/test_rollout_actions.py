@@ -11,13 +11,13 @@ from graft.rollout.demonstration import demonstration, plain_decisions
 from graft.rollout.episode_builder import EpisodeBuilder
 from graft.text.chat import Chat
 from graft.types import NO_ACTION, Author, CallText, Sampling, Span, Status, Task
-from tests.rollout.scripted import EOS, LETTERS, SORTING, Swapping, call, say, scripted
+from tests.rollout.scripted import EOS, LETTERS, SORTING, Swapping, call, encoded, scripted
 
 TASK = Task("t", "swapping")
 COMPARE_AND_SWAP = [
-    [*say("So"), *call("compare", "A", "B")],
+    [*encoded("So"), *call("compare", "A", "B")],
     call("swap", "A", "B"),
-    [*say("Done."), EOS],
+    [*encoded("Done."), EOS],
 ]
 
 
@@ -48,13 +48,13 @@ def test_a_call_ends_the_sample_and_its_answer_is_written_by_the_template():
     ]
     assert (row.leaf.reward, row.leaf.status) == (1.0, Status.DONE)
     assert row.leaf.metrics == {"turns": 3.0, "tool_calls": 2.0, "tool_failures": 0.0}
-    heard = envs[-1].heard
-    assert heard == ["So compare A and B", " swap A and B", "Done."]
-    assert [(said.tool, said.arguments) for said in heard[:2]] == [
+    received = envs[-1].received
+    assert received == ["So compare A and B", " swap A and B", "Done."]
+    assert [(text.tool, text.arguments) for text in received[:2]] == [
         ("compare", ("A", "B")),
         ("swap", ("A", "B")),
     ]
-    assert not isinstance(heard[2], CallText)
+    assert not isinstance(received[2], CallText)
     assert [*where.engine.contexts[1].tokens] == row.tokens
 
 
@@ -65,7 +65,7 @@ def test_only_the_first_token_of_a_decision_is_trained():
     first = row[0].spans[1]
     assert sum(first.mask) == 2 + 3 and len(first) == len("So compare A and B")
     chosen = [action for action in first.actions if action != NO_ACTION]
-    assert chosen == [*say("So"), *call("compare", "A", "B")]
+    assert chosen == [*encoded("So"), *call("compare", "A", "B")]
     assert batch.num_tokens == 5 + 3 + len("Done.") + 1
 
 
@@ -78,7 +78,7 @@ def test_a_call_that_is_cut_is_truncated_and_never_made():
 
 
 def test_a_prefill_is_part_of_the_prompt():
-    where = scripted([[[*say("Done."), EOS]]], prefill="So:\n")
+    where = scripted([[[*encoded("Done."), EOS]]], prefill="So:\n")
     (episode,) = collect([TASK], where, independent(1))
     assert LETTERS.decode(episode.spans[0].tokens) == "S?So:\n"
     assert [span.author for span in episode.spans] == [Author.TASK, Author.POLICY]
@@ -88,7 +88,7 @@ class Taught(Swapping):
     def demonstrate(self, rng):
         return [
             (Author.POLICY, "So"),
-            (Author.POLICY, CallText("whatever it says", "compare", ("A", "B"))),
+            (Author.POLICY, CallText("any text", "compare", ("A", "B"))),
             (Author.ENV, "A > B"),
             (Author.POLICY, CallText("", "swap", ("A", "B"))),
             (Author.ENV, "B, A"),
@@ -109,9 +109,9 @@ def test_a_demonstration_has_the_tokens_and_decisions_of_the_rollout(prefill):
         assert getattr(batch, name).tolist() == getattr(wants, name).tolist(), name
 
 
-def test_words_follow_the_grammar_and_may_not_hide_a_call():
-    said = plain_decisions(say("So."), SORTING)
-    assert (said.actions, said.modes, said.mode) == (say("So."), [0, 0, 0], 0)
+def test_plain_text_follows_the_grammar_and_may_not_hide_a_call():
+    plain = plain_decisions(encoded("So."), SORTING)
+    assert (plain.actions, plain.modes, plain.mode) == (encoded("So."), [0, 0, 0], 0)
     with pytest.raises(ValueError, match="as a CallText of its own"):
         plain_decisions([SORTING.space.vocab_size], SORTING)
 
@@ -120,7 +120,7 @@ def test_a_cut_keeps_every_path_where_it_stood():
     """Two finished trajectories and a live one; the first is cut, so that all later spans move up."""
 
     async def play():
-        where = scripted([COMPARE_AND_SWAP, [[*say("no"), EOS]], [call("swap", "A", "B")]])
+        where = scripted([COMPARE_AND_SWAP, [[*encoded("no"), EOS]], [call("swap", "A", "B")]])
         async with EpisodeBuilder(TASK, where) as builder:
             await builder.open()
             trajectories = [await builder.root() for _ in range(3)]

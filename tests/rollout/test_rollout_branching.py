@@ -44,15 +44,15 @@ class OneQuestion(BaseEnv):
     observe_as = "inline"
     stop = ("]",)
     max_turns = None
-    saved = (*BaseEnv.saved, "heard")
+    saved = (*BaseEnv.saved, "received")
 
     def pose(self) -> str:
-        self.heard: list[str] = []
+        self.received: list[str] = []
         self.answer = "z"
         return "q"
 
     def respond(self, action: str) -> Turn:
-        self.heard.append(action)
+        self.received.append(action)
         if action.endswith("]"):
             return Turn("?;", info={"tool": "ask"})
         return Turn(reward=float(action.endswith("z")), terminated=True)
@@ -137,7 +137,7 @@ SURE, UNSURE = math.log(16) * 0.1, math.log(16) * 0.9
 
 
 def one_call(trajectory, turn):
-    """Ask once; trajectory 0 is unsure afterwards, everybody else is sure."""
+    """One call; trajectory 0 is unsure afterwards, the others are sure."""
     if turn == 0:
         return "aa]", [SURE] * 3
     entropy = UNSURE if trajectory == 0 else SURE
@@ -213,7 +213,7 @@ def test_the_unsure_path_forks_right_behind_the_observation():
     how = arpo(3, initial_rollouts=2, rule="threshold", entropy_weight=1.0, tokens=1)
     setup = scripted(one_call)
     episode = grow(how, setup)
-    # root 0 says "bz" in an unsure voice, so its fork (trajectory 2) goes on behind the same result
+    # root 0 writes "bz" and is unsure, so its fork (trajectory 2) goes on behind the same result
     assert texts(episode) == ["aa]?;bz", "aa]?;cz", "aa]?;dz"]
     first, second, third = (episode.walk(leaf.tips[0]) for leaf in episode.leaves)
     assert first[:3] == third[:3] and second[1] != first[1]
@@ -302,7 +302,7 @@ def test_branching_again_and_again_has_a_price():
     for index, span in enumerate(episode.spans):
         if "forks" in span.info:
             per_turn.setdefault(len(episode.walk(index)), []).append(span.info["forks"])
-    # turn 2: the root (0.5); turn 3: both (0.475); turn 4: nobody (0.45); turn 5: all four again
+    # turn 2: the root (0.5); turn 3: both (0.475); turn 4: none (0.45); turn 5: all four again
     assert list(per_turn.values())[:4] == [[1], [1, 1], [0] * 4, [1] * 4]
 
 
@@ -343,7 +343,7 @@ def test_aepos_first_attempt_counts_and_decides_the_number_of_roots():
 
     how = aepo(8, sensitivity=3.0, branch_probability=1.0, penalty=0.0)
     episode = grow(how, scripted(unsure_after_results))
-    # 8 * sigmoid(-2.7) = 0.50, rounded and at least 1: the first alone, and nobody is left to fork
+    # 8 * sigmoid(-2.7) = 0.50, rounded and at least 1: the first alone, and none is left to fork
     assert len(episode.leaves) == 8
     how = aepo(8, sensitivity=1.0, branch_probability=1.0, penalty=0.0)
     episode = grow(how, scripted(unsure_after_results))
@@ -417,7 +417,7 @@ def test_a_copy_of_the_environment_that_fails_costs_a_fork_and_no_leaf():
 
 
 @pytest.mark.parametrize("how", [arpo(6), aepo(6), arpo(6, faithful=True), independent(6)])
-def test_a_root_whose_environment_cannot_be_made_is_a_leaf_that_says_so(how):
+def test_a_root_whose_environment_cannot_be_made_is_a_leaf_with_the_error(how):
     class Scarce(OneQuestion):
         forkable = False
         made = 0
@@ -437,7 +437,7 @@ def test_a_root_whose_environment_cannot_be_made_is_a_leaf_that_says_so(how):
 def test_an_environment_that_raises_when_it_is_copied_costs_its_forks():
     class Uncopyable(OneQuestion):
         def fork(self):
-            if self.heard:
+            if self.received:
                 raise OSError("cannot be copied now")
             return super().fork()
 
@@ -531,7 +531,7 @@ def test_the_published_aepo_throws_its_first_attempt_away():
 
 
 @pytest.mark.parametrize(
-    ("options", "words"),
+    ("options", "message"),
     [
         ({"initial_rollouts": 9}, "initial_rollouts=9 is more than the 8 attempts"),
         ({"initial_rollouts": 0}, "initial_rollouts=0: must be a whole number"),
@@ -546,8 +546,8 @@ def test_the_published_aepo_throws_its_first_attempt_away():
         ({"tokens": 0}, "tokens=0"),
     ],
 )
-def test_options_that_make_no_sense_are_refused(options, words):
-    with pytest.raises(ValueError, match=words):
+def test_options_that_make_no_sense_are_refused(options, message):
+    with pytest.raises(ValueError, match=message):
         make(("arpo", {"samples": 8, **options}), BRANCHES, "branch")
 
 
@@ -596,11 +596,11 @@ def test_without_branching_the_numbers_are_grpos(roots):
     how = arpo(6, initial_rollouts=roots, branch_probability=0.0, entropy_weight=0.0, tokens=2)
     branched = collect(TASKS, same, how)
 
-    def told(episodes):
+    def batch_and_credit(episodes):
         batch = to_batch(trajectories_of(episodes))
         return batch, build("grpo")[1](batch.zeros(), batch)
 
-    (one, credit), (other, same_credit) = told(plain), told(branched)
+    (one, credit), (other, same_credit) = batch_and_credit(plain), batch_and_credit(branched)
     assert torch.equal(one.actions, other.actions) and torch.equal(credit, same_credit)
     if roots == 6:  # else batches of other sizes round differently
         assert torch.equal(one.logprobs, other.logprobs)

@@ -25,12 +25,12 @@ from graft.rollout.setup import RolloutSetup
 from graft.text.chat import Chat
 from graft.text.tokenizer import FastTokenizer
 from graft.types import NO_ACTION, Author, Episode, Leaf, Sampling, Status, Task
-from tests.rollout.scripted import EOS, LETTERS, SORTING, Swapping, call, say, scripted
+from tests.rollout.scripted import EOS, LETTERS, SORTING, Swapping, call, encoded, scripted
 
 TASK = Task("t", "swapping")
-NO = [[*say("no"), EOS]]
+NO = [[*encoded("no"), EOS]]
 """An attempt that fails: prompt "S?", then tokens 2 "n", 3 "o", 4 the end."""
-DONE = [*say("Done."), EOS]
+DONE = [*encoded("Done."), EOS]
 SWAPS = [call("swap", "A", "B")[1:], DONE]
 """What follows a forced " swap": its arguments, then the end; reward 1."""
 SWAP = call("swap", "A", "B")[0]
@@ -79,16 +79,16 @@ def test_a_group_that_failed_is_rewritten_and_shares_its_beginnings():
     assert batch.num_tokens == 2 * (1 + 1 + 2 + 6)
 
 
-def test_the_environment_hears_the_whole_turn():
-    heard = []
+def test_the_environment_receives_the_whole_turn():
+    received = []
     grown(
         [NO, SWAPS],
         forcing(),
         likely=near(3),
-        make_env=lambda: Swapping(lambda e: heard.append(e.heard[-1])),
+        make_env=lambda: Swapping(lambda e: received.append(e.received[-1])),
     )
-    assert heard == ["no", "n swap A and B", "Done."]
-    assert (heard[1].tool, heard[1].arguments) == ("swap", ("A", "B"))
+    assert received == ["no", "n swap A and B", "Done."]
+    assert (received[1].tool, received[1].arguments) == ("swap", ("A", "B"))
 
 
 def test_the_forced_decision_is_trained_with_what_the_policy_thought_of_it():
@@ -100,9 +100,9 @@ def test_the_forced_decision_is_trained_with_what_the_policy_thought_of_it():
     assert span.mask == [True] + [False] * 4
     assert span.logprobs == [pytest.approx(-2 - SWAP / 1000), 0, 0, 0, 0]
     assert (span.entropies, span.modes, span.version) == ([0.0] * 5, [0] * 5, 3)
-    # asked of all places at once: the word's tokens and the routing action, in language
-    assert where.engine.asked == [
-        ([*say("S?no"), EOS], [2, 3, 4], [say(" swap"), [SWAP]], 0),
+    # scored at all places at once: the word's tokens and the routing action, in language
+    assert where.engine.scored == [
+        ([*encoded("S?no"), EOS], [2, 3, 4], [encoded(" swap"), [SWAP]], 0),
     ]
 
 
@@ -118,9 +118,9 @@ def test_a_place_is_scored_by_the_word_too():
 
 def test_a_place_is_drawn_again_the_same_and_by_another_salt_otherwise():
     def places(salt: int) -> list[str]:
-        words = [[*say("so do can he"), EOS]]
+        text = [[*encoded("so do can he"), EOS]]
         branch = forcing(6, top_k=10, top_p=1.0)
-        episode, _ = grown([words] * 6 + [SWAPS] * 6, branch, salt=salt)
+        episode, _ = grown([text] * 6 + [SWAPS] * 6, branch, salt=salt)
         return [texts(episode, leaf)[1] for leaf in range(6, 12)]
 
     assert places(1) == places(1)
@@ -132,7 +132,7 @@ def test_a_group_with_any_reward_is_left_alone():
     episode, where = grown([NO, won], forcing(2))
     assert [leaf.reward for leaf in episode.leaves] == [0, 1]
     assert [leaf.status for leaf in episode.leaves] == [Status.DONE] * 2
-    assert where.engine.asked == []
+    assert where.engine.scored == []
 
 
 def test_gate_all_adds_a_twin_to_every_attempt_and_can_find_harm_in_a_call():
@@ -168,8 +168,8 @@ def test_flatness_is_of_what_the_policy_did_by_itself():
 
 
 def test_what_is_hidden_in_the_environment_stands_as_it_stood():
-    """Swap, then words and a swap back, then the end: wrong. The kept prefix has one swap or two."""
-    factual = [call("swap", "A", "B"), [*say("So"), *call("swap", "A", "B")], DONE]
+    """Swap, then text and a swap back, then the end: wrong. The kept prefix has one swap or two."""
+    factual = [call("swap", "A", "B"), [*encoded("So"), *call("swap", "A", "B")], DONE]
     answer = len(" swap A and B => B, A\n")
     envs = []
 
@@ -191,7 +191,7 @@ def test_what_is_hidden_in_the_environment_stands_as_it_stood():
         2 + answer + 1
     )  # between "S" and "o": one swap is kept, the forced one undoes it
     assert (within.reward, within.metrics["turns"], within.metrics["tool_calls"]) == (0, 3, 2)
-    assert envs[-1].heard == [" swap A and B", "S swap A and B", "Done."]
+    assert envs[-1].received == [" swap A and B", "S swap A and B", "Done."]
     behind = place(2 + answer + 2 + answer)  # before "Done.": two swaps are kept
     assert (behind.reward, behind.metrics["turns"], behind.metrics["tool_calls"]) == (1, 4, 3)
     assert envs[-1].order == "B, A"
@@ -222,7 +222,7 @@ def test_the_sorting_task_is_replayed_too(monkeypatch):
 def test_without_a_place_the_call_comes_right_after_the_prompt():
     only_calls = [call("swap", "A", "B"), call("swap", "A", "B")]
     episode, where = grown([only_calls, SWAPS], forcing(), max_turns=2)
-    assert where.engine.asked[0][1] == [2]
+    assert where.engine.scored[0][1] == [2]
     assert texts(episode, 0) == ["S?", " swap A and B", " => B, A\n", " swap A and B"]
     assert texts(episode, 1) == ["S?", " swap", " A and B", " => B, A\n", "Done."]
     assert [leaf.status for leaf in episode.leaves] == [Status.REPLACED, Status.DONE]
@@ -243,10 +243,10 @@ def test_budgets_hold_for_twins():
 
 def test_a_failed_attempt_is_never_rewritten():
     def fault(env):
-        if env.heard[-1] == "hah":
+        if env.received[-1] == "hah":
             raise OSError("gone")
 
-    failed = [[*say("hah"), EOS]]
+    failed = [[*encoded("hah"), EOS]]
     episode, _ = grown([failed, NO, SWAPS], forcing(2), make_env=lambda: Swapping(fault))
     statuses = [Status.ENV_ERROR, Status.REPLACED, Status.DONE]
     assert [leaf.status for leaf in episode.leaves] == statuses
@@ -254,14 +254,14 @@ def test_a_failed_attempt_is_never_rewritten():
     branch = forcing(2)
     episode, where = grown([failed, failed], branch, make_env=lambda: Swapping(fault))
     assert [leaf.status for leaf in episode.leaves] == [Status.ENV_ERROR] * 2
-    assert where.engine.asked == []
+    assert where.engine.scored == []
     branch.settle([episode])
     assert branch.averages == {"swap": FIRST_GAIN}
 
 
 def test_a_twin_that_fails_replaces_nothing():
     def fault(env):
-        if "swap" in env.heard[-1]:
+        if "swap" in env.received[-1]:
             raise OSError("gone")
 
     branch = forcing()
@@ -325,7 +325,7 @@ def test_a_resumed_run_forces_the_same_tools():
     assert second.state == whole.state
 
 
-def test_what_cannot_work_says_so():
+def test_settings_that_cannot_work_are_refused():
     with pytest.raises(ValueError, match=r"no actions to force; set actions\.file"):
         grown([NO], forcing(), actions=None)
     with pytest.raises(ValueError, match="cannot force python; the actions have compare, swap"):

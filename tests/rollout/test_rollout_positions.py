@@ -14,19 +14,19 @@ def policy(parent: int, actions: list[int], modes: list[int]) -> Span:
     return Span(parent, Author.POLICY, tokens, actions, [0.0] * n, [0.0] * n, modes, [True] * n)
 
 
-def test_a_call_can_be_inserted_before_words_only():
+def test_a_call_can_be_inserted_before_plain_tokens_only():
     """Vocabulary of 10; 10 routes, writes two tokens and enters mode 1, where 11 exits."""
     spans = [
         Span(None, Author.TASK, [1, 2, 3]),
         policy(0, [4, 5, 10, NO_ACTION, 11], [0, 0, 0, 0, 1]),  # places 3, 4, then a call
         Span(1, Author.ENV, [6, 6]),  # tokens 8, 9
-        policy(2, [4, 0], [0, 0]),  # a word, and the end of the text
+        policy(2, [4, 0], [0, 0]),  # a token, and the end of the text
     ]
     assert insertable(spans, language=0, vocab_size=10) == [3, 4, 10, 11]
 
 
 def test_inside_tags_nothing_can_be_inserted_and_none_of_a_closing_tag():
-    """Tokens 1 2 open a call (mode 1 after the 1), 3 is said inside, 4 closes and writes 4 5."""
+    """Tokens 1 2 open a call (mode 1 after the 1), 3 is written inside, 4 closes and writes 4 5."""
     spans = [
         Span(None, Author.TASK, [9]),
         policy(0, [7, 1, 2, 3, 4, NO_ACTION], [0, 0, 1, 2, 2, 2]),

@@ -21,7 +21,7 @@ from tests.rollout.test_rollout_tool_faults import BYTES, Question, Scripted
 
 
 class Counting(Question):
-    """Two turns; what it says beside its answers is no JSON."""
+    """Two turns; the info beside its answers is no JSON."""
 
     max_turns = None
 
@@ -126,8 +126,12 @@ def test_rewards_are_added_up_by_weight_and_each_is_a_metric():
     assert [leaf.reward for leaf in episode.leaves] == [0.5, -0.25]
     parts = [(x.metrics["reward/right"], x.metrics["reward/length"]) for x in episode.leaves]
     assert parts == [(1.0, 2.0), (0.0, 1.0)]
-    told = describe([episode])
-    assert (told["reward"], told["reward/right"], told["reward/length"]) == (0.125, 0.5, 1.5)
+    metrics = describe([episode])
+    assert (metrics["reward"], metrics["reward/right"], metrics["reward/length"]) == (
+        0.125,
+        0.5,
+        1.5,
+    )
 
 
 def test_of_several_rewards_only_those_that_wait_run_in_threads_and_side_by_side():

@@ -54,15 +54,15 @@ def short(env=Sleeping, **changes):
     return make_setup(env, sampling=Sampling(max_tokens=64), **changes)
 
 
-def test_the_line_that_holds_the_loop_up_is_told(capsys: pytest.CaptureFixture[str]):
+def test_the_line_that_blocks_the_event_loop_is_named(capsys: pytest.CaptureFixture[str]):
     collect(TASKS, short(), independent(1))
-    told = capsys.readouterr().err
-    assert "an environment blocks the rollout event loop since" in told
-    assert "tests/rollout/test_stall.py:" in told and "in respond" in told
-    assert "Set `blocking = True` on its class" in told
+    stderr = capsys.readouterr().err
+    assert "an environment blocks the rollout event loop since" in stderr
+    assert "tests/rollout/test_stall.py:" in stderr and "in respond" in stderr
+    assert "Set `blocking = True` on its class" in stderr
 
 
-def test_what_blocks_on_a_thread_is_nobodys_business(capsys: pytest.CaptureFixture[str]):
+def test_what_blocks_on_a_thread_is_not_reported(capsys: pytest.CaptureFixture[str]):
     class OnThread(Sleeping):
         blocking = True
 
@@ -133,7 +133,7 @@ train: {{steps: 2}}
 @pytest.mark.slow
 @pytest.mark.parametrize("staleness", [0, 1])
 @pytest.mark.parametrize("hang", ["while True: pass", "time.sleep(1e6)", "swallow"])
-def test_a_run_that_hangs_tells_where_and_ends_within_10_seconds(
+def test_a_run_that_hangs_names_the_line_and_ends_within_10_seconds(
     hang: str, staleness: int, tmp_path: Path
 ):
     swallow = (
@@ -153,12 +153,12 @@ def test_a_run_that_hangs_tells_where_and_ends_within_10_seconds(
         text=True,
     )
     assert process.stderr is not None
-    told = ""
+    stderr = ""
     for line in process.stderr:
-        told += line
+        stderr += line
         if "blocks the rollout event loop" in line:
             break
-    assert "hangs.py:" in told and "in respond" in told, told
+    assert "hangs.py:" in stderr and "in respond" in stderr, stderr
     started = time.monotonic()
     process.send_signal(signal.SIGTERM)
     rest = process.communicate(timeout=60)[1]
