@@ -1,4 +1,4 @@
-"""Tasks and demonstrations as rows: the very ones of a run, whole or absent."""
+"""Tasks and demonstrations as rows: the same as in a run, whole or absent."""
 
 import json
 import random
@@ -67,7 +67,7 @@ def test_a_row_read_back_is_the_demonstration_that_a_run_would_see(env_id, endin
 
 @pytest.mark.parametrize("env_id", ["calculator", "game:GuessTheNumber-v0", "countdown"])
 def test_the_tokens_of_an_attempt_give_the_spans_of_its_trace(env_id):
-    """What a rollout leaves behind says by itself who spoke in which role, and where turns ended."""
+    """The episode of a rollout holds the role of each text and where turns ended."""
     chat, env = Chat(FastTokenizer.bytes(), "chatml"), make(env_id)
     for task, _ in zip(TaskStream(env_id, seed=1), range(6), strict=False):
         env.reset(task.seed)
@@ -88,7 +88,7 @@ def test_an_end_is_written_only_where_it_is_not_obvious():
         },
         {"author": "env", "text": "5;"},
         {"author": "policy", "text": "[5"},
-        {"author": "policy", "text": "]", "end": False},  # a call that nobody answered
+        {"author": "policy", "text": "]", "end": False},  # a call without an answer
     ]
     assert spans_of_trace([(Author.POLICY, "7"), (Author.ENV, "no")], "user", ()) == [
         {"author": "policy", "text": "7"},
@@ -160,7 +160,7 @@ def test_answers_with_a_form_of_their_own_survive_parquet(tmp_path):
         assert row["reward_model"]["ground_truth"] == info["answer"]
 
 
-def test_a_task_is_written_once_unless_asked(tmp_path, monkeypatch, capsys):
+def test_a_task_is_written_once_unless_repeats_are_allowed(tmp_path, monkeypatch, capsys):
     few = ("data", "make", "calculator", "operands=[2,2]", "digits=[1,1]", "operators=+")
     out = str(tmp_path / "few.jsonl")
     code, _, err = graft(monkeypatch, capsys, *few, "--n", "500", "--out", out)
@@ -175,7 +175,7 @@ def test_a_task_is_written_once_unless_asked(tmp_path, monkeypatch, capsys):
     assert code == 0 and json.loads(last.splitlines()[-1])["rows"] == 500
 
 
-def test_hidden_boards_are_told_apart_though_their_prompts_are_one(tmp_path):
+def test_hidden_boards_are_different_rows_though_their_prompts_are_one(tmp_path):
     env = make("game:GuessTheNumber-v0")
     made = make_rows("game:GuessTheNumber-v0", env, str(tmp_path / "rows.jsonl"), rows=10, seed=0)
     rows = trajectories_of(tmp_path / "rows.jsonl")
@@ -244,7 +244,7 @@ def test_a_killed_command_leaves_no_file_under_the_name(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "code", "words"),
+    ("arguments", "code", "message"),
     [
         (["calculator", "--out", "rows.csv"], 2, "write .jsonl or .parquet"),
         (["calculator"], 2, "--out FILE is missing"),
@@ -266,10 +266,12 @@ def test_a_killed_command_leaves_no_file_under_the_name(tmp_path):
         ),
     ],
 )
-def test_what_cannot_be_made_says_why(arguments, code, words, tmp_path, monkeypatch, capsys):
+def test_what_cannot_be_made_is_an_error_with_the_reason(
+    arguments, code, message, tmp_path, monkeypatch, capsys
+):
     monkeypatch.chdir(tmp_path)
     seen = graft(monkeypatch, capsys, "data", "make", *arguments)
-    assert (seen[0], words in seen[2]) == (code, True), seen
+    assert (seen[0], message in seen[2]) == (code, True), seen
     assert list(tmp_path.iterdir()) == []
 
 

@@ -89,13 +89,13 @@ def test_kept_rows_replay_to_the_reward_they_claim(whole):
     for row in rows:
         prompt, _ = env.reset(row["extra_info"]["seed"])
         assert row["messages"] == [{"role": "user", "content": prompt}]
-        earned, heard = 0.0, []
+        earned, observed = 0.0, []
         for span in row["spans"]:
             if span["author"] == "env":
-                assert span["text"] == heard[-1]
+                assert span["text"] == observed[-1]
             else:
                 turn = env.step(span["text"])
-                earned, heard = earned + turn.reward, [*heard, turn.observation]
+                earned, observed = earned + turn.reward, [*observed, turn.observation]
         assert earned == row["extra_info"]["reward"] > 0
         calls = sum(span["author"] == "env" for span in row["spans"])
         assert calls == row["extra_info"]["tool_calls"]
@@ -175,16 +175,16 @@ def test_a_killed_command_goes_on_where_it_stopped(run, tmp_path):
 
 def test_a_full_disk_keeps_what_was_finished(whole, run, tmp_path):
     out = tmp_path / "good.jsonl"
-    asked = {"tasks": 40, "samples": 3, "say": len}
+    arguments = {"tasks": 40, "samples": 3, "say": len}
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (8_000, hard))
     try:
         with pytest.raises(RunStopped, match="earlier attempts are kept: continue with --resume"):
-            sample_rows(str(run), "calculator", str(out), **asked)
+            sample_rows(str(run), "calculator", str(out), **arguments)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert not out.exists()
-    sample_rows(str(run), "calculator", str(out), resume=True, **asked)
+    sample_rows(str(run), "calculator", str(out), resume=True, **arguments)
     assert out.read_bytes() == whole.read_bytes()
 
 
@@ -237,20 +237,22 @@ def test_a_broken_environment_is_noticed_early(shaky, run, tmp_path):
     assert len(lines(tmp_path / "good.attempts.jsonl")) < 300
 
 
-def test_nothing_kept_is_said_and_costs_nothing_to_change(run, tmp_path):
+def test_nothing_kept_is_an_error_and_the_attempts_are_used_again(run, tmp_path):
     out = tmp_path / "good.jsonl"
-    asked = {"tasks": 4, "samples": 2, "say": len}
+    arguments = {"tasks": 4, "samples": 2, "say": len}
     with pytest.raises(RunStopped, match="none of 8 attempts passes 'reward > 5'"):
-        sample_rows(str(run), "calculator", str(out), keep="reward > 5", **asked)
+        sample_rows(str(run), "calculator", str(out), keep="reward > 5", **arguments)
     assert not out.exists()
     with pytest.raises(ConfigError, match="--resume continues it"):
-        sample_rows(str(run), "calculator", str(out), keep="reward >= 0", **asked)
-    again = sample_rows(str(run), "calculator", str(out), keep="reward >= 0", resume=True, **asked)
+        sample_rows(str(run), "calculator", str(out), keep="reward >= 0", **arguments)
+    again = sample_rows(
+        str(run), "calculator", str(out), keep="reward >= 0", resume=True, **arguments
+    )
     assert again.rows + again.duplicates == 8
 
 
 @pytest.mark.parametrize(
-    ("how", "words"),
+    ("how", "fragment"),
     [
         ({"samples": 4}, "samples: 2 -> 4"),
         ({"temperature": 0.5}, "temperature: 1.0 -> 0.5"),
@@ -259,16 +261,16 @@ def test_nothing_kept_is_said_and_costs_nothing_to_change(run, tmp_path):
         ({"overrides": ["task.args.digits=[1,2]"]}, r"task.args.digits: \[1, 1\] -> \[1, 2\]"),
     ],
 )
-def test_attempts_under_other_settings_are_not_mixed(how, words, run, tmp_path):
+def test_attempts_under_other_settings_are_not_mixed(how, fragment, run, tmp_path):
     out = str(tmp_path / "good.jsonl")
-    asked = {"tasks": 2, "samples": 2, "keep": "reward >= 0", "say": len}
-    sample_rows(str(run), "calculator", out, **asked)
-    with pytest.raises(RunStopped, match=words):
-        sample_rows(str(run), "calculator", out, resume=True, **{**asked, **how})
+    arguments = {"tasks": 2, "samples": 2, "keep": "reward >= 0", "say": len}
+    sample_rows(str(run), "calculator", out, **arguments)
+    with pytest.raises(RunStopped, match=fragment):
+        sample_rows(str(run), "calculator", out, resume=True, **{**arguments, **how})
 
 
 @pytest.mark.parametrize(
-    ("env", "how", "words"),
+    ("env", "how", "fragment"),
     [
         ("calculator", {"temperature": 0.0}, "greedy attempts"),
         ("calculator", {"overrides": ["task.args.wings=2"]}, "cannot be posed: .*wings"),
@@ -277,13 +279,13 @@ def test_attempts_under_other_settings_are_not_mixed(how, words, run, tmp_path):
         ("calculator", {"keep": "reward = 1"}, "cannot be parsed near"),
     ],
 )
-def test_what_cannot_be_sampled_says_why_before_a_model_is_read(
-    env, how, words, run, tmp_path, monkeypatch
+def test_what_cannot_be_sampled_is_refused_before_a_model_is_read(
+    env, how, fragment, run, tmp_path, monkeypatch
 ):
     monkeypatch.setattr(
         rejection_sampling, "build_run", lambda *_, **__: pytest.fail("read a model")
     )
-    with pytest.raises(ValueError, match=words):
+    with pytest.raises(ValueError, match=fragment):
         sample_rows(str(run), env, str(tmp_path / "x.jsonl"), **{"tasks": 2, "samples": 2, **how})
     assert list(tmp_path.iterdir()) == []
 
@@ -316,7 +318,7 @@ def test_conditions_are_read_and_never_run():
     assert keeps("reward>0") and not keeps("reward > 1") and keeps("0 < reward <= 1")
     assert keeps("reward == 1 and not (turns > 2 or length >= 13)")
     assert keeps("status == truncated") and keeps("status != 'done'") and keeps("reward > -0.5")
-    for text, words in {
+    for text, fragment in {
         "": "cannot be parsed",
         "reward": "not compared with anything",
         "rewrad > 0": "did you mean 'reward'",
@@ -329,7 +331,7 @@ def test_conditions_are_read_and_never_run():
         "(" * 300 + "reward>0" + ")" * 300: "--keep",
         "not " * 200 + "reward > 0": "500 are allowed",
     }.items():
-        with pytest.raises(ConfigError, match=words):
+        with pytest.raises(ConfigError, match=fragment):
             read_condition(text)
 
 
@@ -337,17 +339,17 @@ def test_a_call_made_by_actions_is_written_as_a_call_and_read_back_to_the_same_t
     tokenizer = FastTokenizer.bytes()
     chat, actions = Chat(tokenizer, "chatml"), load_actions("sorting", tokenizer)
     call = actions.spell("compare", ("A", "B"))
-    words = plain_decisions(tokenizer.encode("I look."), actions)
-    said = decided(0, call._replace(**{
-        name: getattr(words, name) + getattr(call, name) for name in ("tokens", "actions", "modes")
+    text = plain_decisions(tokenizer.encode("I look."), actions)
+    turn = decided(0, call._replace(**{
+        name: getattr(text, name) + getattr(call, name) for name in ("tokens", "actions", "modes")
     }))  # fmt: skip
-    said.info["finish"] = "exit"
-    heard = actions.render("compare", "A < B")
+    turn.info["finish"] = "exit"
+    result = actions.render("compare", "A < B")
     messages = [{"role": "user", "content": "Sort."}]
     episode = Episode(Task("t", "sort", prompt=tuple(messages)))
     episode.append(Span(None, Author.TASK, chat.prompt(messages), text="Sort."))
-    episode.append(said)
-    episode.append(Span(1, Author.ENV, tokenizer.encode_plain(heard), text=heard))
+    episode.append(turn)
+    episode.append(Span(1, Author.ENV, tokenizer.encode_plain(result), text=result))
     end = tokenizer.encode("Done." + chat.end_text)
     episode.append(decided(2, plain_decisions(end, actions), "Done."))
     episode.leaves.append(Leaf((3,), reward=1.0, metrics={"turns": 2.0, "tool_calls": 1.0}))
@@ -370,7 +372,7 @@ def test_a_call_made_by_actions_is_written_as_a_call_and_read_back_to_the_same_t
     trained = [flag for span in read.spans for flag in span.mask or [False] * len(span)]
     assert tokens == row.tokens
     assert trained == [flag for span in row.spans for flag in span.mask or [False] * len(span)]
-    length = len(said) + len(end)
+    length = len(turn) + len(end)
     assert outcome_of([row], episode.leaves[0]) == {
         "reward": 1.0,
         "turns": 2,
@@ -398,11 +400,11 @@ def test_a_rewritten_history_is_a_row_for_every_prompt(tmp_path):
     chat = Chat(FastTokenizer.bytes(), "chatml")
     first, second = ({"role": "user", "content": text} for text in ("Guess.", "Guess. 7: higher."))
     episode = Episode(Task("t", "e", prompt=(first,), seed=5))
-    for parent, message, said in ((None, first, "7"), (None, second, "9")):
+    for parent, message, answer in ((None, first, "7"), (None, second, "9")):
         root = Span(parent, Author.TASK, chat.prompt([message]), text=message["content"])
         tip = episode.append(root)
-        ended = chat.tokenizer.encode(said + chat.end_text)
-        episode.append(decided(tip, plain_decisions(ended), said))
+        ended = chat.tokenizer.encode(answer + chat.end_text)
+        episode.append(decided(tip, plain_decisions(ended), answer))
     episode.leaves.append(Leaf((1, 3), reward=1.0, metrics={"turns": 2.0}))
     log = AttemptLog(tmp_path / "good.attempts.jsonl", {})
     setting = SimpleNamespace(chat=chat, actions=None)
@@ -430,7 +432,7 @@ def total(prompt: str) -> str:
 
 def from_server(server: Served, out: Path, model: str = "", env: str = "calculator", **changes):
     """Two attempts at four tasks; by messages the calculator is not there, so there is one turn."""
-    asked = {
+    arguments = {
         "tasks": 4,
         "samples": 2,
         "endpoint": server.url,
@@ -442,7 +444,7 @@ def from_server(server: Served, out: Path, model: str = "", env: str = "calculat
         ],
         "say": len,
     }
-    return sample_rows(model, env, str(out), **{**asked, **changes})
+    return sample_rows(model, env, str(out), **{**arguments, **changes})
 
 
 def test_a_server_that_takes_messages_gives_rows_of_messages_that_can_be_learned_from(
@@ -454,15 +456,15 @@ def test_a_server_that_takes_messages_gives_rows_of_messages_that_can_be_learned
     command = ("data", "sample", "calculator", easy, "rollout.max_turns=1", "rollout.concurrency=4")
     server = ("--endpoint", served.url, "--model", "tiny")
     graft(*command, *server, "--n", "4", "--samples", "2", "--out", str(out), "--json")
-    told = json.loads(capsys.readouterr().out.strip().splitlines()[-1])
-    assert (told["attempts"], told["reward"], told["failed"]) == (8, 1.0, 0)
+    report = json.loads(capsys.readouterr().out.strip().splitlines()[-1])
+    assert (report["attempts"], report["reward"], report["failed"]) == (8, 1.0, 0)
     assert [request["path"] for request in served.requests] == ["/v1/chat/completions"] * 8
     assert served.most_at_a_time == 4 and len({request["seed"] for request in served.requests}) == 8
     rows = lines(out)
-    assert told["rows"] == len(rows) == 4  # both attempts say the same
+    assert report["rows"] == len(rows) == 4  # both attempts have the same text
     for row in rows:
-        asked, answered = row["messages"]
-        assert answered == {"role": "assistant", "content": total(asked["content"])}
+        question, answered = row["messages"]
+        assert answered == {"role": "assistant", "content": total(question["content"])}
         assert "spans" not in row and row["extra_info"]["reward"] == 1.0
     graft("data", "show", str(out), "--json")  # exit 1, were a row bad
     shown = json.loads(capsys.readouterr().out.strip().splitlines()[-1])
@@ -500,8 +502,8 @@ def test_a_server_goes_on_from_raw_prompts_of_a_model_that_is_here(served, run, 
     def agent(content: dict) -> str:
         prompt = content["prompt"]
         if "]" in prompt:
-            return prompt.rpartition("]")[2].strip(";")  # what the calculator said
-        return f"[{prompt.removesuffix('=')}]and more that nobody asked for"
+            return prompt.rpartition("]")[2].strip(";")  # the calculator's result
+        return f"[{prompt.removesuffix('=')}]and more behind the call"
 
     served.reply = agent
     out = tmp_path / "good.jsonl"
@@ -509,9 +511,9 @@ def test_a_server_goes_on_from_raw_prompts_of_a_model_that_is_here(served, run, 
     assert (found.attempts, found.reward) == (8, 1.0)
     assert {request["path"] for request in served.requests} == {"/v1/completions"}
     for row in lines(out):
-        asked, answer = row["messages"][0]["content"], total(row["messages"][0]["content"])
+        question, answer = row["messages"][0]["content"], total(row["messages"][0]["content"])
         assert row["spans"] == [
-            {"author": "policy", "text": f"[{asked.removesuffix('=')}]"},
+            {"author": "policy", "text": f"[{question.removesuffix('=')}]"},
             {"author": "env", "text": f"{answer};"},
             {"author": "policy", "text": answer},
         ]
@@ -525,13 +527,13 @@ def test_an_answer_that_a_server_cut_off_is_no_message(served, tmp_path):
     assert "truncated" in attempt["unwritable"] and attempt["status"] == "truncated"
 
 
-def test_a_server_that_went_down_is_noticed_and_asked_again_later(served, tmp_path):
+def test_a_server_that_went_down_ends_the_command_and_a_later_one_goes_on(served, tmp_path):
     served.reply = lambda content: total(content["messages"][-1]["content"])
     served.always = lambda content: 500 if len(served.requests) > 2 else None
     out = tmp_path / "good.jsonl"
     with pytest.raises(RunStopped, match=r"16 attempts in a row were lost, .*500: not now"):
         from_server(served, out, tasks=200)
-    assert len(served.requests) < 100 and not out.exists()  # not 400 attempts, each asked twice
+    assert len(served.requests) < 100 and not out.exists()  # not 400 attempts, each requested twice
     served.always = None
     found = from_server(served, out, resume=True)
     assert (found.attempts, found.failed, found.reward) == (8, 0, 1.0)
@@ -540,7 +542,7 @@ def test_a_server_that_went_down_is_noticed_and_asked_again_later(served, tmp_pa
 
 
 @pytest.mark.parametrize(
-    ("how", "words"),
+    ("how", "fragment"),
     [
         ({"api": "completions"}, "takes the model's tokenizer"),
         ({"api": "grpc"}, "must be completions or chat"),
@@ -550,7 +552,7 @@ def test_a_server_that_went_down_is_noticed_and_asked_again_later(served, tmp_pa
         ({"served": "other"}, "does not serve 'other', but tiny"),
     ],
 )
-def test_what_a_server_cannot_do_is_told_before_it_is_asked(served, how, words, tmp_path):
-    with pytest.raises((ValueError, EngineError), match=words):
+def test_what_a_server_cannot_do_is_refused_before_a_request(served, how, fragment, tmp_path):
+    with pytest.raises((ValueError, EngineError), match=fragment):
         from_server(served, tmp_path / "x.jsonl", **how)
     assert served.requests == [] and list(tmp_path.iterdir()) == []

@@ -70,7 +70,7 @@ def test_the_checkpoint_of_the_same_name_is_taken_else_the_last(tmp_path):
     assert earlier.beside("y", "b") is None
 
 
-def test_tasks_that_were_posed_otherwise_are_said_to_be(tmp_path):
+def test_tasks_that_were_posed_otherwise_have_a_note(tmp_path):
     earlier = read_earlier(stored(table_of(cell("base", BEFORE, reward="f1")), tmp_path))
     found = set_beside(table_of(cell("base", AFTER, reward="")), earlier)
     assert "reward 'f1' then, '' now" in found.notes[0]
@@ -78,7 +78,7 @@ def test_tasks_that_were_posed_otherwise_are_said_to_be(tmp_path):
     assert strangers.rows == [] and strangers.notes == ["a: no task is in both evaluations."]
 
 
-def test_fewer_attempts_then_leave_out_what_they_cannot_say(tmp_path):
+def test_fewer_attempts_then_leave_out_the_measures_of_more(tmp_path):
     once = {task: rewards[:1] for task, rewards in BEFORE.items()}
     earlier = read_earlier(stored(table_of(cell("base", once), samples=1), tmp_path))
     found = set_beside(table_of(cell("now", AFTER)), earlier)
@@ -86,7 +86,7 @@ def test_fewer_attempts_then_leave_out_what_they_cannot_say(tmp_path):
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"rows": [{"checkpoint": "x", "scores": {"a": {}}}]}'])
-def test_a_file_that_is_no_evaluation_says_so(tmp_path, text):
+def test_a_file_that_is_no_evaluation_is_refused(tmp_path, text):
     file = tmp_path / "x.json"
     file.write_text(text)
     with pytest.raises(ConfigError, match="not the JSON file of a `graft eval`"):

@@ -319,7 +319,7 @@ LEFT_OUT = {"gaia": 1, "hle": 1}
 """The number of the row that comes with a file or an image."""
 
 
-def asked_of(name: str) -> list[tuple[Row, str, float]]:
+def questions_of(name: str) -> list[tuple[Row, str, float]]:
     return [one for number, one in enumerate(MADE[name]) if number != LEFT_OUT.get(name)]
 
 
@@ -330,10 +330,10 @@ def question_in(name: str, row: Row) -> str:
 
 ANSWERS = {
     question_in(name, row): answer for name in MADE for row, answer, _ in MADE[name]
-}  # what the scripted model says
+}  # what the scripted model answers
 
 
-def told(text: str) -> str:
+def answer_to(text: str) -> str:
     """The answer to the question in a prompt."""
     return next(answer for question, answer in ANSWERS.items() if question in text)
 
@@ -383,11 +383,11 @@ SEARCHED: list[str] = []
 
 def as_judge(content: dict[str, Any]) -> Any:
     """Knows two paraphrases."""
-    asked = content["messages"][0]["content"]
-    JUDGED.append(asked)
-    is_right = "the 21st of March" in asked or "three" in asked
-    said = "Correct" if is_right else "Incorrect"
-    return {"choices": [{"message": {"role": "assistant", "content": said}}]}
+    prompt = content["messages"][0]["content"]
+    JUDGED.append(prompt)
+    is_right = "the 21st of March" in prompt or "three" in prompt
+    verdict = "Correct" if is_right else "Incorrect"
+    return {"choices": [{"message": {"role": "assistant", "content": verdict}}]}
 
 
 def as_search(content: dict[str, Any]) -> Any:
@@ -426,7 +426,7 @@ def check(table: Any, names: list[str], calls: dict[str, float]) -> None:
     assert table.problems == []
     for name in names:
         cell = table.rows["tiny"][name]
-        assert cell.values("avg") == [reward for _, _, reward in asked_of(name)], name
+        assert cell.values("avg") == [reward for _, _, reward in questions_of(name)], name
         assert cell.tool_calls == calls.get(name, 0.0), name
         assert cell.failed == 0.0
 
@@ -443,7 +443,7 @@ def test_arpos_thirteen_from_file_to_score_with_tools_in_its_tags(files, tmp_pat
         if "<search>...</search>" in prompt and "<search>" not in written:
             return "<search>what is asked</search>"
         assert "It says what is asked" in written or "<search>" not in prompt
-        return f"<answer>It is \\boxed{{{told(prompt)}}}.</answer>"
+        return f"<answer>It is \\boxed{{{answer_to(prompt)}}}.</answer>"
 
     names = [one.name for one in ARPO]
     assert len(names) == 13 and set(names) <= set(MADE)
@@ -459,10 +459,10 @@ def test_arpos_thirteen_from_file_to_score_with_tools_in_its_tags(files, tmp_pat
         )
     calls = {one.name: float(len(one.tools)) for one in ARPO}
     check(table, names, calls)
-    with_search = sum(len(asked_of(one.name)) for one in ARPO if "search" in one.tools)
+    with_search = sum(len(questions_of(one.name)) for one in ARPO if "search" in one.tools)
     assert ["what is asked"] * with_search == SEARCHED
-    # webwalker 2, gaia 2, hle 1 and xbench 1: nobody is asked about the very text
-    assert len(JUDGED) == 6 and any("谁" not in asked and "在哪里" in asked for asked in JUDGED)
+    # webwalker 2, gaia 2, hle 1 and xbench 1: an answer equal to the gold text needs no judge
+    assert len(JUDGED) == 6 and any("谁" not in prompt and "在哪里" in prompt for prompt in JUDGED)
     cells = table.rows["tiny"]
     assert cells["gaia"].sources == ["1", "2"] and cells["webwalker"].sources == ["easy", "hard"]
     assert cells["hle"].sources == ["Math", "Biology"]
@@ -481,14 +481,16 @@ def test_gems_sets_from_file_to_score_in_messages(files, tmp_path):
     def agent(content: dict[str, Any]) -> str:
         first, *later = (message["content"] for message in content["messages"])
         if "Print the" in first:
-            return f"```python\n{told(first)}\n```"
+            return f"```python\n{answer_to(first)}\n```"
         if not later:
             return (
                 "<search>louvre</search>" if "<search>" in first else "<python>print(42)</python>"
             )
         is_math = "42" in later[-1]
         assert is_math or "It says what is asked" in later[-1]
-        return f"\\boxed{{{told(first)}}}" if is_math else f"<answer>{told(first)}</answer>"
+        return (
+            f"\\boxed{{{answer_to(first)}}}" if is_math else f"<answer>{answer_to(first)}</answer>"
+        )
 
     names = [one.name for one in GEM]
     assert len(names) == 14 and set(names) <= set(MADE)
@@ -506,12 +508,12 @@ def test_gems_sets_from_file_to_score_in_messages(files, tmp_path):
     assert JUDGED == [] and len(SEARCHED) == 16
 
 
-def test_without_tools_the_prompt_says_nothing_of_them(files, tmp_path):
+def test_without_tools_the_prompt_does_not_name_them(files, tmp_path):
     def agent(content: dict[str, Any]) -> str:
         system, user = content["messages"]
         assert (system["role"], system["content"]) == ("system", FORM)
         assert user["content"] in ANSWERS
-        return f"<answer>\\boxed{{{told(user['content'])}}}</answer>"
+        return f"<answer>\\boxed{{{answer_to(user['content'])}}}</answer>"
 
     names = ["math500", "hotpotqa", "xbench"]
     with serving() as served:
@@ -529,7 +531,7 @@ def test_without_tools_the_prompt_says_nothing_of_them(files, tmp_path):
 
 
 def test_a_real_model_goes_the_same_way(files, tmp_path):
-    """Random weights on the native engine: it says nothing right, and every attempt is counted."""
+    """Random weights on the native engine: no answer is right, and every attempt is counted."""
     names = ["math500", "gaia", "gem-2wiki"]
     table, _, _ = evaluate_checkpoints(
         tiny_model(tmp_path),
@@ -548,7 +550,7 @@ def test_a_judge_that_is_away_fails_attempts_and_makes_none_wrong(files, tmp_pat
     monkeypatch.setenv("JUDGE_URL", "http://127.0.0.1:9/v1")
     monkeypatch.setattr("graft.http.FIRST_PAUSE", 0.01)
     with serving() as served:
-        served.reply = lambda content: f"\\boxed{{{told(content['messages'][-1]['content'])}}}"
+        served.reply = lambda content: f"\\boxed{{{answer_to(content['messages'][-1]['content'])}}}"
         table, folder, _ = evaluate_checkpoints(
             "",
             **given(files, ["xbench"]),
@@ -559,7 +561,7 @@ def test_a_judge_that_is_away_fails_attempts_and_makes_none_wrong(files, tmp_pat
             say=lambda text: None,
         )
     cell = table.rows["tiny"]["xbench"]
-    assert cell.values("avg") == [1.0, 0.0] and cell.failed == 0.5  # the very text needs no judge
+    assert cell.values("avg") == [1.0, 0.0] and cell.failed == 0.5  # the gold text needs no judge
     assert "50% failed" in table.markdown()
     [samples] = (folder / "table.samples").glob("*xbench*")
     assert "cannot be reached" in samples.read_text(encoding="utf-8")
@@ -610,7 +612,7 @@ def test_a_definition_is_complete(one):
     assert "temperature 0.6" in one.published
     assert one.scorer in REWARDS or (one.env.startswith("eval:") and not one.scorer)
     assert set(one.tools) <= {"python", "search"}
-    assert one.rows or one.unconfirmed  # a number that is not known is said to be
+    assert one.rows or one.unconfirmed  # an unknown number is marked as unconfirmed
     tasks = one.task_set()
     assert (tasks.label, tasks.is_whole, tasks.reward) == (one.name, True, one.reward)
     json.dumps(tasks.depends_on)
@@ -677,7 +679,7 @@ def test_columns_of_ones_own_are_named_by_args(tmp_path):
         ),
     ],
 )
-def test_rows_that_cannot_be_asked_say_where_and_why(tmp_path, name, rows, message):
+def test_rows_without_a_usable_question_are_errors_that_name_the_row(tmp_path, name, rows, message):
     file = tmp_path / "rows.jsonl"
     file.write_text("\n".join(map(json.dumps, rows)))
     tasks = BENCHMARKS[name].task_set(str(file))
@@ -685,7 +687,7 @@ def test_rows_that_cannot_be_asked_say_where_and_why(tmp_path, name, rows, messa
         make(tasks.env, **tasks.args)
 
 
-def test_a_broken_line_is_told_before_anything_is_asked(tmp_path):
+def test_a_broken_line_is_an_error_before_the_first_question(tmp_path):
     file = tmp_path / "rows.jsonl"
     file.write_text('{"problem": "x", "answer": "1"}\n{"problem": \n')
     with pytest.raises(DataError, match="line 2"):
@@ -701,14 +703,14 @@ def test_a_deciphered_file_is_read_as_it_is():
     assert [env.reset(row)[0][0]["content"] for row in (0, 1)] == ["Who?", "Where?"]  # type: ignore[index]
 
 
-def test_data_that_is_nowhere_says_how_to_get_it(tmp_path, monkeypatch):
+def test_missing_data_is_an_error_that_names_the_download(tmp_path, monkeypatch):
     monkeypatch.setenv("HF_ENDPOINT", "http://nowhere.invalid")
     [tasks] = read_sets("hle", [], TaskSection())
     with pytest.raises(DataError, match="hf download --repo-type dataset cais/hle"):
         make(tasks.env, **tasks.args)
 
 
-def test_a_benchmark_whose_search_has_no_service_says_so(files, monkeypatch):
+def test_a_benchmark_whose_search_has_no_service_is_an_error(files, monkeypatch):
     monkeypatch.delenv("SEARCH_URL")
     with pytest.raises(ValueError, match="SEARCH_URL"):
         posed("gaia", files)

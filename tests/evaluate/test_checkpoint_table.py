@@ -85,9 +85,9 @@ def quiet(text: str) -> None:
     pass
 
 
-def table_of(run: Path, **asked) -> ScoreTable:
+def table_of(run: Path, **changes) -> ScoreTable:
     table, folder, _ = evaluate_checkpoints(
-        str(run), **{"every_checkpoint": True, "say": quiet, **asked}
+        str(run), **{"every_checkpoint": True, "say": quiet, **changes}
     )
     assert folder == run / "evaluations"
     return table
@@ -157,10 +157,10 @@ def test_a_killed_evaluation_goes_on_where_it_stopped(run, measured):
     (files / "table.jsonl").write_bytes(b"".join(lines[:4]) + lines[4][:60])
     (files / "table.md").unlink()
     measured.clear()
-    said: list[str] = []
-    again = table_of(run, **TWO, say=said.append)
+    printed: list[str] = []
+    again = table_of(run, **TWO, say=printed.append)
     assert measured == [("rl-000002", "calculator"), ("rl-000002", "long")]
-    assert "1 unreadable line" in said[0]
+    assert "1 unreadable line" in printed[0]
     assert {n: {k: c.rewards for k, c in row.items()} for n, row in again.rows.items()} == {
         n: {k: c.rewards for k, c in row.items()} for n, row in first.rows.items()
     }
@@ -195,16 +195,16 @@ def test_an_action_file_that_was_edited_is_another_setting(
     run = Path(shutil.copytree(trained_with_actions, tmp_path / "run"))
     mine = tmp_path / "mine.yaml"
     mine.write_text((FILES / "compact.yaml").read_text())
-    asked = {"every_checkpoint": False, "tasks": 2, "overrides": [f"actions.file={mine}"]}
+    arguments = {"every_checkpoint": False, "tasks": 2, "overrides": [f"actions.file={mine}"]}
     for _ in range(2):
-        table_of(run, **asked)
+        table_of(run, **arguments)
     assert len(measured) == 1
     mine.write_text(mine.read_text().replace("complete: true", "complete: false"))
-    table_of(run, **asked)
+    table_of(run, **arguments)
     assert len(measured) == 2
 
 
-def test_generating_with_a_model_that_has_actions_says_that_it_calls_no_tool(trained_with_actions):
+def test_generating_with_a_model_that_has_actions_notes_that_it_calls_no_tool(trained_with_actions):
     with_actions = Generator.open(trained_with_actions / "checkpoints" / "rl-000002", device="cpu")
     assert with_actions.note is not None and "calls no tool" in with_actions.note
 
@@ -237,10 +237,10 @@ def test_a_checkpoint_deleted_while_others_are_measured_is_skipped_with_a_note(r
         return mount(self, model)
 
     monkeypatch.setattr(Evaluator, "mount", training_goes_on)
-    said: list[str] = []
-    table = table_of(run, tasks=2, say=said.append)
+    printed: list[str] = []
+    table = table_of(run, tasks=2, say=printed.append)
     assert list(table.rows) == ["sft-000002", "rl-000002"]
-    assert "rl-000000 was deleted meanwhile; skipped" in said
+    assert "rl-000000 was deleted meanwhile; skipped" in printed
 
 
 def test_another_model_of_the_same_name_is_measured_anew(run, measured):
@@ -259,10 +259,10 @@ def test_greedy_attempts_are_the_same_in_every_process(run):
 
     done = greedy()
     assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout.splitlines()[-1])
-    assert [row["checkpoint"] for row in told["rows"]] == NAMES
-    assert set(told["rows"][0]["scores"]["calculator"]) >= {"reward", "measures", "tool_calls"}
-    assert told["sets"]["calculator"]["args"] == {"split": "test"}
+    report = json.loads(done.stdout.splitlines()[-1])
+    assert [row["checkpoint"] for row in report["rows"]] == NAMES
+    assert set(report["rows"][0]["scores"]["calculator"]) >= {"reward", "measures", "tool_calls"}
+    assert report["sets"]["calculator"]["args"] == {"split": "test"}
     first = {cell.checkpoint: cell.rewards for cell in results_of(run)}
     shutil.rmtree(run / "evaluations")
     table = table_of(run, tasks=4, temperature=0.0)  # another seed: greedy does not draw
@@ -270,7 +270,7 @@ def test_greedy_attempts_are_the_same_in_every_process(run):
 
 
 @pytest.mark.parametrize(
-    ("asked", "error", "words"),
+    ("arguments", "error", "message"),
     [
         ({"on": "calculater"}, UnknownName, "calculater"),
         ({"on": "earl:srt"}, UnknownName, "did you mean 'earl:sort'"),
@@ -285,9 +285,11 @@ def test_greedy_attempts_are_the_same_in_every_process(run):
         ({"name": "../x"}, ConfigError, "without folders"),
     ],
 )
-def test_a_mistake_is_told_before_anything_is_computed(run, measured, asked, error, words):
-    with pytest.raises(error, match=words):
-        table_of(run, **asked)
+def test_a_mistake_is_an_error_before_anything_is_computed(
+    run, measured, arguments, error, message
+):
+    with pytest.raises(error, match=message):
+        table_of(run, **arguments)
     assert measured == [] and not (run / "evaluations").exists()
 
 
@@ -299,7 +301,7 @@ def test_a_checkpoint_that_cannot_be_read_is_named_before_anything_is_computed(r
     assert measured == [] and not (run / "evaluations").exists()
 
 
-def test_a_run_without_checkpoints_and_a_path_without_a_run_say_so(run, tmp_path):
+def test_a_run_without_checkpoints_and_a_path_without_a_run_are_errors(run, tmp_path):
     shutil.rmtree(run / "checkpoints")
     with pytest.raises(ConfigError, match="no complete checkpoint yet"):
         table_of(run)
@@ -331,7 +333,7 @@ def test_an_untrained_model_is_evaluated_with_a_recipe(trained, tmp_path):
 
 
 class Down(BaseEnv):
-    """Its server does not answer, and soon there is something to ask it."""
+    """Its server does not answer, and its stops lead to a request soon."""
 
     stop = tuple("0123456789+-*;[]")
 
@@ -410,7 +412,7 @@ def test_a_table_shows_every_measure_with_its_interval_and_each_data_source():
     assert "attempts" not in table.to_json(with_tasks=False)["rows"][0]["scores"]["a"]
 
 
-def test_a_table_says_what_failed_what_was_too_long_and_what_is_missing():
+def test_a_table_shows_what_failed_what_was_too_long_and_what_is_missing():
     odd = cell_of("x", failed=0.1, overlong=3, missing=2, sources=["x", "x"])
     shown = ScoreTable(["a"], {"x": {"a": odd}}, "How.", problems=["the server is down"]).markdown()
     assert "| 1.5 (10% failed, 3 prompts too long, 2 attempts missing) |" in shown

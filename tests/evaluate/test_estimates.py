@@ -82,7 +82,7 @@ def test_majority_over_drawn_sets_is_near_that_over_all_of_them():
     assert abs(found - np.mean(every)) < 4 * np.std(every) / math.sqrt(SUBSETS)
 
 
-def test_answers_that_say_the_same_are_one_vote():
+def test_equal_answers_are_one_vote():
     assert numbered(["The Louvre", "7", "louvre.", "", "7.0", "$7$"]) == [0, 1, 0, -1, 1, 1]
     assert numbered(["x-1", "x+1", "x - 1"]) == [0, 1, 0]
     assert numbered(["(1,2)", "12", "-5", "5"]) == [0, 1, 2, 3]
@@ -114,7 +114,7 @@ def test_few_differences_are_tested_against_every_flip():
     # sums of +-1 +-1 +-2: |4| of 8 flips: ++ + and -- -
     assert flip_p([1.0, 1.0, 2.0]) == 2 / 8
     assert flip_p([1.0, -1.0]) == 1.0
-    assert flip_p([0.0, 0.0, 1.0, 1.0]) == 0.5  # tasks without a difference say nothing
+    assert flip_p([0.0, 0.0, 1.0, 1.0]) == 0.5  # tasks without a difference do not count
     assert flip_p([0.1] * 10) == 2 / 1024  # though sums of 0.1 round
 
 

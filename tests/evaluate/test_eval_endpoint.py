@@ -50,8 +50,8 @@ def rows(tmp_path) -> Path:
 
 def doubles(content: dict) -> str:
     """Right up to 3+3, and then always 7."""
-    asked = content["messages"][-1]["content"] if "messages" in content else content["prompt"]
-    a = int(asked.partition("+")[0])
+    question = content["messages"][-1]["content"] if "messages" in content else content["prompt"]
+    a = int(question.partition("+")[0])
     return f"<answer>{2 * a if a < 4 else 7}</answer>"
 
 
@@ -60,7 +60,7 @@ def quiet(text: str) -> None:
 
 
 def chat_eval(served: Served, rows: Path, tmp_path: Path, **changes):
-    asked = {
+    arguments = {
         "on": "mine=prompts",
         "args": [f"mine.data={rows}", "mine.split=null"],
         "endpoint": served.url,
@@ -69,7 +69,7 @@ def chat_eval(served: Served, rows: Path, tmp_path: Path, **changes):
         "k": "1,4",
         "say": quiet,
     }
-    return evaluate_checkpoints("", **{**asked, **changes})
+    return evaluate_checkpoints("", **{**arguments, **changes})
 
 
 def test_a_chat_model_is_scored_by_source_without_any_file_of_it(served, rows, tmp_path):
@@ -118,12 +118,12 @@ def test_what_a_server_did_answer_is_kept_and_the_rest_is_made_later(served, row
 def test_a_server_that_is_down_ends_the_evaluation_soon(served, rows, tmp_path, monkeypatch):
     monkeypatch.setattr(bench, "DOWN_AFTER", 3)
     served.always = 500
-    said: list[str] = []
-    table, _, _ = chat_eval(served, rows, tmp_path, say=said.append)
+    printed: list[str] = []
+    table, _, _ = chat_eval(served, rows, tmp_path, say=printed.append)
     assert table.rows["tiny"]["mine"].missing == 24 and len(table.problems) == 1
     assert len(served.requests) <= 3 * 7  # not 24 * 3
-    assert any("3 attempts in a row were lost" in line for line in said)
-    assert any("answered 500: not now" in line for line in said)
+    assert any("3 attempts in a row were lost" in line for line in printed)
+    assert any("answered 500: not now" in line for line in printed)
 
 
 def test_the_command_prints_what_there_is_and_exits_with_1(served, rows, tmp_path):
@@ -135,8 +135,8 @@ def test_the_command_prints_what_there_is_and_exits_with_1(served, rows, tmp_pat
         *(f"run.dir={tmp_path}", "--greedy", "--json"),
     )
     assert done.returncode == 1, done.stderr
-    told = json.loads(done.stdout.splitlines()[-1])
-    [row] = told["rows"]
+    report = json.loads(done.stdout.splitlines()[-1])
+    [row] = report["rows"]
     assert row["scores"]["mine"]["missing"] == 3 and row["scores"]["mine"]["tasks"] == 3
     assert "no such key" in done.stderr and "Traceback" not in done.stderr
 
@@ -148,8 +148,8 @@ def test_tools_that_answer_inline_go_on_through_raw_completions(served, tmp_path
     def agent(content: dict) -> str:
         prompt = content["prompt"]
         if "]" in prompt:
-            return prompt.rpartition("]")[2].strip(";")  # what the calculator said
-        return f"[{prompt.removesuffix('=')}]and more that nobody asked for"
+            return prompt.rpartition("]")[2].strip(";")  # the calculator's result
+        return f"[{prompt.removesuffix('=')}]and more behind the call"
 
     served.reply = agent
     table, _, _ = evaluate_checkpoints(
@@ -171,7 +171,7 @@ def test_tools_that_answer_inline_go_on_through_raw_completions(served, tmp_path
 
 
 @pytest.mark.parametrize(
-    ("asked", "error", "words"),
+    ("arguments", "error", "message"),
     [
         ({"api": "completions"}, ConfigError, "takes the model's tokenizer"),
         ({"api": "grpc"}, ConfigError, "must be completions or chat"),
@@ -186,9 +186,11 @@ def test_tools_that_answer_inline_go_on_through_raw_completions(served, tmp_path
         ({"against": "nowhere"}, ConfigError, "no such file or folder"),
     ],
 )
-def test_a_mistake_is_told_before_anything_is_asked(served, rows, tmp_path, asked, error, words):
-    with pytest.raises(error, match=words):
-        chat_eval(served, rows, tmp_path, **asked)
+def test_a_mistake_is_an_error_before_the_first_request(
+    served, rows, tmp_path, arguments, error, message
+):
+    with pytest.raises(error, match=message):
+        chat_eval(served, rows, tmp_path, **arguments)
     assert served.requests == []
 
 

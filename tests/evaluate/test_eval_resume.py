@@ -76,32 +76,32 @@ def stored(run: Path, name: str) -> list[dict]:
 
 def without_time(table) -> str:
     """The table as JSON, its clocks aside."""
-    told = table.to_json()
-    for row in told["rows"]:
+    report = table.to_json()
+    for row in report["rows"]:
         for scores in row["scores"].values():
             scores.pop("seconds")
-    return json.dumps(told)
+    return json.dumps(report)
 
 
 @pytest.mark.parametrize(
-    ("how", "asked"),
+    ("how", "arguments"),
     [
         ("sampled", {"samples": 4, "tasks": 6, "temperature": 1.0, "k": "1,4"}),
         ("greedy", {"tasks": 24, "temperature": 0.0}),
     ],
 )
-def test_after_kill_9_the_same_command_makes_only_what_is_missing(trained, made, how, asked):
-    whole, _, _ = evaluate_checkpoints(str(trained), **asked, name=f"{how}-whole", say=quiet)
+def test_after_kill_9_the_same_command_makes_only_what_is_missing(trained, made, how, arguments):
+    whole, _, _ = evaluate_checkpoints(str(trained), **arguments, name=f"{how}-whole", say=quiet)
     assert len(made) == 24 and len({(one.task, one.sample) for one in made}) == 24
-    told = {**asked, "name": f"{how}-killed"}
-    killed = python(KILLED, str(trained), repr(told))
+    named = {**arguments, "name": f"{how}-killed"}
+    killed = python(KILLED, str(trained), repr(named))
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     [file] = (trained / "evaluations" / f"{how}-killed.samples").iterdir()
     assert file.read_bytes().endswith(b'{"task": "half a li')
     made.clear()
-    said: list[str] = []
-    again, _, _ = evaluate_checkpoints(str(trained), **told, say=said.append)
-    assert len(made) == 15 and "9 attempts are stored already, 15 are missing" in said[0]
+    printed: list[str] = []
+    again, _, _ = evaluate_checkpoints(str(trained), **named, say=printed.append)
+    assert len(made) == 15 and "9 attempts are stored already, 15 are missing" in printed[0]
     assert without_time(again) == without_time(whole)
     assert again.markdown() == whole.markdown()
     texts = [
@@ -122,9 +122,9 @@ def test_more_attempts_and_more_tasks_go_on_from_those_that_are_there(trained, m
         assert large["calculator"].rewards[task][:2] == small["calculator"].rewards[task]
 
 
-def test_a_sample_has_all_that_a_reader_asks_for(trained):
-    evaluate_checkpoints(str(trained), tasks=4, samples=2, name="told", say=quiet)
-    for one in stored(trained, "told"):
+def test_a_sample_has_its_task_text_status_and_counts(trained):
+    evaluate_checkpoints(str(trained), tasks=4, samples=2, name="samples", say=quiet)
+    for one in stored(trained, "samples"):
         assert one["task"] == f"calculator:test:{one['seed']}" and one["sample"] in (0, 1)
         assert one["source"] == "calculator" and one["status"] in ("done", "truncated")
         assert one["prompt_tokens"] == 4 and one["tokens"] >= 1 and one["seconds"] >= 0
@@ -135,18 +135,18 @@ def test_a_sample_has_all_that_a_reader_asks_for(trained):
 
 
 def test_prompts_longer_than_the_context_are_counted_and_earn_nothing(trained):
-    said: list[str] = []
+    printed: list[str] = []
     table, _, _ = evaluate_checkpoints(
         str(trained),
         tasks=3,
         name="long",
         args=["calculator.operands=[9,9]", "calculator.digits=[2,2]"],
         overrides=["rollout.max_context=20"],
-        say=said.append,
+        say=printed.append,
     )
     [row] = table.rows.values()
     assert row["calculator"].overlong == 3 and row["calculator"].reward == 0.0
-    assert "3 prompts leave no space for an answer" in said[0]
+    assert "3 prompts leave no space for an answer" in printed[0]
     assert "(3 prompts too long)" in table.markdown()
     assert {one["status"] for one in stored(trained, "long")} == {"truncated"}
     narrow = [

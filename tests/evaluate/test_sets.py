@@ -34,7 +34,7 @@ def known(monkeypatch):
     monkeypatch.setitem(sys.modules, "graft.evaluate.benchmarks", only)
 
 
-def test_a_benchmark_says_itself_how_it_is_posed_and_graded():
+def test_a_benchmark_has_its_own_prompt_and_reward():
     recipe = TaskSection(
         env="calculator", args={"operands": [2, 2]}, reward="f1", wrappers=["concat"]
     )
@@ -47,7 +47,7 @@ def test_a_benchmark_says_itself_how_it_is_posed_and_graded():
     assert (own.reward, own.wrappers, own.is_whole) == ("f1", ["concat"], False)
 
 
-def asked(sets: list[TaskSet], tasks: int | None) -> EvalSpec:
+def eval_spec(sets: list[TaskSet], tasks: int | None) -> EvalSpec:
     config = load_config("quickstart", ["run.eval_tasks=3", "model.alphabet=bytes"])
     return EvalSpec(config, sets, tasks, samples=1, temperature=0.0)
 
@@ -57,9 +57,9 @@ def pose_all(spec: EvalSpec) -> list[TaskList]:
 
 
 @pytest.mark.parametrize(("tasks", "rows"), [(None, 7), (4, 4), (200, 7)])
-def test_no_row_of_a_benchmark_is_asked_twice(tasks, rows):
+def test_no_row_of_a_benchmark_is_posed_twice(tasks, rows):
     sets = read_sets("quiz,calculator", [], TaskSection(), has_tools=False)
-    quiz, endless = pose_all(asked(sets, tasks))
+    quiz, endless = pose_all(eval_spec(sets, tasks))
     assert [task.seed for task in quiz.list] == list(range(rows))
     assert quiz.settings["tasks"] == rows
     assert len(endless.list) == (tasks or 3)  # run.eval_tasks
@@ -68,9 +68,9 @@ def test_no_row_of_a_benchmark_is_asked_twice(tasks, rows):
 
 def test_rows_of_an_environment_are_no_more_than_there_are():
     mine = TaskSet("mine", "math:GSM8K", {"rows": ROWS})
-    [posed] = pose_all(asked([mine], None))
+    [posed] = pose_all(eval_spec([mine], None))
     assert len(posed.list) == 3
-    [posed] = pose_all(asked([mine], 100))
+    [posed] = pose_all(eval_spec([mine], 100))
     assert len({task.seed for task in posed.list}) == 7 == len(posed.list)
 
 
@@ -99,7 +99,7 @@ def test_a_data_file_that_was_edited_is_another_set(tmp_path):
     assert before != tasks.depends_on
 
 
-def test_k_says_how_many_attempts_are_made():
+def test_k_sets_the_number_of_attempts():
     assert read_k("8", None) == ((8,), 8)
     assert read_k("", None) == ((1,), 1)
     assert read_k("", 4) == ((4,), 4)

@@ -26,7 +26,7 @@ STEPS = 6
 
 
 def by_text(task: Any, trajectory: Any) -> float:
-    """What random weights can earn: 0, 1 or 2, by what they happened to say."""
+    """What random weights can earn: 0, 1 or 2, by the text they sampled."""
     return float(sum(map(ord, trajectory.text)) % 3)
 
 
@@ -132,7 +132,7 @@ def test_adapters_and_their_reference_come_back_from_the_checkpoint(runs, grpo):
 
 
 def change_reward(run: Path, step: int, line: int, leaf: int) -> str:
-    """Of one attempt, as if the grader had said otherwise; the task's name."""
+    """Of one attempt, as if it had been graded otherwise; the task's name."""
     path = run / "episodes" / f"step_{step:06d}.jsonl"
     lines = path.read_text().splitlines()
     episode = json.loads(lines[line])
@@ -215,7 +215,7 @@ def test_a_run_of_several_processes_is_compared_by_numbers(copy):
 # other settings
 
 
-def test_the_kl_term_can_be_asked_away_and_doubled(held):
+def test_the_kl_term_can_be_removed_and_doubled(held):
     def loss(*overrides: str) -> float:
         found = replay(held, 5, overrides=["train.epochs=1", "train.minibatches=1", *overrides])
         assert_same(found)  # the recorded settings first, as ever
@@ -287,15 +287,15 @@ def test_the_command_ends_with_0_and_a_table(grpo, capsys):
     assert out.splitlines()[-1] == "the same"
 
 
-def test_the_command_ends_with_1_and_says_where_in_json(copy, capsys):
+def test_the_command_ends_with_1_and_names_the_place_in_json(copy, capsys):
     task = change_reward(copy, step=5, line=2, leaf=1)
     code, out, _ = call(capsys, str(copy), "--step", "5", "--json")
-    told = json.loads(out.splitlines()[-1])
-    assert code == 1 and told["same"] is False and told["first"]["what"] == "attempts"
-    assert [f for f in told["findings"] if f["what"] == "advantages" and task in f["text"]]
+    report = json.loads(out.splitlines()[-1])
+    assert code == 1 and report["same"] is False and report["first"]["what"] == "attempts"
+    assert [f for f in report["findings"] if f["what"] == "advantages" and task in f["text"]]
 
 
-def test_the_command_shows_what_was_asked_beside_the_record(grpo, capsys):
+def test_the_command_shows_the_changed_settings_beside_the_record(grpo, capsys):
     code, out, _ = call(capsys, str(grpo), "--step", "5", "train.max_grad_norm=0")
     assert code == 0
     grad = next(line for line in out.splitlines() if line.startswith("grad_norm"))
@@ -303,9 +303,9 @@ def test_the_command_shows_what_was_asked_beside_the_record(grpo, capsys):
         len(grad.split()) == 3 and grad.split()[1] == grad.split()[2]
     )  # it is that before clipping
     code, out, _ = call(capsys, str(grpo), "--step", "5", "algo.credit=[reinforce]", "--json")
-    told = json.loads(out.splitlines()[-1])["asked"]
-    assert code == 0 and told["overrides"] == ["algo.credit=[reinforce]"]
-    assert set(told["metrics"]["loss"]) == {"recorded", "now"}
+    changed = json.loads(out.splitlines()[-1])["asked"]
+    assert code == 0 and changed["overrides"] == ["algo.credit=[reinforce]"]
+    assert set(changed["metrics"]["loss"]) == {"recorded", "now"}
 
 
 @pytest.mark.parametrize(
