@@ -1,4 +1,4 @@
-"""What people get wrong: each message says what was seen and what to do."""
+"""Mistakes in calls: each message names what was seen and what to do."""
 
 from __future__ import annotations
 

@@ -60,8 +60,10 @@ def test_the_engine_has_the_new_weights_after_a_step_and_both_compute_the_same(e
     for version in range(3):
         assert policy.version == engine.version == version
         episodes = graft.collect(engine, Ask, tasks=4, samples=4, max_tokens=2, temperature=0.7)
-        said = [span for episode in episodes for span in episode.spans if span.author == "policy"]
-        assert {span.version for span in said} == {version}
+        sampled = [
+            span for episode in episodes for span in episode.spans if span.author == "policy"
+        ]
+        assert {span.version for span in sampled} == {version}
         assert learner.step(episodes)["sampling/sampling_logp_difference/max"] < 1e-5
     assert engine.sampler.decoder is policy.model is learner.trainer.policy
 
@@ -162,10 +164,10 @@ def test_tasks_may_be_a_list_with_their_own_answers(engine):
 
 
 def test_a_credit_and_a_loss_of_ones_own_are_used(engine):
-    asked: list[tuple[int, ...]] = []
+    shapes: list[tuple[int, ...]] = []
 
     def credit(advantages, batch):
-        asked.append(tuple(advantages.shape))
+        shapes.append(tuple(advantages.shape))
         return (batch.reward - batch.reward.mean())[:, None] * batch.mask
 
     def loss(logp, entropy, batch):
@@ -173,7 +175,7 @@ def test_a_credit_and_a_loss_of_ones_own_are_used(engine):
 
     learner = graft.Learner(engine.policy, credit=credit, loss=loss, lr=1e-3)
     metrics = learner.step(graft.collect(engine, Letters, tasks=2, samples=3, max_tokens=2))
-    assert asked[0][0] == 6 and "mine" in metrics
+    assert shapes[0][0] == 6 and "mine" in metrics
 
 
 @pytest.mark.parametrize(
@@ -302,8 +304,8 @@ def test_an_idle_engine_of_the_policy_is_used_again(policy):
         beside = graft.evaluate(policy, on=Letters, k=2, tasks=5, max_tokens=2)
         assert engine.stats["steps"] > steps and list(policy.engines) == [engine]
         assert beside["Letters"] == alone["Letters"]
-        asked = graft.generate(policy, "a?", max_tokens=4)
-        assert asked == graft.generate(engine, "a?", max_tokens=4)
+        answer = graft.generate(policy, "a?", max_tokens=4)
+        assert answer == graft.generate(engine, "a?", max_tokens=4)
 
 
 def test_scores_have_intervals_and_a_table(engine):

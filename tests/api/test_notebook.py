@@ -91,11 +91,11 @@ def test_the_stop_button_ends_a_collection_and_the_next_cell_goes_on(tmp_path):
     client.start_channels()
 
     def reply(code: str, *, stop_after: float | None = None) -> dict[str, Any]:
-        asked = client.execute(code)
+        request = client.execute(code)
         if stop_after is not None:
             time.sleep(stop_after)
             manager.interrupt_kernel()
-        while (answer := client.get_shell_msg(timeout=60))["parent_header"]["msg_id"] != asked:
+        while (answer := client.get_shell_msg(timeout=60))["parent_header"]["msg_id"] != request:
             pass
         return answer["content"]
 

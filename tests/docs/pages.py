@@ -1,6 +1,6 @@
 """The pages, and the fenced blocks on them.
 
-A comment in front of a block says what its test may do with it:
+A comment in front of a block sets what its test does with it:
 
     <!-- needs: a GPU -->      not run, only resolved (a model of the hub, minutes, a server, ...)
     <!-- slow -->              a Python block that runs in `make test-slow`
@@ -92,7 +92,7 @@ def inline(page: Path) -> list[str]:
 
 
 def commands(text: str, programs: tuple[str, ...]) -> list[list[str]]:
-    r"""The commands of a block as words: lines that begin with one of these programs, perhaps behind "$ ".
+    r"""Lists of arguments of a block's commands: lines that begin with one of `programs`, after "$ " or not.
 
     "$ graft eval m \" and "    --k 1,8   # pass@k" are one: ["graft", "eval", "m", "--k", "1,8"]
     """

@@ -33,7 +33,7 @@ from tests.docs.pages import (
 TREE = typer.main.get_command(app)
 GRAFT = [block for block in BLOCKS if commands(block.text, ("graft", "torchrun"))]
 PLACEHOLDER = "{model: {path: MODEL}, task: {env: calculator}, sft: {steps: 1}}"
-"""Stands for RECIPE where a page says so."""
+"""Stands for RECIPE where a page has RECIPE."""
 
 
 @pytest.fixture(autouse=True)
@@ -48,11 +48,11 @@ def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     forget(tmp_path)
 
 
-def find(words: list[str]) -> tuple[str, Any, list[str]]:
-    """The sub-command's name, the command, and the words that are left for it."""
+def find(arguments: list[str]) -> tuple[str, Any, list[str]]:
+    """The sub-command's name, the command, and the arguments that are left for it."""
     command: Any = TREE
     path: list[str] = []
-    rest = ["1" if word == "N" else word for word in words]
+    rest = ["1" if each == "N" else each for each in arguments]
     while hasattr(command, "commands") and rest and not rest[0].startswith("-"):
         path.append(rest.pop(0))
         if path[-1] not in command.commands:
@@ -61,9 +61,9 @@ def find(words: list[str]) -> tuple[str, Any, list[str]]:
     return " ".join(path), command, rest
 
 
-def parse(words: list[str]) -> tuple[str, dict[str, Any]]:
+def parse(arguments: list[str]) -> tuple[str, dict[str, Any]]:
     """The sub-command and its parameters; click complains about what it does not know."""
-    name, command, rest = find(words)
+    name, command, rest = find(arguments)
     try:
         return name, command.make_context(name, rest).params
     except Exception as error:
@@ -72,8 +72,8 @@ def parse(words: list[str]) -> tuple[str, dict[str, Any]]:
         raise ConfigError(error.format_message()) from error  # type: ignore[attr-defined]
 
 
-def resolve(words: list[str]) -> None:
-    name, params = parse(words)
+def resolve(arguments: list[str]) -> None:
+    name, params = parse(arguments)
     overrides = params.get("overrides") or []
     if recipe := params.get("recipe"):
         load_config(recipe, [*overrides, "train.steps=0"] if name == "sft" else overrides)
@@ -97,29 +97,33 @@ def is_other(span: str) -> bool:
     return span.endswith(files) or span in ("engine.stats", "engine.version")
 
 
-def graft_words(block: Block) -> list[list[str]]:
+def graft_arguments(block: Block) -> list[list[str]]:
     """The commands of graft, those that torchrun starts included."""
     found = commands(block.text, ("graft", "torchrun"))
-    return [words[words.index("graft") + 1 :] for words in found if "graft" in words]
+    return [
+        arguments[arguments.index("graft") + 1 :] for arguments in found if "graft" in arguments
+    ]
 
 
 @pytest.mark.parametrize("block", GRAFT, ids=lambda block: block.place)
 def test_commands_are_those_that_graft_takes(block: Block):
-    for words in graft_words(block) if block.mark != "output" else ():
+    for arguments in graft_arguments(block) if block.mark != "output" else ():
         if block.mark == "refused":
             with pytest.raises(ConfigError):
-                resolve(words)
+                resolve(arguments)
         else:
-            resolve(words)
+            resolve(arguments)
 
 
 @pytest.mark.parametrize(
     "block", [block for block in GRAFT if block.mark == "run"], ids=lambda block: block.place
 )
 def test_marked_commands_run(block: Block):
-    for words in graft_words(block):
-        done = CliRunner().invoke(app, words)
-        assert done.exit_code == 0, f"graft {' '.join(words)}\n{done.output}\n{done.exception!r}"
+    for arguments in graft_arguments(block):
+        done = CliRunner().invoke(app, arguments)
+        assert done.exit_code == 0, (
+            f"graft {' '.join(arguments)}\n{done.output}\n{done.exception!r}"
+        )
 
 
 @pytest.mark.parametrize(
@@ -159,19 +163,23 @@ def test_make_targets_benchmarks_and_scripts_exist():
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     targets = set(re.findall(r"^([a-z-]+):.*##", makefile, re.M))
     for block in BLOCKS:
-        for words in commands(block.text, ("make", "python")):
-            if words[0] == "make":
-                settings = dict(word.split("=", 1) for word in words[1:] if "=" in word)
-                assert {word for word in words[1:] if "=" not in word} <= targets, block.place
+        for arguments in commands(block.text, ("make", "python")):
+            if arguments[0] == "make":
+                settings = dict(each.split("=", 1) for each in arguments[1:] if "=" in each)
+                assert {each for each in arguments[1:] if "=" not in each} <= targets, block.place
                 bench = settings.get("BENCH", "cpu_step")
                 assert (ROOT / "benchmarks" / f"{bench}.py").exists(), block.place
                 tests = re.findall(r"tests/[\w/.]+", settings.get("ARGS", ""))
                 assert all((ROOT / path).exists() for path in tests), block.place
-            elif len(words) > 2 and words[1] == "-m" and words[2].startswith("benchmarks"):
-                name = ROOT / words[2].replace(".", "/")
+            elif (
+                len(arguments) > 2
+                and arguments[1] == "-m"
+                and arguments[2].startswith("benchmarks")
+            ):
+                name = ROOT / arguments[2].replace(".", "/")
                 assert name.with_suffix(".py").exists() or name.is_dir(), block.place
-            elif words[1].endswith(".py"):
-                assert (ROOT / words[1]).exists(), block.place
+            elif arguments[1].endswith(".py"):
+                assert (ROOT / arguments[1]).exists(), block.place
 
 
 @pytest.mark.parametrize(

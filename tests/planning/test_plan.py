@@ -204,8 +204,8 @@ def test_micro_batches_are_as_large_as_fits_and_blocks_are_kept_while_they_fit()
 
 
 def test_explicit_sizes_of_the_recipe_are_used():
-    asked = recipe(train={"tokens_per_micro": 32768, "recompute": True})
-    assert choose_micro(asked, SMALL, BF16, H200) == MicroBatchSize(32768, True)
+    fixed = recipe(train={"tokens_per_micro": 32768, "recompute": True})
+    assert choose_micro(fixed, SMALL, BF16, H200) == MicroBatchSize(32768, True)
     assert kv_tokens_for(recipe(engine={"kv_tokens": 4096}), SMALL, BF16, H200) == 4096
     stubborn = recipe(rollout={"max_context": 32768}, train={"recompute": False})
     assert not choose_micro(stubborn, LARGE, BF16, H200).recompute
@@ -468,7 +468,7 @@ def test_predicted_training_memory_is_near_the_measured_peak():
     assert planned.returncode == 0, planned.stderr
     measured = json.loads(planned.stdout)["probe"]
     if measured["peak"] is None:
-        pytest.skip("this system does not tell a process's peak")
+        pytest.skip("this system does not measure a process's peak")
     assert 0.5 < measured["peak"] / measured["predicted_peak"] < 1.5
 
 

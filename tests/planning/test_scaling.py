@@ -117,7 +117,7 @@ def test_a_step_never_takes_longer_when_a_link_gets_faster(gpus: int):
 # sampling
 
 
-def test_lengths_have_the_mean_that_was_asked_for_and_end_where_they_are_cut():
+def test_lengths_have_the_given_mean_and_end_where_they_are_cut():
     found = lengths(1024, 4096, 0.6)
     assert found.mean() == pytest.approx(4096)
     assert np.log(found).std() == pytest.approx(0.6, rel=0.01)
@@ -326,9 +326,9 @@ def test_the_commands_of_a_layout_have_keys_that_exist(kind: str, gpus: int):
         assert (config.cluster.learners, config.cluster.workers) == (gpus // 2, gpus // 2)
         assert start == "graft" and config.cluster.gpus == 1
     else:
-        words = start.split()
-        nodes = int(words[words.index("--nnodes") + 1]) if "--nnodes" in words else 1
-        assert nodes * int(words[words.index("--nproc-per-node") + 1]) == layout.learners
+        arguments = start.split()
+        nodes = int(arguments[arguments.index("--nnodes") + 1]) if "--nnodes" in arguments else 1
+        assert nodes * int(arguments[arguments.index("--nproc-per-node") + 1]) == layout.learners
     assert bool(served) == (kind == "servers") == bool(config.engine.url)
 
 
@@ -369,7 +369,7 @@ def test_rows_that_set_no_rate_are_within_the_stated_error():
     assert abs(free["1.7B full step 64x8 256->512"]) < 0.05
 
 
-def test_verls_ratios_are_as_far_off_as_the_page_says():
+def test_verls_ratios_are_as_far_off_as_documented():
     errors = {name: computed / published - 1 for name, published, computed in ratio_rows(FITTED)}
     rounded = {name: round(error, 2) for name, error in errors.items()}
     assert rounded == pytest.approx(
@@ -415,7 +415,7 @@ def test_the_command_prints_layouts_memory_formula_and_calibration():
     assert "servers were tested on a CPU only" in result.stdout
 
 
-def test_json_says_that_nothing_was_measured():
+def test_json_has_is_measured_false_without_measurements():
     result = run("--gpus", "8", "--shape", "1.7B", "--gpu", "h100", "--staleness", "1", "--json")
     found = json.loads(result.stdout.splitlines()[-1])
     assert found["is_measured"] is False and found["fits"] is True

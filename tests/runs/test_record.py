@@ -235,7 +235,7 @@ def test_a_run_is_done_when_its_summary_is_of_the_last_step(tmp_path):
     assert make_run(record.path, step(4), step(5), train=8).status is RunStatus.STOPPED
 
 
-def test_more_steps_asked_for_after_the_end_make_it_a_stopped_run(tmp_path):
+def test_more_steps_set_after_the_end_make_it_a_stopped_run(tmp_path):
     summary = {"checkpoint": "runs/a/checkpoints/rl-000004"}
     record = make_run(tmp_path / "a", step(4), summary=summary, train=8)
     assert record.status is RunStatus.STOPPED

@@ -60,7 +60,7 @@ cli.main()
 """
 
 
-def say(*arguments: str) -> str:
+def output_of(*arguments: str) -> str:
     result = CliRunner().invoke(app, list(arguments), catch_exceptions=False)
     assert result.exit_code == 0, result.output
     return result.output
@@ -80,7 +80,7 @@ def test_the_table_has_a_line_per_run_the_latest_first(tmp_path):
         },
     )
     (new.path / "weights").write_bytes(b"x" * 3_000_000)
-    titles, first, second = say("runs", str(tmp_path)).splitlines()
+    titles, first, second = output_of("runs", str(tmp_path)).splitlines()
     assert re.split("  +", titles) == [*RUN_COLUMNS]
     assert re.split("  +", first) == [
         *(
@@ -106,15 +106,15 @@ def test_settings_in_which_runs_differ_have_a_column_and_json_has_all(tmp_path):
         ("c", "ppo", 1, 0.5),
     ):
         make_run(tmp_path / name, step(1), config=recipe.format(algo, name, seed, lr))
-    lines = sorted(say("runs", str(tmp_path)).splitlines()[1:])
+    lines = sorted(output_of("runs", str(tmp_path)).splitlines()[1:])
     assert [re.split("  +", line)[5] for line in lines] == [
         "algo grpo, lr 0.001, seed 0",
         "algo ppo, lr 0.5, seed 0",
         "algo ppo, lr 0.5, seed 1",
     ]
-    told = json.loads(say("runs", str(tmp_path), "--json"))
-    assert told["differing"] == ["algo.name", "run.seed", "train.lr"]
-    ours = {row["name"]: row["settings"] for row in told["runs"]}
+    report = json.loads(output_of("runs", str(tmp_path), "--json"))
+    assert report["differing"] == ["algo.name", "run.seed", "train.lr"]
+    ours = {row["name"]: row["settings"] for row in report["runs"]}
     assert ours["b"] == {
         "algo.name": "ppo",
         "run.name": "b",
@@ -127,12 +127,12 @@ def test_settings_in_which_runs_differ_have_a_column_and_json_has_all(tmp_path):
 def test_runs_that_do_not_differ_have_no_column_of_settings(tmp_path):
     for name in "ab":
         make_run(tmp_path / name, step(1))
-    assert "settings" not in say("runs", str(tmp_path)).splitlines()[0]
+    assert "settings" not in output_of("runs", str(tmp_path)).splitlines()[0]
 
 
-def test_settings_that_json_does_not_know_are_told_as_text(tmp_path):
+def test_settings_that_json_cannot_hold_are_written_as_text(tmp_path):
     make_run(tmp_path / "a", step(1), config="train: {lr: .inf, since: 2026-01-02}\n")
-    (row,) = json.loads(say("runs", str(tmp_path), "--json"))["runs"]
+    (row,) = json.loads(output_of("runs", str(tmp_path), "--json"))["runs"]
     assert row["settings"] == {"train.lr": "inf", "train.since": "2026-01-02"}
 
 
@@ -140,29 +140,29 @@ def test_json_has_every_number_and_no_nan(tmp_path):
     record = make_run(tmp_path / "group" / "a", step(3, reward=None, loss=0.5), train=8)
     save(record, "rl-000002", before={"sampled": 0.25})
     with held(record.path / ".lock"):
-        told = json.loads(say("runs", str(tmp_path), "--json").splitlines()[-1])
-    (row,) = told["runs"]
+        report = json.loads(output_of("runs", str(tmp_path), "--json").splitlines()[-1])
+    (row,) = report["runs"]
     assert (row["name"], row["status"], row["phase"]) == ("group/a", "running", "rl")
     assert (row["step"], row["steps"], row["reward"], row["loss"]) == (3, 8, None, 0.5)
     assert row["before"] == {"sampled": 0.25}
     assert (row["after"], row["checkpoint"], row["silent"]) == ({}, "rl-000002", False)
 
 
-def test_an_empty_folder_says_what_to_do(tmp_path, monkeypatch):
+def test_an_empty_folder_prints_what_to_do(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert "graft train quickstart" in say("runs")
+    assert "graft train quickstart" in output_of("runs")
     (tmp_path / "mine").mkdir()
-    assert "no runs in mine/" in say("runs", "mine")
+    assert "no runs in mine/" in output_of("runs", "mine")
     with pytest.raises(ConfigError, match="no folder 'other'"):
         runs("other")
 
 
 def test_a_name_cannot_steer_the_terminal(tmp_path):
     make_run(tmp_path / "a\x1b[2J", step(1))
-    assert "\x1b" not in say("runs", str(tmp_path))
+    assert "\x1b" not in output_of("runs", str(tmp_path))
 
 
-def test_times_and_sizes_read_as_people_say_them():
+def test_times_and_sizes_are_short_texts():
     assert [ago(s) for s in (0.4, 45, 119, 150, 7300, 200_000)] == [
         *("now", "45 s ago", "119 s ago", "2 min ago", "2 h ago", "2 days ago")
     ]
@@ -174,10 +174,10 @@ def test_times_and_sizes_read_as_people_say_them():
 # watch
 
 
-def test_a_run_that_is_over_is_told_and_left(tmp_path):
+def test_a_run_that_is_over_is_printed_and_the_watch_ends(tmp_path):
     record = make_run(tmp_path / "a", *(step(n, reward=n / 100) for n in range(1, 31)), train=60)
     save(record, "rl-000025")
-    lines = say("watch", str(record.path)).splitlines()
+    lines = output_of("watch", str(record.path)).splitlines()
     assert lines[0] == "reinforce: 60 steps"
     assert [line.split()[1] for line in lines[1:11]] == [f"{n}/60" for n in range(21, 31)]
     assert "stopped after rl 30" in lines[11]
@@ -209,7 +209,7 @@ def test_what_another_process_writes_is_seen_and_its_end_ends_the_watch(tmp_path
     assert ["sampled", "0.250", "0.750", "+0.500"] in [line.split() for line in lines]
 
 
-def test_a_silent_run_is_said_to_be_silent_once(tmp_path):
+def test_a_silent_run_is_reported_once(tmp_path):
     record = make_run(tmp_path / "a", step(1, reward=0.5))
     with held(record.path / ".lock") as process:
         for path in record.path.iterdir():
@@ -269,15 +269,15 @@ def test_ctrl_c_ends_the_watch_with_130_and_not_the_run(tmp_path):
 def test_json_leaves_the_last_line_of_stdout_to_the_result(tmp_path):
     record = make_run(tmp_path / "a", step(1, reward=0.5), episodes={1: [attempt()]})
     done = CliRunner().invoke(app, ["watch", str(record.path), "--json"], catch_exceptions=False)
-    told = json.loads(done.stdout.splitlines()[-1])
-    assert (told["status"], told["step"], told["reward"]) == ("stopped", 1, 0.5)
+    report = json.loads(done.stdout.splitlines()[-1])
+    assert (report["status"], report["step"], report["reward"]) == ("stopped", 1, 0.5)
     assert "reinforce 1/4" in done.stderr
 
 
-def test_a_run_that_stopped_by_itself_says_why(tmp_path: Path):
+def test_a_run_that_failed_shows_the_reason(tmp_path: Path):
     folder = make_run(tmp_path / "dead", step(1, reward=0.5)).path
     reason = "no attempt could be made: the tool is gone"
     (folder / "stopped.json").write_text(json.dumps({"reason": reason, "time": 1.0}))
-    told = CliRunner().invoke(app, ["watch", str(folder)])
-    assert told.exit_code == 0
-    assert f"failed after rl 1: {reason}" in told.output
+    done = CliRunner().invoke(app, ["watch", str(folder)])
+    assert done.exit_code == 0
+    assert f"failed after rl 1: {reason}" in done.output

@@ -17,14 +17,14 @@ TINY = {
 }  # fmt: skip
 
 
-def say(role: str, content: str, **more: Any) -> dict[str, Any]:
+def message(role: str, content: str, **more: Any) -> dict[str, Any]:
     return {"role": role, "content": content, **more}
 
 
 def chat(*texts: str) -> dict[str, Any]:
     """A row of user and assistant, taking turns."""
     roles = ("user", "assistant")
-    return {"messages": [say(roles[i % 2], text) for i, text in enumerate(texts)]}
+    return {"messages": [message(roles[i % 2], text) for i, text in enumerate(texts)]}
 
 
 def write(path: Path, rows: list[Any]) -> str:

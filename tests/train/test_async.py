@@ -205,7 +205,7 @@ def test_no_trained_token_is_older_than_the_bound_and_each_is_weighed(
     )
 
 
-def test_a_fault_of_a_reward_ends_the_run_and_says_what_it_was(tmp_path):
+def test_a_fault_of_a_reward_ends_the_run_and_is_in_the_message(tmp_path):
     config = recipe(
         tmp_path,
         task={"reward": f"{HERE}:broken_reward"},
@@ -259,7 +259,7 @@ def test_a_run_that_works_ahead_and_is_killed_loses_no_task_and_repeats_none(tmp
 
 
 @pytest.mark.parametrize(
-    ("sections", "words"),
+    ("sections", "fragment"),
     [
         (
             {
@@ -283,9 +283,9 @@ def test_a_run_that_works_ahead_and_is_killed_loses_no_task_and_repeats_none(tmp
         ),
     ],
 )
-def test_what_needs_a_step_to_be_over_is_refused_with_a_way_out(tmp_path, sections, words):
+def test_what_needs_a_step_to_be_over_is_refused_with_a_way_out(tmp_path, sections, fragment):
     config = recipe(tmp_path, **{"rollout": {"staleness": 1}, **sections})
-    with pytest.raises(ConfigError, match=words):
+    with pytest.raises(ConfigError, match=fragment):
         build_run(config)
 
 
@@ -297,7 +297,7 @@ def test_dapo_without_redrawing_may_work_ahead(tmp_path):
     components.engine.close()
 
 
-def test_stale_tokens_are_weighed_by_two_at_most_unless_the_recipe_or_the_preset_says_otherwise(
+def test_stale_tokens_are_weighed_by_two_at_most_unless_the_recipe_or_the_preset_sets_it(
     tmp_path,
 ):
     def cap(staleness: int, **algo) -> float | None:
@@ -311,7 +311,7 @@ def test_stale_tokens_are_weighed_by_two_at_most_unless_the_recipe_or_the_preset
     assert cap(0, name="rebn") == 2.0 and cap(2, name="rebn") == 2.0
 
 
-def test_the_run_says_that_tokens_are_weighed(tmp_path):
+def test_a_note_of_the_run_names_the_importance_cap(tmp_path):
     def notes(**rollout) -> str:
         components = build_run(recipe(tmp_path, rollout=rollout))
         components.engine.close()

@@ -94,7 +94,7 @@ def test_the_order_of_values_is_the_order_of_bars(values):
     assert {ranked[0], ranked[-1]} == {"▁", "█"}
 
 
-# words
+# labels
 
 
 def test_a_summary_speaks_of_reward_and_not_of_the_policy_loss():
@@ -165,7 +165,7 @@ def test_a_plain_line_has_all_that_matters_and_not_the_policy_loss():
     )
 
 
-def test_an_alarm_is_a_line_that_says_how_bad_it_is():
+def test_an_alarm_is_a_line_with_its_level():
     def do(display):
         display.alarm("entropy fell to \x1b[2J 0.02", step=7)
         display.alarm("it may fall", level="warn")

@@ -61,8 +61,8 @@ _app = typer.Typer()
 _app.command()(explain_command)
 
 
-def called(*words: str):
-    return CliRunner().invoke(_app, list(words))
+def called(*arguments: str):
+    return CliRunner().invoke(_app, list(arguments))
 
 
 @pytest.mark.parametrize(
@@ -308,12 +308,12 @@ class Terminal(io.StringIO):
 
 
 def printed(out: io.StringIO) -> str:
-    """All that a display can print: both phases, alarms, scores, a transcript, the closing words."""
+    """All that a display can print: both phases, alarms, scores, a transcript, the closing lines."""
     task = Episode(Task("", "", prompt=({"role": "user", "content": "1"},)))
     root = task.append(Span(None, Author.TASK, [1], text="1"))
-    said = task.append(Span(root, Author.POLICY, [1], text="2"))
-    heard = task.append(Span(said, Author.ENV, [1], text="3"))
-    task.leaves += [Leaf((said, heard), status=status) for status in Status]
+    answer = task.append(Span(root, Author.POLICY, [1], text="2"))
+    observation = task.append(Span(answer, Author.ENV, [1], text="3"))
+    task.leaves += [Leaf((answer, observation), status=status) for status in Status]
     metrics = {row.metric: 0.5 for row in SHOWN}
     panels: list[str] = []
     with Display(2, stream=out) as display:

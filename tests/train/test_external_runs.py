@@ -102,7 +102,7 @@ def tokens_of() -> Any:
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model of ours, as somebody's folder holds it."""
+    """A model of ours, in a folder."""
     folder = tmp_path_factory.mktemp("models") / "base"
     config = recipe(folder)
     save_model(Decoder(new_shape(config, tokens_of())).initialise(2), folder)
@@ -173,7 +173,7 @@ def test_a_run_with_sglang_learns_from_its_tokens_and_goes_on_where_it_was(base,
     assert "resuming" in again and [line["step"] for line in found] == [1, 2, 3, 4, 5]
     assert all(line[GAP] < 1e-3 for line in found)
     assert all(line["staleness/max"] == 0 for line in found)
-    # 15 characters, <pad>, <eos> and <unk>: all of them are told, so nothing is a bound
+    # 15 characters, <pad>, <eos> and <unk>: the server returns all of them, so no entropy is a bound
     assert {line["sampling/entropy_top_k"] for line in found} == {float(known(base))}
     assert "sglang: log-probs agree with the learner's" in screen
     # weights went out by file, one version after the other, and only the last was kept
@@ -233,7 +233,7 @@ def test_tokens_of_a_step_ahead_come_from_a_server_too(base, fake, tmp_path):
 def test_a_family_that_is_not_ours_trains_as_transformers_computes_it(family, hasty, tmp_path):
     folder = store(tmp_path / "model", family)
     before = [weight.detach().clone() for weight in load_other(str(folder)).parameters()]
-    # random weights of some families always say the same: warm enough that attempts differ
+    # random weights of some families always sample the same: warm enough that attempts differ
     warm = {"temperature": 4.0}
     with serving_sglang(load_other(str(folder)), tokens_of(), load_other) as served:
         found, screen = run(tmp_path, **sglang(folder, served.url), rollout=warm)
@@ -274,7 +274,7 @@ def test_a_server_that_dies_is_named_and_the_run_goes_on_when_it_is_back(base, h
 
 
 def test_scores_of_a_server_that_is_gone_are_no_zeros(base, fake, tmp_path):
-    """The last weights went out; the evaluation after them finds nobody."""
+    """The last weights went out; the evaluation after them finds no server."""
     alive = fake.generate
 
     def generate(content: dict[str, Any]) -> dict[str, Any]:
@@ -286,11 +286,11 @@ def test_scores_of_a_server_that_is_gone_are_no_zeros(base, fake, tmp_path):
         run(tmp_path, **sglang(base, fake.url), train={"steps": 1})
 
 
-# what cannot work is said before anything is loaded
+# what cannot work is refused before anything is loaded
 
 
 @pytest.mark.parametrize(
-    ("sections", "said"),
+    ("sections", "fragment"),
     [
         ({"engine": {"name": "vllm"}, "actions": {"file": "compact"}}, "has no actions"),
         ({"engine": {"name": "vllm"}, "algo": {"name": "cpo"}}, "'counterfactual' .*algo.name=cpo"),
@@ -307,8 +307,8 @@ def test_scores_of_a_server_that_is_gone_are_no_zeros(base, fake, tmp_path):
         ),
     ],
 )
-def test_what_engines_of_others_cannot_do_is_refused(sections, said, tmp_path):
-    with pytest.raises(ConfigError, match=said) as refused:
+def test_what_engines_of_others_cannot_do_is_refused(sections, fragment, tmp_path):
+    with pytest.raises(ConfigError, match=fragment) as refused:
         run(tmp_path, **sections)
     assert "\n" not in str(refused.value)
 
@@ -321,7 +321,7 @@ def test_one_vllm_in_each_process_of_torchrun_is_refused():
         refuse_external(config, "independent", crowd, with_engine=True)
 
 
-def test_a_family_that_is_not_ours_is_told_who_can_train_it(tmp_path):
+def test_a_family_without_a_decoder_of_ours_is_refused_with_the_engine_that_trains_it(tmp_path):
     folder = store(tmp_path / "model", "mistral")
     with pytest.raises(ConfigError, match=r"is a mistral model.*engine\.name=vllm"):
         run(tmp_path, model={"path": str(folder)})
@@ -366,9 +366,9 @@ def test_vllm_in_this_process_samples_for_a_run_and_a_step_ahead(vllm, base, tmp
     found, _ = run(tmp_path / "ahead", engine=IN_PROCESS, model={"path": str(base)}, **FORKS)
     assert max(line["staleness/max"] for line in found) == 1
     assert any(line.get("branch/forks", 0) > 0 for line in found)
-    told = capfd.readouterr()
-    lines = [line for line in (told.out + told.err).splitlines() if "utils.cpp" not in line]
-    assert lines == []  # vLLM's own words stay off the screen; those of C++ `graft` itself silences
+    printed = capfd.readouterr()
+    lines = [line for line in (printed.out + printed.err).splitlines() if "utils.cpp" not in line]
+    assert lines == []  # vLLM prints nothing; `graft` itself silences the lines of C++
 
 
 @with_vllm

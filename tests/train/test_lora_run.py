@@ -38,7 +38,7 @@ TIMED = ("time", "seconds", "per_second")
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory) -> Path:
-    """A model to adapt, as somebody's folder holds it."""
+    """A model to adapt, in a folder."""
     folder = tmp_path_factory.mktemp("models") / "base"
     config = check({"model": {"shape": {**SIZES, "tied": False}}, "task": {"env": "calculator"}})
     tokenizer = load_tokenizer(config, None)
@@ -160,7 +160,7 @@ def test_an_engine_that_serves_other_weights_stops_the_run(base, tmp_path):
         components, 3
     )  # checked inside: the engine holds the learner's own tensors
     weights = {name: p.detach().clone() for name, p in components.policy.named_parameters()}
-    other = NativeEngine(load_model(base), kv_tokens=1024)  # the base: as if nobody told it
+    other = NativeEngine(load_model(base), kv_tokens=1024)  # the base, without the adapters
     with pytest.raises(RunStopped, match="does not serve the weights that are trained"):
         check_served(learner, other)
     for name, weight in components.policy.named_parameters():

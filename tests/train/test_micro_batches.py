@@ -65,7 +65,7 @@ def test_every_process_works_out_the_same(rows, budget, ways):
     assert share_out(rows, budget, ways) == share_out(list(rows), budget, ways)
 
 
-def test_trees_go_to_whoever_has_least():
+def test_trees_go_to_the_process_with_the_fewest_tokens():
     # 90 | 50 40, and the last 20 to the lighter of two 90s, the first
     assert share_out(trees(90, 50, 40, 20), 1000, 2) == [[[0, 3]], [[1, 2]]]
     assert share_out(trees(20, 40, 50, 90), 100, 2) == [[[0], [3]], [[1, 2]]]

@@ -1,4 +1,4 @@
-"""What may change when a run is resumed: learning rate, steps, cadences; said, written down, replayed."""
+"""What may change when a run is resumed: learning rate, steps, cadences; printed, recorded, replayed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SHAPE = "{width: 16, layers: 1, heads: 2, kv_heads: 1, head_dim: 8, ff: 16, max_
 
 
 def train(folder: Path, *overrides: str) -> str:
-    """What the run says; `by_text` of the tests of replays gives every attempt a reward."""
+    """What the run prints; `by_text` of the tests of replays gives every attempt a reward."""
     settings = [
         f"run.dir={folder}", "run.name=run", "run.save_every=2", "run.keep_last=9", "run.seed=3",
         "run.eval_tasks=0", "run.trackers=[]", f"model.shape={SHAPE}",
@@ -26,9 +26,9 @@ def train(folder: Path, *overrides: str) -> str:
         "rollout.max_tokens=8", "rollout.max_turns=2", "rollout.max_context=48",
         "train.lr=1e-3", "train.warmup=0", "sft.steps=0", "sft.stop_at=0",
     ]  # fmt: skip
-    said = io.StringIO()
-    train_recipe("quickstart", *settings, *overrides, quiet=False, stream=said)
-    return said.getvalue()
+    stream = io.StringIO()
+    train_recipe("quickstart", *settings, *overrides, quiet=False, stream=stream)
+    return stream.getvalue()
 
 
 def rates(folder: Path, phase: str = "rl") -> list[float]:
@@ -59,7 +59,7 @@ def test_learning_rate_and_steps_change_on_resume_and_replays_know_it(tmp_path):
         assert {finding.verdict for finding in found.findings} == {PASS}
 
 
-def test_the_same_command_again_changes_nothing_and_says_nothing(tmp_path):
+def test_the_same_command_again_changes_nothing_and_prints_no_note(tmp_path):
     train(tmp_path, "train.steps=2", "run.save_every=1")
     (tmp_path / "run" / "summary.json").unlink()  # as if it had been killed before its end
     printed = train(tmp_path, "train.steps=2", "run.save_every=1")
@@ -67,7 +67,7 @@ def test_the_same_command_again_changes_nothing_and_says_nothing(tmp_path):
     assert not (tmp_path / "run" / "changes.jsonl").exists()
 
 
-def test_a_finished_run_keeps_a_changed_rate_for_later_and_says_so(tmp_path):
+def test_a_finished_run_keeps_a_changed_rate_for_later_and_prints_it(tmp_path):
     train(tmp_path, "train.steps=1")
     printed = train(tmp_path, "train.steps=1", "train.lr=2e-4")
     assert "train.lr: 0.001 -> 0.0002 from rl step 2 on" in printed and "is done" in printed

@@ -132,7 +132,9 @@ def test_an_engine_with_other_weights_is_found_out(healthy):
     assert agreement(learner, rows, 1.0).verdict == "pass"
     with torch.no_grad():
         for weight in components.policy.parameters():
-            weight.add_(0.05 * torch.randn_like(weight))  # a step that the engine has not heard of
+            weight.add_(
+                0.05 * torch.randn_like(weight)
+            )  # a step whose weights the engine does not have
     faulty = agreement(learner, rows, 1.0)
     assert faulty.verdict == "fail"
     assert "other weights" in faulty.remedy
@@ -218,7 +220,7 @@ def test_equal_rewards_are_a_warning():
     found = spread(episodes([1.0] * 8))
     assert (found.verdict, found.seen) == ("warn", "all 8 attempts earned 1")
     assert spread(episodes([1.0] * 7 + [0.0])).verdict == "pass"
-    assert spread(episodes([1.0] * 7)).verdict == "pass"  # too few to tell
+    assert spread(episodes([1.0] * 7)).verdict == "pass"  # too few to judge
 
 
 def test_sampling_must_stop_at_the_end_of_a_turn():

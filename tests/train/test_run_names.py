@@ -82,7 +82,7 @@ def test_a_name_is_a_run_unless_something_here_has_it(tmp_path, monkeypatch):
         ["data", "show", "rows.jsonl", "--model", "a"],
         ["rollout", "a"],
     ],
-    ids=lambda words: "-".join(words[:2]).replace("-a", ""),
+    ids=lambda arguments: "-".join(arguments[:2]).replace("-a", ""),
 )
 def test_every_command_that_takes_a_run_takes_its_name(there, command):
     Path("rows.jsonl").write_text(json.dumps({"prompt": "1+1=", "answer": "2"}) + "\n")
@@ -130,10 +130,10 @@ def test_a_finished_run_shows_its_scores_and_samples_nothing(there, sealed):
     summary = train_recipe("quickstart", *TINY, "run.name=a", quiet=False, stream=out)
     assert summary == json.loads(Path("runs/a/summary.json").read_text())
     assert {path: path.read_bytes() for path in before} == before
-    said = out.getvalue()
-    assert "runs/a is done, with reinforce step 1 as its last" in said
-    assert "To train more: train.steps=2. To start anew: another run.name" in said
-    assert "graft eval a" in said and "evaluating" not in said
+    output = out.getvalue()
+    assert "runs/a is done, with reinforce step 1 as its last" in output
+    assert "To train more: train.steps=2. To start anew: another run.name" in output
+    assert "graft eval a" in output and "evaluating" not in output
 
 
 def test_the_command_shows_the_table_and_json_is_the_summary(there, sealed):

@@ -164,7 +164,7 @@ class Shaky(Expression):
 
 
 def lazy(samples: int) -> Branch:
-    """Grows one attempt fewer than it is asked for, and says that it may."""
+    """Grows one attempt fewer than `samples`, and declares that it may."""
 
     async def branch(builder: EpisodeBuilder) -> None:
         for _ in range(samples - 1):

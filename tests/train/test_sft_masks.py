@@ -1,4 +1,4 @@
-"""What is learned of a chat, token by token, in each template: the assistant's words and its ends."""
+"""What is learned of a chat, token by token, in each template: the assistant's text and its ends."""
 
 from __future__ import annotations
 
@@ -30,16 +30,20 @@ from tests.text.text_templates import (
     calling,
     small_bpe,
 )
-from tests.train.sft_kit import learned, say, trained
+from tests.train.sft_kit import learned, message, trained
 
 TASK = Task("row:0", "")
-ASKED = [say("user", "Who is the user?"), say("assistant", "I think. "), say("user", "And?")]
-TALK = [*ASKED, say("assistant", "the answer is 5")]
+BEGUN = [
+    message("user", "Who is the user?"),
+    message("assistant", "I think. "),
+    message("user", "And?"),
+]
+TALK = [*BEGUN, message("assistant", "the answer is 5")]
 USED = [
-    say("user", "Who?"),
+    message("user", "Who?"),
     calling("<think>\nhm\n</think>\n\nLet me see.", '{"query": "x"}'),
-    say("tool", "the number"),
-    say("assistant", "the answer"),
+    message("tool", "the number"),
+    message("assistant", "the answer"),
 ]
 CALL = '\n<tool_call>\n{"name": "search", "arguments": {"query": "x"}}\n</tool_call>'
 MARKS = ("<result>", "</result>")
@@ -93,7 +97,7 @@ WANTED = {
     ),
     "thinking": (  # the block that opens an answer is not in the prompt: the policy has to write it
         THINKING,
-        [say("user", "Who?"), say("assistant", "the answer")],
+        [message("user", "Who?"), message("assistant", "the answer")],
         [
             ("<|im_start|>user\nWho?<|im_end|>\n<|im_start|>assistant\n", False),
             ("<think>\n\n</think>\n\nthe answer<|im_end|>", True),
@@ -104,14 +108,14 @@ WANTED = {
 
 
 @pytest.mark.parametrize("name", WANTED)
-def test_only_the_assistant_s_words_and_ends_are_learned(name):
+def test_only_the_assistants_text_and_ends_are_learned(name):
     template, messages, wanted = WANTED[name]
-    told = Chat(small_bpe(), template)
-    found = learned(conversation(TASK, messages, told), told.tokenizer)
+    chat = Chat(small_bpe(), template)
+    found = learned(conversation(TASK, messages, chat), chat.tokenizer)
     assert [flag for _, flag in found] == [flag for _, flag in wanted]
     for (text, _), (want, _) in zip(found, wanted, strict=True):
         assert want is None or text == want
-    assert "".join(text for text, _ in found) == told.render(messages)
+    assert "".join(text for text, _ in found) == chat.render(messages)
 
 
 def test_every_bundled_template_is_among_them():
@@ -120,17 +124,17 @@ def test_every_bundled_template_is_among_them():
 
 @pytest.mark.parametrize("template", ["chatml", THINKING])
 def test_calls_are_learned_and_tools_and_their_results_are_not(template):
-    told = Chat(small_bpe(), template)
-    found = learned(conversation(TASK, USED, told, [SEARCH]), told.tokenizer)
-    said = [text for text, is_trained in found if is_trained]
-    heard = [text for text, is_trained in found if not is_trained]
-    assert said[0] == f"<think>\nhm\n</think>\n\nLet me see.{CALL}<|im_end|>"
-    assert said[1].endswith("the answer<|im_end|>")
-    assert "Find <b>things</b>" in heard[0] and "the number" in heard[1]
-    assert "".join(text for text, _ in found) == told.render(USED, [SEARCH])
+    chat = Chat(small_bpe(), template)
+    found = learned(conversation(TASK, USED, chat, [SEARCH]), chat.tokenizer)
+    learned_texts = [text for text, is_trained in found if is_trained]
+    other_texts = [text for text, is_trained in found if not is_trained]
+    assert learned_texts[0] == f"<think>\nhm\n</think>\n\nLet me see.{CALL}<|im_end|>"
+    assert learned_texts[1].endswith("the answer<|im_end|>")
+    assert "Find <b>things</b>" in other_texts[0] and "the number" in other_texts[1]
+    assert "".join(text for text, _ in found) == chat.render(USED, [SEARCH])
 
 
-THOUGHT = [*ASKED[:1], say("assistant", "<think>\nhm\n</think>\n\n5"), *TALK[2:]]
+THOUGHT = [*BEGUN[:1], message("assistant", "<think>\nhm\n</think>\n\n5"), *TALK[2:]]
 
 
 @pytest.mark.parametrize(
@@ -145,11 +149,11 @@ def test_of_a_template_that_rewrites_turns_are_learned_as_they_are_sampled(
     template, messages, tools
 ):
     """append: one row, turn by turn. template: the rows of a rollout, the last what the template gives."""
-    told = Chat(small_bpe(), template)
-    (row,) = conversation(TASK, messages, told, tools).trajectories()
-    assert told.tokenizer.decode(row.tokens) != told.render(messages, tools)
+    chat = Chat(small_bpe(), template)
+    (row,) = conversation(TASK, messages, chat, tools).trajectories()
+    assert chat.tokenizer.decode(row.tokens) != chat.render(messages, tools)
     assert [s.text for s in row.spans if s.mask] == [
-        text for text, is_trained in learned_pieces(told, messages, tools) if is_trained
+        text for text, is_trained in learned_pieces(chat, messages, tools) if is_trained
     ]
     letter = Chat(small_bpe(), template, history="template")
     episode = conversation(TASK, messages, letter, tools)
@@ -164,8 +168,8 @@ def test_of_a_template_that_rewrites_turns_are_learned_as_they_are_sampled(
     )
 
 
-def learned_pieces(told, messages, tools):
-    return [(piece.text, piece.is_trained) for piece in told.pieces(messages, tools)]
+def learned_pieces(chat, messages, tools):
+    return [(piece.text, piece.is_trained) for piece in chat.pieces(messages, tools)]
 
 
 def test_each_context_of_an_example_has_room_of_its_own():
@@ -184,31 +188,34 @@ def test_each_context_of_an_example_has_room_of_its_own():
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("template", ["chatml", "llama 2", "mistral", "zephyr"])
 def test_sentencepiece_chats_are_learned_in_the_tokens_of_the_template(kind, template):
-    told = Chat(sentencepiece(kind), FAMILIES[template])
+    chat = Chat(sentencepiece(kind), FAMILIES[template])
     for number in range(10):
-        said = [say("user", f"the user {number}"), say("assistant", f"the answer is {number}")]
-        talk = [*said, say("user", "number 12?"), say("assistant", "345 is the number.")]
-        for messages in (said, talk):
-            (row,) = conversation(TASK, messages, told).trajectories()
-            assert row.tokens == told.tokenizer.encode(told.render(messages))
+        first = [
+            message("user", f"the user {number}"),
+            message("assistant", f"the answer is {number}"),
+        ]
+        talk = [*first, message("user", "number 12?"), message("assistant", "345 is the number.")]
+        for messages in (first, talk):
+            (row,) = conversation(TASK, messages, chat).trajectories()
+            assert row.tokens == chat.tokenizer.encode(chat.render(messages))
 
 
 def test_results_inside_a_text_of_sentencepiece_are_masked_without_encoding_it_otherwise():
     tokenizer = sentencepiece("legacy")
-    told = Chat(tokenizer, "chatml")
-    messages = [say("user", "q"), say("assistant", ARPO)]
-    (row,) = conversation(TASK, messages, told, marks=MARKS).trajectories()
-    (plain,) = conversation(TASK, messages, told).trajectories()
-    assert row.tokens == plain.tokens == tokenizer.encode(told.render(messages))
-    heard = "".join(span.text for span in row.spans if span.author is Author.ENV)
-    assert "the number of é" in heard and "<answer>" not in heard
+    chat = Chat(tokenizer, "chatml")
+    messages = [message("user", "q"), message("assistant", ARPO)]
+    (row,) = conversation(TASK, messages, chat, marks=MARKS).trajectories()
+    (plain,) = conversation(TASK, messages, chat).trajectories()
+    assert row.tokens == plain.tokens == tokenizer.encode(chat.render(messages))
+    observed = "".join(span.text for span in row.spans if span.author is Author.ENV)
+    assert "the number of é" in observed and "<answer>" not in observed
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_rows_of_spans_and_demonstrations_have_the_tokens_of_their_place(kind):
-    """Inline results, words behind a prefill, and what `graft data` writes down of an attempt."""
+    """Inline results, text behind a prefill, and what `graft data` writes down of an attempt."""
     tokenizer = sentencepiece(kind)
-    told = Chat(tokenizer, FAMILIES["zephyr"])
+    chat = Chat(tokenizer, FAMILIES["zephyr"])
     spans = [
         {"author": "policy", "text": " the answer["},
         {"author": "env", "text": "the number;"},
@@ -216,15 +223,15 @@ def test_rows_of_spans_and_demonstrations_have_the_tokens_of_their_place(kind):
         {"author": "env", "text": "and the", "role": "user"},
         {"author": "policy", "text": "5"},
     ]
-    row = ChatRow([say("user", "the")], None, spans)
-    episode = example(TASK, row, told, prefill="the")
+    row = ChatRow([message("user", "the")], None, spans)
+    episode = example(TASK, row, chat, prefill="the")
     (attempt,) = episode.trajectories()
     wanted = (
         "<|user|>\nthe</s>\n<|assistant|>\nthe the answer[the number;the user</s>"
         "\n<|user|>\nand the</s>\n<|assistant|>\n5</s>"
     )
     assert attempt.tokens == tokenizer.encode(wanted)
-    assert spans_of_attempt(attempt, told) == spans
+    assert spans_of_attempt(attempt, chat) == spans
 
 
 def test_actions_are_written_as_they_stand_in_a_text():
@@ -246,10 +253,10 @@ ARPO = (
 
 @pytest.mark.parametrize("tokenizer", [FastTokenizer.bytes(), small_bpe()], ids=["bytes", "bpe"])
 def test_results_inside_an_assistant_s_text_are_masked_without_encoding_it_otherwise(tokenizer):
-    told = Chat(tokenizer, "chatml")
-    messages = [say("system", "s"), say("user", "q"), say("assistant", ARPO)]
-    plain = conversation(TASK, messages, told)
-    masked = conversation(TASK, messages, told, marks=MARKS)
+    chat = Chat(tokenizer, "chatml")
+    messages = [message("system", "s"), message("user", "q"), message("assistant", ARPO)]
+    plain = conversation(TASK, messages, chat)
+    masked = conversation(TASK, messages, chat, marks=MARKS)
     (row,), (other,) = masked.trajectories(), plain.trajectories()
     assert row.tokens == other.tokens
     assert trained(plain, tokenizer) == [ARPO + "<|im_end|>"]
@@ -296,7 +303,7 @@ def test_a_template_with_generation_marks_learns_the_same_tokens_as_in_transform
 
 
 ROW = ChatRow(
-    [say("user", "S?")],
+    [message("user", "S?")],
     spans=[
         {"author": "policy", "text": "So"},
         {"author": "policy", "call": {"tool": "compare", "arguments": ["A", "B"]}},
@@ -306,7 +313,7 @@ ROW = ChatRow(
         {"author": "policy", "text": "Done."},
     ],
 )
-IN_WORDS = "So compare A and B: A > B\n swap A and B => B, A\nDone."
+AS_TEXT = "So compare A and B: A > B\n swap A and B => B, A\nDone."
 
 
 def same(one, other) -> None:
@@ -319,18 +326,18 @@ def same(one, other) -> None:
 
 @pytest.mark.parametrize("prefill", ["", "So:\n"])
 def test_spans_are_the_very_episode_of_the_demonstration(prefill):
-    told = Chat(LETTERS)
-    shown = demonstration(SWAPPING, Taught(), told, 0, actions=SORTING, prefill=prefill)
+    chat = Chat(LETTERS)
+    shown = demonstration(SWAPPING, Taught(), chat, 0, actions=SORTING, prefill=prefill)
     speller = ActionSpeller(SORTING, LETTERS)
-    same(example(TASK, ROW, told, speller=speller, prefill=prefill), shown)
+    same(example(TASK, ROW, chat, speller=speller, prefill=prefill), shown)
 
 
-def test_calls_in_words_are_the_same_decisions():
-    """A whole attempt in one assistant text, and span by span with calls as words."""
-    told, speller = Chat(LETTERS), ActionSpeller(SORTING, LETTERS)
-    shown = demonstration(SWAPPING, Taught(), told, 0, actions=SORTING)
-    row = ChatRow([say("user", "S?"), say("assistant", IN_WORDS)])
-    same(example(TASK, row, told, speller=speller), shown)
+def test_calls_as_text_are_the_same_decisions():
+    """A whole attempt in one assistant text, and span by span with calls as text."""
+    chat, speller = Chat(LETTERS), ActionSpeller(SORTING, LETTERS)
+    shown = demonstration(SWAPPING, Taught(), chat, 0, actions=SORTING)
+    row = ChatRow([message("user", "S?"), message("assistant", AS_TEXT)])
+    same(example(TASK, row, chat, speller=speller), shown)
     spans = [
         {"author": "policy", "text": "So compare A and B"},
         {"author": "env", "text": ": A > B\n"},
@@ -338,10 +345,10 @@ def test_calls_in_words_are_the_same_decisions():
         {"author": "env", "text": " => B, A\n"},
         {"author": "policy", "text": "Done."},
     ]
-    same(example(TASK, ChatRow([say("user", "S?")], spans=spans), told, speller=speller), shown)
+    same(example(TASK, ChatRow([message("user", "S?")], spans=spans), chat, speller=speller), shown)
 
 
-def test_words_that_only_speak_of_a_call_are_words():
+def test_text_that_only_mentions_a_call_is_text():
     speller = ActionSpeller(SORTING, LETTERS)
     for text in ("So compare A and B.", " compare A", " swap A and A => A\n", " compare A and B"):
         assert [(part.text, part.call) for part in speller.parts(text)] == [(text, None)]
@@ -369,9 +376,9 @@ def tagging() -> FastTokenizer:
 
 def test_calls_in_tags_are_decisions_and_their_results_are_not():
     tokenizer = tagging()
-    told, tags = Chat(tokenizer), load_actions("sorting-tags", tokenizer)
-    row = ChatRow([say("user", "S?"), say("assistant", TAGGED)])
-    made = example(TASK, row, told, MARKS, ActionSpeller(tags, tokenizer, MARKS))
+    chat, tags = Chat(tokenizer), load_actions("sorting-tags", tokenizer)
+    row = ChatRow([message("user", "S?"), message("assistant", TAGGED)])
+    made = example(TASK, row, chat, MARKS, ActionSpeller(tags, tokenizer, MARKS))
     (walk,) = made.trajectories()
     assert tokenizer.decode(walk.tokens) == f"S?{TAGGED}<eos>"
     assert [(str(span.author), span.text) for span in walk.spans[1:]] == [
@@ -391,7 +398,7 @@ def test_calls_in_tags_are_decisions_and_their_results_are_not():
             span.tokens[-len(inner) :] == inner
             and span.actions[-len(inner) :] == want.actions[-len(inner) :]
         )
-    assert trained(made, tokenizer) == [  # " </" stands for the whole tag, "," for nobody's choice
+    assert trained(made, tokenizer) == [  # " </" stands for the whole tag, "," is not chosen
         "So <compare> A",
         " B </",
         " and<swap> A",
@@ -399,8 +406,8 @@ def test_calls_in_tags_are_decisions_and_their_results_are_not():
         "Done.<eos>",
     ]
     with pytest.raises(ValueError, match="contains a call, or part of one"):
-        half = ChatRow([say("user", "S?"), say("assistant", "So <compare> A")])
-        example(TASK, half, told, MARKS, ActionSpeller(tags, tokenizer, MARKS))
+        half = ChatRow([message("user", "S?"), message("assistant", "So <compare> A")])
+        example(TASK, half, chat, MARKS, ActionSpeller(tags, tokenizer, MARKS))
 
 
 @pytest.mark.parametrize(
@@ -425,9 +432,9 @@ def test_calls_in_tags_are_decisions_and_their_results_are_not():
         ),
     ],
 )
-def test_spans_that_cannot_be_read_say_which_and_why(spans, complaint):
+def test_spans_that_cannot_be_read_are_errors_that_name_the_span(spans, complaint):
     with pytest.raises(ValueError, match=complaint):
-        example(TASK, ChatRow([say("user", "S?")], spans=spans), Chat(LETTERS))
+        example(TASK, ChatRow([message("user", "S?")], spans=spans), Chat(LETTERS))
 
 
 def test_a_call_that_the_tools_do_not_allow_is_refused():
@@ -435,7 +442,7 @@ def test_a_call_that_the_tools_do_not_allow_is_refused():
     with pytest.raises(ValueError, match=r"swap with \['A', 'A'\]"):
         example(
             TASK,
-            ChatRow([say("user", "S?")], spans=bad),
+            ChatRow([message("user", "S?")], spans=bad),
             Chat(LETTERS),
             speller=ActionSpeller(SORTING, LETTERS),
         )
@@ -443,14 +450,14 @@ def test_a_call_that_the_tools_do_not_allow_is_refused():
     with pytest.raises(ValueError, match=r"a call is \{tool, arguments"):
         example(
             TASK,
-            ChatRow([say("user", "S?")], spans=worse),
+            ChatRow([message("user", "S?")], spans=worse),
             Chat(LETTERS),
             speller=ActionSpeller(SORTING, LETTERS),
         )
 
 
 def test_turns_end_where_a_message_or_nothing_follows():
-    told = Chat(small_bpe(), "chatml")
+    chat = Chat(small_bpe(), "chatml")
     spans = [
         {"author": "policy", "text": "a"},
         {"author": "env", "text": "no", "role": "user"},
@@ -458,8 +465,8 @@ def test_turns_end_where_a_message_or_nothing_follows():
         {"author": "env", "text": "5;"},
         {"author": "policy", "text": "c"},
     ]
-    made = example(TASK, ChatRow([say("user", "q")], spans=spans), told)
-    assert learned(made, told.tokenizer)[1:] == [
+    made = example(TASK, ChatRow([message("user", "q")], spans=spans), chat)
+    assert learned(made, chat.tokenizer)[1:] == [
         ("a<|im_end|>", True),
         ("\n<|im_start|>user\nno<|im_end|>\n<|im_start|>assistant\n", False),
         ("[b]", True),
@@ -467,6 +474,6 @@ def test_turns_end_where_a_message_or_nothing_follows():
         ("c<|im_end|>", True),
     ]
     cut = [*spans[:-1], {**spans[-1], "end": False}]
-    made = example(TASK, ChatRow([say("user", "q")], spans=cut), told)
-    assert learned(made, told.tokenizer)[-1] == ("c", True)
+    made = example(TASK, ChatRow([message("user", "q")], spans=cut), chat)
+    assert learned(made, chat.tokenizer)[-1] == ("c", True)
     assert made.spans[0].author is Author.TASK

@@ -1,4 +1,4 @@
-"""Which rows a warm-up learns from, in what order, and what it says of the others."""
+"""Which rows a warm-up learns from, in what order, and its note on the others."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from graft.train.sft import held_out_scores, sft_step
 from graft.train.sft_dataset import Prefetcher, make_dataset
 from tests.engine.engine_kit import dense_logits
 from tests.text.text_templates import THINKING
-from tests.train.sft_kit import chat, learned, recipe, say, trained, write
+from tests.train.sft_kit import chat, learned, message, recipe, trained, write
 
 
 def dataset_of(tmp_path, rows, **sft):
@@ -50,7 +50,7 @@ def test_examples_are_a_function_of_the_step_also_when_prepared_ahead(tmp_path):
     straight = ids(dataset, range(1, 7))
     with Prefetcher(dataset) as ahead:
         assert [[e.task.id for e in ahead(step)] for step in range(4, 7)] == straight[3:]
-    with Prefetcher(dataset) as ahead:  # asked for another step than the one that was prepared
+    with Prefetcher(dataset) as ahead:  # another step is taken than the one that was prepared
         assert [[e.task.id for e in ahead(step)] for step in (1, 5, 2)] == [
             straight[0],
             straight[4],
@@ -84,9 +84,9 @@ def test_held_out_rows_may_have_a_file_of_their_own(tmp_path):
 
 BAD = [
     ({"messages": 3}, "row 2: .*`messages`"),
-    ({"messages": [say("user", "q")]}, "row 2: .*no assistant message"),
-    ({"messages": [say("user", "q"), say("critic", "a")]}, "row 2: .*role 'critic'"),
-    ({"messages": [say("user", ""), say("assistant", "a")]}, "row 2"),
+    ({"messages": [message("user", "q")]}, "row 2: .*no assistant message"),
+    ({"messages": [message("user", "q"), message("critic", "a")]}, "row 2: .*role 'critic'"),
+    ({"messages": [message("user", ""), message("assistant", "a")]}, "row 2"),
     (chat("q", "a <result>5"), "row 2: '<result>' at character 2 is never closed"),
     (chat("q", "<result>5</result>"), None),  # the end of the turn is still learned
 ]
@@ -106,7 +106,7 @@ def test_a_bad_row_stops_the_run_with_its_number_or_is_counted(tmp_path, row, co
     assert dataset.steps == 1
 
 
-def test_what_is_left_out_is_said_once(tmp_path):
+def test_what_is_left_out_is_one_note(tmp_path):
     rows = [chat("q", "a"), chat("q", "a <r>5"), chat("q", "x" * 300)]
     sft = {"mask_results": ["<r>", "</r>"], "skip_bad": True, "overlong": "skip"}
     dataset, _ = dataset_of(tmp_path, rows, epochs=1, **sft)
@@ -115,7 +115,7 @@ def test_what_is_left_out_is_said_once(tmp_path):
     assert "row 2: '<r>' at character 2 is never closed" in note
 
 
-def test_a_file_without_rows_says_so(tmp_path):
+def test_a_file_without_rows_is_an_error(tmp_path):
     (tmp_path / "rows.jsonl").write_text("")
     with pytest.raises(DataError, match=r"rows\.jsonl has no rows"):
         dataset_of(tmp_path, [], epochs=1)
@@ -136,13 +136,13 @@ def test_rows_longer_than_the_context_are_refused_cut_or_left_out(tmp_path):
         dataset_of(tmp_path, rows, epochs=1, overlong="cut")
     dataset, components = dataset_of(tmp_path, rows, epochs=1, overlong="cut", skip_bad=True)
     assert dataset.counts["cut"] == 1 and dataset.counts["bad"] == 1
-    said = {trained(e, components.tokenizer)[0] for e in dataset.examples(1)}
-    assert said == {"a<eos>", "b" * 199}
+    texts = {trained(e, components.tokenizer)[0] for e in dataset.examples(1)}
+    assert texts == {"a<eos>", "b" * 199}
     assert any("1 cut to rollout.max_context=200" in note for note in dataset.notes)
 
 
 @pytest.mark.parametrize("history", ["append", "template"])
-def test_chats_in_a_template_that_rewrites_are_learned_and_the_run_says_how(tmp_path, history):
+def test_chats_in_a_template_that_rewrites_are_learned_and_noted(tmp_path, history):
     data = write(tmp_path / "rows.jsonl", [chat("q", "a"), chat("q", "a", "b", "c")])
     model = {
         "shape": {**recipe(tmp_path, {"data": data, "steps": 1}).model.shape},
@@ -238,8 +238,8 @@ def vars_of(function):
 
 def test_a_run_does_not_go_on_with_other_rows(tmp_path, monkeypatch):
     def row(n: int) -> str:
-        said = [{"role": "user", "content": f"{n}?"}, {"role": "assistant", "content": f"{n}!"}]
-        return json.dumps({"messages": said}) + "\n"
+        messages = [{"role": "user", "content": f"{n}?"}, {"role": "assistant", "content": f"{n}!"}]
+        return json.dumps({"messages": messages}) + "\n"
 
     file = tmp_path / "rows.jsonl"
     file.write_text("".join(map(row, range(8))))

@@ -59,11 +59,11 @@ def test_an_environment_s_held_out_tasks_are_looked_at_too(tmp_path):
     assert [line["step"] for line in looks] == [2, 4]
 
 
-def test_actions_are_learned_from_calls_in_words_and_from_spans(tmp_path):
-    """The same attempts as words, as spans and as demonstrations of the calculator."""
-    words = chat("12+30=", "[12+30]42;42")
+def test_actions_are_learned_from_calls_as_text_and_from_spans(tmp_path):
+    """The same attempts as text, as spans and as demonstrations of the calculator."""
+    text = chat("12+30=", "[12+30]42;42")
     spans = {
-        "messages": words["messages"][:1],
+        "messages": text["messages"][:1],
         "spans": [
             {"author": "policy", "call": {"tool": "calculator", "arguments": list("12+30")}},
             {"author": "env", "text": "42"},
@@ -71,7 +71,7 @@ def test_actions_are_learned_from_calls_in_words_and_from_spans(tmp_path):
         ],
     }
     losses = []
-    for name, row in (("words", words), ("spans", spans)):
+    for name, row in (("text", text), ("spans", spans)):
         folder = tmp_path / name
         folder.mkdir()
         config = recipe(

@@ -314,7 +314,7 @@ def recipe_in(folder: Path) -> Path:
 
 
 def patience(seconds: float) -> list[str]:
-    """Before torchrun kills what does not end; torch 2.11 has no say in that."""
+    """Before torchrun kills what does not end; torch 2.11 has no such option."""
     is_old = tuple(int(part) for part in torch.__version__.split(".")[:2]) < (2, 12)
     return [] if is_old else ["--shutdown-timeout", str(seconds)]
 
@@ -426,7 +426,7 @@ def single(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("single") / "run_of_one"
     alone(folder)
     rewards = [line["reward"] for line in metrics(folder) if line["phase"] == "rl"]
-    assert len(set(rewards)) > 10  # something to tell curves apart by
+    assert len(set(rewards)) > 10  # enough to distinguish curves
     return folder
 
 

@@ -62,7 +62,7 @@ class NotLoggedIn(Broken):
 
 class Absent(Broken):
     def __init__(self, folder, config):
-        import a_library_nobody_has  # noqa: F401  # pyright: ignore[reportMissingImports]
+        import a_library_that_is_missing  # noqa: F401  # pyright: ignore[reportMissingImports]
 
 
 def test_a_line_opens_with_phase_and_step_then_plain_names_then_areas():
@@ -236,7 +236,9 @@ def test_a_full_disk_under_the_record_names_the_file(tmp_path):
 
 def test_a_tracker_whose_library_is_missing_names_the_extra(tmp_path, monkeypatch):
     monkeypatch.setitem(trackers.TRACKERS, "wandb", Absent)
-    with pytest.raises(ImportError, match=r"a_library_nobody_has: pip install graft-rl\[wandb\]"):
+    with pytest.raises(
+        ImportError, match=r"a_library_that_is_missing: pip install graft-rl\[wandb\]"
+    ):
         MetricsLog(tmp_path, ["wandb"])
 
 
@@ -288,18 +290,18 @@ def test_wandb_gets_a_step_per_phase_and_resumes_under_the_same_id(tmp_path, mon
     """Against a stand-in with the three calls we use: the real one wants an account."""
     from types import SimpleNamespace
 
-    run, asked, ids = StandInRun(), [], iter(["abc123", "another"])
+    run, inits, ids = StandInRun(), [], iter(["abc123", "another"])
     stand_in = SimpleNamespace(
         util=SimpleNamespace(generate_id=lambda: next(ids)),
-        init=lambda **options: asked.append(options) or run,
+        init=lambda **options: inits.append(options) or run,
     )
     monkeypatch.setitem(sys.modules, "wandb", stand_in)
     with MetricsLog(tmp_path, ["wandb"], {"lr": 0.1}) as track:
         track.log(4, {"loss": 1.5}, phase="sft")
     with MetricsLog(tmp_path, ["wandb"]) as track:
         track.log(1, {"reward": 0.5})
-    assert [options["id"] for options in asked] == ["abc123", "abc123"]
-    assert asked[0]["config"] == {"lr": 0.1}
+    assert [options["id"] for options in inits] == ["abc123", "abc123"]
+    assert inits[0]["config"] == {"lr": 0.1}
     assert ("rl/*", "rl/step") in run.metrics
     assert run.rows == [
         {"sft/loss": 1.5, "sft/step": 4},

@@ -121,13 +121,13 @@ def test_random_states_come_back(tmp_path):
     assert (random.random(), float(np.random.rand()), float(torch.rand(()))) == drawn
 
 
-def test_a_checkpoint_of_another_algorithm_is_refused_in_words(tmp_path):
+def test_a_checkpoint_of_another_algorithm_is_refused(tmp_path):
     saver_in(tmp_path).save("rl", 1, learner_for(ALONE, None, Case(tied=False)), {})
     with pytest.raises(RunStopped, match=r"lacks critic/.* another model or algorithm"):
         checkpoints(tmp_path)[0].restore(learner_for(ALONE, None, PPO))
 
 
-def test_a_checkpoint_of_an_older_version_is_refused_in_words(tmp_path):
+def test_a_checkpoint_of_an_older_version_is_refused(tmp_path):
     learner = learner_for(ALONE, None, Case())
     saver_in(tmp_path).save("rl", 1, learner, {})
     (saved,) = checkpoints(tmp_path)
