@@ -336,7 +336,7 @@ def test_earls_baselines_are_read_as_tags(tmp_path):
         (EARL_TAGS, '" (", ")"', '" (", ")", ","', "the action ',' is left out"),
     ],
 )
-def test_what_means_nothing_in_earls_files_is_passed_over_and_said(
+def test_keys_without_meaning_in_earls_files_are_left_out_with_a_note(
     tmp_path, caplog, text, old, new, note
 ):
     """Three of EARL's seven files have such keys; the one for demonstrations has a comma too."""

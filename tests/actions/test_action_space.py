@@ -15,7 +15,7 @@ def test_without_a_table_mode_zero_allows_tokens_and_no_extra_action() -> None:
     assert space.allows(0, 2) and not space.allows(0, 3) and not space.allows(0, 5)
 
 
-def test_a_table_says_what_each_mode_allows() -> None:
+def test_a_table_holds_what_each_mode_allows() -> None:
     space = ActionSpace(3, extra=1, allowed=np.array([[1, 1, 1, 1], [0, 1, 1, 0]], dtype=bool))
     assert space.num_modes == 2
     assert [space.allows(1, action) for action in range(4)] == [False, True, True, False]

@@ -70,27 +70,29 @@ def test_modes_of_two_arguments(sorting: Actions):
 
 
 @pytest.mark.parametrize("name", ["check", "check-tags"])
-def test_every_sequence_of_arguments_is_allowed_or_not_as_the_tools_say(name):
+def test_every_sequence_of_arguments_is_allowed_as_the_tools_declare(name):
     """All pairs: compare takes any two items, swap two different ones, check one and a quality."""
     actions = load_actions(name, PIECES)
     properties = ["negative", "positive", "even", "odd"]
     if name == "check":
         properties = [f"is {quality}" for quality in properties]
 
-    def is_right(tool: str, said: tuple[str, ...]) -> bool:
+    def is_right(tool: str, arguments: tuple[str, ...]) -> bool:
         if tool == "check":
-            return said[0] in "ABCDE" and all(one in properties for one in said[1:])
-        return all(one in "ABCDE" for one in said) and not (tool == "swap" and len({*said}) == 1)
+            return arguments[0] in "ABCDE" and all(one in properties for one in arguments[1:])
+        return all(one in "ABCDE" for one in arguments) and not (
+            tool == "swap" and len({*arguments}) == 1
+        )
 
     for tool in actions.tools:
-        for said in product([*"ABCDE", *properties], repeat=2):
+        for arguments in product([*"ABCDE", *properties], repeat=2):
             try:
-                done = actions.spell(tool, said)
+                done = actions.spell(tool, arguments)
             except ValueError:
-                assert not is_right(tool, said), (tool, said)
+                assert not is_right(tool, arguments), (tool, arguments)
             else:
-                assert is_right(tool, said), (tool, said)
-                assert actions.read(done.actions, done.modes) == (tool, said)
+                assert is_right(tool, arguments), (tool, arguments)
+                assert actions.read(done.actions, done.modes) == (tool, arguments)
         with pytest.raises(ValueError):
             actions.spell(tool, ("A", "B", "C"))
 
@@ -111,7 +113,7 @@ def test_a_row_can_start_from_a_later_token():
     assert ids(" is odd") == [*ids(" is"), *ids(" odd")]
 
 
-def test_only_the_tools_asked_for_are_there():
+def test_only_the_selected_tools_are_loaded():
     actions = load_actions("check", PIECES, tools=["check", "swap"])
     assert actions.tools == ("swap", "check")  # the file's order
     assert actions.names[:6] == (" swap", " A", " B", " C", " D", " E")
@@ -184,12 +186,12 @@ def test_reading_gives_back_what_was_spelled(name, tool, arguments, text):
 
 def test_reading_takes_the_last_call_of_a_turn(sorting: Actions):
     first, second = sorting.spell("compare", ("A", "B")), sorting.spell("swap", ("C", "D"))
-    words = [*ids("so so")]
-    zeros = [0] * len(words)
-    actions = [*words, *first.actions, *words, *second.actions]
+    text = [*ids("so so")]
+    zeros = [0] * len(text)
+    actions = [*text, *first.actions, *text, *second.actions]
     modes = [*zeros, *first.modes, *zeros, *second.modes]
     assert sorting.read(actions, modes) == ("swap", ("C", "D"))
-    end = len(words) + len(first.actions)
+    end = len(text) + len(first.actions)
     assert sorting.read(actions[:end], modes[:end]) == ("compare", ("A", "B"))
     with pytest.raises(ValueError, match="do not end with the exit"):
         sorting.read(actions[:-1], modes[:-1])
@@ -197,7 +199,7 @@ def test_reading_takes_the_last_call_of_a_turn(sorting: Actions):
         sorting.read([], [])
 
 
-def test_reading_leaves_out_blanks_and_may_find_nothing_said():
+def test_reading_leaves_out_blanks_and_may_find_no_arguments():
     actions = load_actions("calculator-tags", PIECES)
     done = actions.spell("calculator", ("1", "+", " ", "6"))
     assert PIECES.decode(done.tokens) == " <calculator>1 + 6 </calculator>"

@@ -18,12 +18,12 @@ PIECES = Pieces()
 DIGITS = "123456789"
 
 
-def strict(said: list[str], symbol: str, depth: int) -> bool:
-    """EARL's table, line by line; `said` without blanks."""
-    if not said:
+def strict(written: list[str], symbol: str, depth: int) -> bool:
+    """EARL's table, line by line; `written` without blanks."""
+    if not written:
         return symbol in [*DIGITS, "("]
-    before = said[-1]
-    is_open = said.count("(") - said.count(")")
+    before = written[-1]
+    is_open = written.count("(") - written.count(")")
     match symbol:
         case "":
             return True
@@ -42,9 +42,9 @@ def strict(said: list[str], symbol: str, depth: int) -> bool:
     return before != ")"
 
 
-def complete(said: list[str], symbol: str, depth: int) -> bool:
+def complete(written: list[str], symbol: str, depth: int) -> bool:
     """Numbers as one writes them: by the number that stands at the end of the text."""
-    text = "".join(said)
+    text = "".join(written)
     is_open = text.count("(") - text.count(")")
     number = re.search(r"[0-9.]*$", text).group()
     is_value = text.endswith(")") or (number != "" and not number.endswith("."))
@@ -97,23 +97,23 @@ def play(actions: Actions, draws: list[int], allows, depth: int) -> list[str] | 
     entry = actions.tool_entries[0]
     texts = {**entry.texts, **dict.fromkeys(entry.exits, "=")}
     is_tag = actions.space.extra == 0
-    mode, said = entry.modes[0], []
+    mode, written = entry.modes[0], []
     for draw in draws:
         offered = np.flatnonzero(actions.space.row(mode)).tolist()
         expected = [
             action
             for action, text in texts.items()
-            if (is_tag and text == "=") or allows([s for s in said if s], text, depth)
+            if (is_tag and text == "=") or allows([s for s in written if s], text, depth)
         ]
-        assert offered == sorted(expected), said
+        assert offered == sorted(expected), written
         action = offered[draw % len(offered)]
         is_exit = actions.grammar.is_exit(mode, action)
         assert is_exit == (texts[action] == "=")
         mode = actions.grammar.step(mode, action)
         if is_exit:
             assert mode == 0
-            return said
-        said.append(texts[action])
+            return written
+        written.append(texts[action])
     return None
 
 
@@ -135,9 +135,9 @@ def test_tags_allow_the_same_blanks_and_always_the_exit(calculators, draws):
 @settings(max_examples=150)
 @given(draws=DRAWS, depth=st.sampled_from([1, 2, 8]))
 def test_complete_allows_numbers_as_one_writes_them(calculators, draws, depth):
-    said = play(calculators["actions", True, depth], draws, complete, depth)
-    if said is not None:
-        ast.parse("".join(said), mode="eval")
+    written = play(calculators["actions", True, depth], draws, complete, depth)
+    if written is not None:
+        ast.parse("".join(written), mode="eval")
 
 
 def allows(actions: Actions, text: str) -> bool:

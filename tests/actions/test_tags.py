@@ -63,10 +63,10 @@ def expected(text: str) -> set[str]:
     found = inside(text)
     if found is None:
         return {LETTERS.decode([i]) for i in range(LETTERS.vocab_size)}
-    tool, said = found
-    items = {"1", "2", "3"} - set(said)
-    if (tool, said.replace("x", "")) not in (("one", ""), ("two", "")) and not (
-        tool == "one" and len(said) == 2
+    tool, written = found
+    items = {"1", "2", "3"} - set(written)
+    if (tool, written.replace("x", "")) not in (("one", ""), ("two", "")) and not (
+        tool == "one" and len(written) == 2
     ):
         items = set()
     return items | {EXITS[tool][0]}

@@ -51,6 +51,6 @@ def test_a_wrong_shape_or_a_float_mask_is_refused_by_name(toy_batch):
         batch.replace(mask=torch.ones(2, 2))
 
 
-def test_a_missing_tensor_says_who_fills_it(toy_batch):
+def test_the_error_of_a_missing_tensor_names_what_fills_it(toy_batch):
     with pytest.raises(ValueError, match=r"Batch.values is None, but gae needs a critic"):
         toy_batch(reward=[1]).need("values", "gae needs a critic")

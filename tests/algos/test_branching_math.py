@@ -142,7 +142,7 @@ def test_an_unsure_token_counts_more_and_a_sure_one_less(toy_batch):
     check(got, [[2 * (1 - half), 2], [-1, -(1 + half)]])
 
 
-def test_entropies_outside_the_mask_have_no_say(toy_batch):
+def test_entropies_outside_the_mask_do_not_count(toy_batch):
     """The rest of a description, an observation, NaN in padding: mean 1, std 0.5 are of the mask."""
     batch = toy_batch(
         reward=[-1, 1],

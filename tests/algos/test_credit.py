@@ -229,7 +229,7 @@ def test_gae_with_lambda_one_and_no_discount_is_return_minus_value(toy_batch):
     torch.testing.assert_close(gae_returns(1.0, 1.0)(batch.zeros(), batch), left)
 
 
-def test_gae_without_a_critic_says_so(toy_batch):
+def test_gae_without_a_critic_is_an_error(toy_batch):
     batch = toy_batch(reward=[1.0])
     with pytest.raises(ValueError, match=r"values is None.*critic"):
         gae()(batch.zeros(), batch)
@@ -246,7 +246,7 @@ def test_a_shared_span_gets_the_mean_of_its_leaves(toy_batch):
     check(adv_NT, [[0.354, 1.414], [0.354, -0.707], [-0.707, -0.707]])
 
 
-def test_a_row_that_is_not_trained_has_no_say_in_a_shared_span(toy_batch):
+def test_a_row_that_is_not_trained_does_not_count_in_a_shared_span(toy_batch):
     batch = toy_batch(reward=[1, 0], spans=[[7, 8], [7, 9]], mask=[[1, 1], [0, 0]])
     adv_NT = chain(dr_grpo(), share_over_spans())(batch.zeros(), batch)
     check(adv_NT, [[0.5, 0.5], [0, 0]])

@@ -108,7 +108,7 @@ def test_without_old_logprobs_the_ratio_is_one_and_the_gradient_that_of_reinforc
 
 
 def test_gspo_moves_a_row_by_the_geometric_mean_of_its_ratios(toy_batch):
-    """Ratios 1.21 and 1.0: 1.1 for both; the masked third token has no say."""
+    """Ratios 1.21 and 1.0: 1.1 for both; the masked third token does not count."""
     batch = toy_batch(
         advantages=[[1, 1, 0], [-1, -1, 0], [1, 1, 0]],
         old_logprobs=[[-1.0] * 3] * 3,
@@ -280,7 +280,7 @@ def test_the_kl_compares_tokens_alone_and_only_where_one_was_chosen(toy_batch):
     check(any_word.grad, [[-0.1 * (1 - 2 / 3), 0, 0]])
 
 
-def test_kl_without_a_reference_says_so(toy_batch):
+def test_kl_without_a_reference_is_an_error(toy_batch):
     with pytest.raises(ValueError, match=r"ref_logprobs is None"):
         run(with_kl(sft(), 0.1), toy_batch(reward=[1]), [[-1, -1]])
     with pytest.raises(ValueError, match=r"unknown KL estimate"):
@@ -370,7 +370,7 @@ def test_a_token_whose_ratio_explodes_does_not_end_the_run(toy_batch, name):
 
 
 @pytest.mark.parametrize("name", ["reinforce", "clip", "gspo", "cispo"])
-def test_a_policy_loss_without_advantages_says_so(toy_batch, name):
+def test_a_policy_loss_without_advantages_is_an_error(toy_batch, name):
     with pytest.raises(ValueError, match=r"advantages is None.*credit"):
         run(LOSSES[name](), toy_batch(reward=[1]), [[-1, -1]])
 

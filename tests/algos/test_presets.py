@@ -91,7 +91,7 @@ def test_users_bring_their_own_parts_by_module_and_name(toy_batch, monkeypatch):
     assert credit(batch.zeros(), batch).tolist() == [[3, 3], [6, 6]]
 
 
-def test_a_wrong_name_or_keyword_says_what_would_be_right():
+def test_a_wrong_name_or_keyword_is_an_error_with_the_right_one():
     with pytest.raises(UnknownName, match=r"unknown algorithm 'grop'; did you mean 'grpo'"):
         build("grop")
     with pytest.raises(UnknownName, match=r"unknown loss 'clipp'; did you mean 'clip'"):

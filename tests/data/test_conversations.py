@@ -49,8 +49,8 @@ def test_the_three_forms_are_the_same_chat_in_one_file(tmp_path: Path, ending: s
 
 def test_every_speaker_has_a_role():
     call = json.dumps({"name": "search", "arguments": {"query": "Bern"}})
-    said = {"human": "a", "function_call": call, "observation": "A city.", "gpt": "c"}
-    entries = [{"from": speaker, "value": value} for speaker, value in said.items()]
+    values = {"human": "a", "function_call": call, "observation": "A city.", "gpt": "c"}
+    entries = [{"from": speaker, "value": value} for speaker, value in values.items()]
     function = {"name": "search", "arguments": {"query": "Bern"}}
     assert chat_of({"conversations": entries}) == [
         {"role": "user", "content": "a"},
@@ -66,7 +66,7 @@ def test_every_speaker_has_a_role():
     entries = [{"from": speaker, "value": value} for speaker, value in others.items()]
     roles = [message["role"] for message in chat_of({"conversations": entries})]
     assert roles == ["system", "user", "assistant", "tool"]
-    assert {*said, *others} == {*SPEAKERS}
+    assert {*values, *others} == {*SPEAKERS}
 
 
 def test_calls_made_at_once_stay_one_message():
@@ -79,7 +79,7 @@ def test_calls_made_at_once_stay_one_message():
     ]
 
 
-def test_a_tool_trace_inside_the_assistants_words_stays_as_it_is():
+def test_a_tool_trace_inside_the_assistants_text_stays_as_it_is():
     entries = [{"from": "human", "value": "Bern?"}, {"from": "gpt", "value": TRACE}]
     assert chat_of({"conversations": entries, "system": None})[1]["content"] == TRACE
 
@@ -108,19 +108,19 @@ def part(text: str, **more: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize("ending", [".parquet", ".jsonl"])
 def test_a_content_in_parts_is_the_text_of_its_parts(tmp_path: Path, ending: str):
-    asked = {"role": "user", "content": [part("2+", image_url=None), part("3=")]}
-    row = {"messages": [asked, {"role": "assistant", "content": [part("5")]}]}
+    question = {"role": "user", "content": [part("2+", image_url=None), part("3=")]}
+    row = {"messages": [question, {"role": "assistant", "content": [part("5")]}]}
     (chat,) = open_chats(write(tmp_path / f"chats{ending}", [row]))
     assert chat.messages == CHAT
     parts = numpy.array([part("2+"), part("3=")], dtype=object)  # as pandas has them
     assert read_messages([{"role": "user", "content": parts}]) == CHAT[:1]
 
 
-def saying(content: Any, **more: Any) -> dict[str, Any]:
+def answered(content: Any, **more: Any) -> dict[str, Any]:
     return {"messages": [CHAT[0], {"role": "assistant", "content": content, **more}]}
 
 
-def said(*speakers: Any, value: Any = "x") -> dict[str, Any]:
+def sharegpt(*speakers: Any, value: Any = "x") -> dict[str, Any]:
     return {"conversations": [{"from": speaker, "value": value} for speaker in speakers]}
 
 
@@ -146,33 +146,36 @@ def said(*speakers: Any, value: Any = "x") -> dict[str, Any]:
             {"messages": [{"role": "user", "content": [{"type": "image_url"}]}, CHAT[1]]},
             "message 1: `content`: part 1 is image_url; only text is read",
         ),
-        (saying([part("5"), "6"]), "message 2: `content`: part 2 is str '6'; only text is read"),
+        (answered([part("5"), "6"]), "message 2: `content`: part 2 is str '6'; only text is read"),
         (
-            saying([{"type": "text"}]),
+            answered([{"type": "text"}]),
             "message 2: `content`: part 1: `text` holds nothing, not text",
         ),
-        (saying("a\ud800"), "message 2: `content`: character 2 is \\ud800, half of a character"),
+        (answered("a\ud800"), "message 2: `content`: character 2 is \\ud800, half of a character"),
         (
-            saying([part("ab"), part("\udc00")]),
+            answered([part("ab"), part("\udc00")]),
             "message 2: `content`: character 3 is \\udc00, half",
         ),
-        (saying("5", reasoning_content="\ud800"), "message 2: `reasoning_content`: character 1 is"),
         (
-            said("human", "gpt", value="b\ud83d"),
+            answered("5", reasoning_content="\ud800"),
+            "message 2: `reasoning_content`: character 1 is",
+        ),
+        (
+            sharegpt("human", "gpt", value="b\ud83d"),
             "message 1: `content`: character 2 is \\ud83d, half",
         ),
         ({"conversations": "Hi"}, "`conversations` holds str 'Hi', not a list of {from, value}"),
         ({"conversations": []}, "the list of messages is empty"),
         ({"conversations": [1]}, "entry 1 has no `from` (found: int '1')"),
         ({"conversations": CHAT}, "entry 1 has no `from` (found: role, content)"),
-        (said("human", "bing"), "entry 2: `from` is 'bing', which is none of system, human"),
-        (said("human", ["gpt"]), "entry 2: `from` is ['gpt'], which is none of"),
-        (said("human", "gpt", value=None), "entry 1: `value` holds nothing, not text"),
-        (said("human"), "no assistant message"),
-        (said("gpt"), "starts with the assistant"),
-        (said("human", "function_call"), "entry 2: `value` of a function_call is not JSON"),
+        (sharegpt("human", "bing"), "entry 2: `from` is 'bing', which is none of system, human"),
+        (sharegpt("human", ["gpt"]), "entry 2: `from` is ['gpt'], which is none of"),
+        (sharegpt("human", "gpt", value=None), "entry 1: `value` holds nothing, not text"),
+        (sharegpt("human"), "no assistant message"),
+        (sharegpt("gpt"), "starts with the assistant"),
+        (sharegpt("human", "function_call"), "entry 2: `value` of a function_call is not JSON"),
         (
-            said("human", "function_call", value='{"x": 1}'),
+            sharegpt("human", "function_call", value='{"x": 1}'),
             "entry 2: dict \"{'x': 1}\" is no call: it must be {name, arguments}",
         ),
         ({**SHAREGPT, "system": 3}, "`system` holds int '3', not text"),
@@ -193,9 +196,9 @@ def test_a_row_that_is_no_chat_is_named_with_its_entry(tmp_path: Path, row: Any,
 def test_bad_rows_of_a_parquet_file_are_named_too(tmp_path: Path):
     for number, (bad, message) in enumerate(
         (
-            (said("human", "gpt", value=None), "entry 1: `value` holds nothing"),
-            (said("human", "robot"), "entry 2: `from` is 'robot'"),
-            (said("human"), "no assistant message"),
+            (sharegpt("human", "gpt", value=None), "entry 1: `value` holds nothing"),
+            (sharegpt("human", "robot"), "entry 2: `from` is 'robot'"),
+            (sharegpt("human"), "no assistant message"),
         )
     ):
         data = write(tmp_path / f"chats{number}.parquet", [SHAREGPT, bad])

@@ -20,10 +20,10 @@ from graft.data.show import inspect
 from graft.envs import make
 from graft.text.template import CHATML, render
 
-ASK = {"role": "user", "content": "2+3="}
-SAY = {"role": "assistant", "content": "5"}
+USER = {"role": "user", "content": "2+3="}
+ASSISTANT = {"role": "assistant", "content": "5"}
 NULLED = {"name": "look", "arguments": {"city": "Rome", "day": None, "where": {"lat": None}}}
-CHAT = [ASK, {"role": "assistant", "content": "", "tool_calls": [{"function": NULLED}]}]
+CHAT = [USER, {"role": "assistant", "content": "", "tool_calls": [{"function": NULLED}]}]
 SCHEMA = {
     "type": "function",
     "function": {
@@ -56,7 +56,7 @@ def test_a_null_that_was_written_reaches_the_template(tmp_path: Path, is_text: b
     row: dict[str, Any] = {"messages": CHAT, "tools": [SCHEMA]}
     if is_text:
         function = {**NULLED, "arguments": json.dumps(NULLED["arguments"])}
-        chat = [ASK, {"role": "assistant", "content": "", "tool_calls": [{"function": function}]}]
+        chat = [USER, {"role": "assistant", "content": "", "tool_calls": [{"function": function}]}]
         row = {"messages": chat, "tools": json.dumps([SCHEMA])}
     (read,) = open_chats(lines(tmp_path / "a.jsonl", row))
     assert read.messages[1]["tool_calls"][0]["function"] == NULLED
@@ -68,7 +68,10 @@ def test_a_null_that_was_written_reaches_the_template(tmp_path: Path, is_text: b
 def test_nulls_that_parquet_filled_in_are_no_part_of_a_call(tmp_path: Path):
     """Two calls with other arguments make one struct of both, and every call has every key."""
     other = {"name": "add", "arguments": {"a": 1}}
-    chats = [CHAT, [ASK, {"role": "assistant", "content": "", "tool_calls": [{"function": other}]}]]
+    chats = [
+        CHAT,
+        [USER, {"role": "assistant", "content": "", "tool_calls": [{"function": other}]}],
+    ]
     file = parquet(tmp_path / "a.parquet", messages=pyarrow.array(chats))
     first, second = open_chats(file)
     assert first.messages[1]["tool_calls"][0]["function"]["arguments"] == {
@@ -80,7 +83,7 @@ def test_nulls_that_parquet_filled_in_are_no_part_of_a_call(tmp_path: Path):
 
 def test_json_text_in_parquet_keeps_its_nulls(tmp_path: Path):
     calls = [{"function": {"name": "look", "arguments": json.dumps(NULLED["arguments"])}}]
-    chat = [ASK, {"role": "assistant", "content": "", "tool_calls": calls}]
+    chat = [USER, {"role": "assistant", "content": "", "tool_calls": calls}]
     file = parquet(
         tmp_path / "a.parquet", messages=pyarrow.array([chat]), tools=[json.dumps([SCHEMA])]
     )
@@ -108,7 +111,7 @@ def test_nulls_in_what_rewards_get_stay():
     assert make("prompts", rows=[row]).reset(0)[1]["meta"] == {"idx": 0, "hint": None}
 
 
-VERL = {"prompt": [ASK], "reward_model": {"ground_truth": "5"}, "extra_info": {"index": "1"}}
+VERL = {"prompt": [USER], "reward_model": {"ground_truth": "5"}, "extra_info": {"index": "1"}}
 WRITTEN: dict[str, dict[str, Any]] = {
     "JSON text": {key: json.dumps(value) for key, value in VERL.items()},
     "pairs": {
@@ -116,7 +119,7 @@ WRITTEN: dict[str, dict[str, Any]] = {
         "reward_model": [["ground_truth", "5"]],
         "extra_info": [{"key": "index", "value": "1"}],
     },
-    "one message": {**VERL, "prompt": json.dumps(ASK)},
+    "one message": {**VERL, "prompt": json.dumps(USER)},
     "Python's text": {key: str(value) for key, value in VERL.items()},
     "text of pairs": {**VERL, "reward_model": '[["ground_truth", "5"]]'},
 }
@@ -138,7 +141,7 @@ def test_an_object_is_read_in_whatever_form_it_was_kept(tmp_path: Path, form: st
     else:
         lines(file, row)
     env = make("prompts", data=str(file))
-    assert env.reset(0)[0] == [ASK]
+    assert env.reset(0)[0] == [USER]
     assert (env.task().answer, env.task().meta) == ("5", {"idx": 0, "index": "1"})
     assert env.step("<answer>5</answer>").reward == 1.0
 
@@ -147,7 +150,7 @@ def test_a_parquet_map_is_an_object_with_the_nulls_that_it_has(tmp_path: Path):
     kind = pyarrow.map_(pyarrow.string(), pyarrow.string())
     file = parquet(
         tmp_path / "a.parquet",
-        prompt=pyarrow.array([[ASK]]),
+        prompt=pyarrow.array([[USER]]),
         reward_model=pyarrow.array([[("ground_truth", "5")]], kind),
         extra_info=pyarrow.array([[("index", "1"), ("hint", None)]], kind),
     )
@@ -163,13 +166,13 @@ def test_a_text_that_should_be_an_object_is_named():
 
 
 def test_chats_that_are_json_text_are_chats(tmp_path: Path):
-    said = [{"from": "human", "value": "2+3="}, {"from": "gpt", "value": "5"}]
-    rows = [{"conversations": json.dumps(said)}, {"messages": json.dumps([ASK, SAY])}]
+    entries = [{"from": "human", "value": "2+3="}, {"from": "gpt", "value": "5"}]
+    rows = [{"conversations": json.dumps(entries)}, {"messages": json.dumps([USER, ASSISTANT])}]
     for row in rows:
         (read,) = open_chats(lines(tmp_path / "a.jsonl", row))
-        assert read.messages == [ASK, SAY]
-    row = {"prompt": json.dumps([ASK]), "completion": json.dumps([SAY])}
-    assert open_chats(lines(tmp_path / "a.jsonl", row))[0].messages == [ASK, SAY]
+        assert read.messages == [USER, ASSISTANT]
+    row = {"prompt": json.dumps([USER]), "completion": json.dumps([ASSISTANT])}
+    assert open_chats(lines(tmp_path / "a.jsonl", row))[0].messages == [USER, ASSISTANT]
 
 
 def test_show_lists_the_columns_that_were_text(tmp_path: Path):
@@ -272,22 +275,22 @@ def test_two_columns_of_one_name_are_refused(tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    ("field", "said"),
+    ("field", "message"),
     [
         ({"ground_truth": float("nan")}, "'ground_truth' holds float 'nan'"),
         ({"ground_truth": float("inf")}, "'ground_truth' holds float 'inf'"),
         ({"extra_info": {"x": [1, float("-inf")]}}, "'x' holds -inf, which JSON cannot hold"),
     ],
 )
-def test_numbers_that_json_cannot_hold_are_named(tmp_path: Path, field: Any, said: str):
+def test_numbers_that_json_cannot_hold_are_named(tmp_path: Path, field: Any, message: str):
     row = {"prompt": "2+3=", "ground_truth": "5", **field}
-    with pytest.raises(DataError, match=said):
+    with pytest.raises(DataError, match=message):
         make("prompts", data=lines(tmp_path / "a.jsonl", row))
 
 
 def test_nan_in_the_arguments_of_a_call_is_refused(tmp_path: Path):
     calls = [{"function": {"name": "look", "arguments": '{"x": NaN}'}}]
-    row = {"messages": [ASK, {"role": "assistant", "content": "", "tool_calls": calls}]}
+    row = {"messages": [USER, {"role": "assistant", "content": "", "tool_calls": calls}]}
     with pytest.raises(DataError, match="are not JSON: NaN is not a JSON number"):
         open_chats(lines(tmp_path / "a.jsonl", row))
 
@@ -312,7 +315,7 @@ def test_byte_order_marks_are_not_part_of_the_rows(tmp_path: Path, name: str, te
     assert list(scan_rows(tmp_path / name)) == [json.loads(ROW)] * 2
     env = make("prompts", data=str(tmp_path / name))
     for number in range(2):  # by number, as a run reads them
-        assert env.reset(number)[0] == [ASK]
+        assert env.reset(number)[0] == [USER]
 
 
 @pytest.mark.parametrize(

@@ -16,16 +16,16 @@ from graft.data.errors import DataError
 from graft.data.layouts import LAYOUTS, MIXED, detect_layout, matching_layouts
 from graft.envs import make
 
-ASK = {"role": "user", "content": "2+3="}
-SAY = {"role": "assistant", "content": "5"}
+USER = {"role": "user", "content": "2+3="}
+ASSISTANT = {"role": "assistant", "content": "5"}
 TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
 CALL = {"type": "function", "function": {"name": "add", "arguments": {"a": 2, "b": 3}}}
 CALLED = {"role": "assistant", "content": "", "tool_calls": [CALL]}
-TOLD = {"role": "tool", "content": "5"}
+RESULT = {"role": "tool", "content": "5"}
 EXAMPLES: dict[str, dict[str, Any]] = {
     "verl": {
         "data_source": "gsm8k",
-        "prompt": [ASK],
+        "prompt": [USER],
         "ability": "math",
         "reward_model": {"style": "rule", "ground_truth": "5"},
         "extra_info": {"index": 1},
@@ -34,35 +34,35 @@ EXAMPLES: dict[str, dict[str, Any]] = {
     },
     "arpo": {
         "data_source": "gsm8k",
-        "prompt": [ASK],
+        "prompt": [USER],
         "ability": "math",
         "reward_model": {"ground_truth": "5"},
         "extra_info": {"index": 1, "question": "2+3="},
         "metadata": None,
     },
     "easyrl": {
-        "prompt": [ASK],
+        "prompt": [USER],
         "ground_truth": "5",
         "extra_info": {"data_source": "gsm8k", "pass@k": 8},
     },
     "skyrl": {
         "data_source": "gsm8k",
-        "prompt": [ASK],
+        "prompt": [USER],
         "env_class": "gsm8k",
         "reward_spec": {"method": "rule", "ground_truth": "5"},
     },
     "trl-prompt": {"prompt": "2+3=", "solution": "5", "level": 3, "data_source": "gsm8k"},
     "trl-completion": {"prompt": "2+3=", "completion": "5"},
-    "openai": {"messages": [ASK, SAY]},
+    "openai": {"messages": [USER, ASSISTANT]},
     "spans": {
-        "messages": [ASK],
+        "messages": [USER],
         "spans": [{"author": "policy", "text": "[2+3]"}, {"author": "env", "text": "=5"}],
     },
     "sharegpt": {
         "conversations": [{"from": "human", "value": "2+3="}, {"from": "gpt", "value": "5"}]
     },
     "alpaca": {"instruction": "2+3=", "input": "", "output": "5"},
-    "rl-grpo": {"messages": [ASK], "nums": [2, 3], "target": 5},
+    "rl-grpo": {"messages": [USER], "nums": [2, 3], "target": 5},
     "plain": {"question": "2+3=", "answer": "5", "data_source": "gsm8k"},
 }
 
@@ -89,7 +89,7 @@ def test_a_layout_is_recognised_among_all_others(name: str):
 @pytest.mark.parametrize("name", [n for n, one in LAYOUTS.items() if one.task])
 def test_every_layout_with_a_prompt_is_the_same_task(tmp_path: Path, name: str, ending: str):
     env = make("prompts", data=write(tmp_path / f"rows{ending}", [EXAMPLES[name]]))
-    assert env.reset(0)[0] == [ASK]
+    assert env.reset(0)[0] == [USER]
     expected = {"rl-grpo": {"numbers": [2, 3], "target": 5}, "openai": None, "trl-completion": None}
     task = env.task()
     assert task.answer == expected.get(name, "5")
@@ -110,9 +110,13 @@ def test_every_layout_with_an_assistant_turn_is_the_same_chat(
     chats = open_chats(write(tmp_path / f"rows{ending}", [EXAMPLES[name]] * 2))
     assert (len(chats), chats.layout.name, chats.bad) == (2, name, 0)
     if name == "spans":
-        assert (chats[1].messages, chats[1].spans) == ([ASK], EXAMPLES[name]["spans"])
+        assert (chats[1].messages, chats[1].spans) == ([USER], EXAMPLES[name]["spans"])
     else:
-        assert (chats[1].messages, chats[1].spans, chats[1].tools) == ([ASK, SAY], None, None)
+        assert (chats[1].messages, chats[1].spans, chats[1].tools) == (
+            [USER, ASSISTANT],
+            None,
+            None,
+        )
 
 
 def test_what_is_not_used_of_a_row_goes_to_the_meta():
@@ -154,7 +158,7 @@ def test_what_a_file_is_for_may_decide():
 
 
 def test_a_row_that_lacks_a_column_is_a_bad_one_of_the_layout_that_the_others_have():
-    lacking = {"prompt": [ASK], "reward_model": None}
+    lacking = {"prompt": [USER], "reward_model": None}
     assert detect_layout([lacking, EXAMPLES["verl"]], "here").name == "verl"
     with pytest.raises(DataError, match=r"rows, row 1: 'reward_model.ground_truth' holds nothing"):
         make("prompts", rows=[lacking, EXAMPLES["verl"]])
@@ -164,7 +168,7 @@ def test_one_file_may_hold_chats_of_several_layouts(tmp_path: Path):
     rows = [EXAMPLES["openai"], EXAMPLES["sharegpt"], EXAMPLES["alpaca"], EXAMPLES["plain"]]
     chats = open_chats(write(tmp_path / "a.jsonl", rows))
     assert chats.layout is MIXED
-    assert [one.messages for one in chats] == [[ASK, SAY]] * 4
+    assert [one.messages for one in chats] == [[USER, ASSISTANT]] * 4
 
 
 @pytest.mark.parametrize("purpose", ["chat", "task"])
@@ -196,24 +200,24 @@ def test_unknown_columns_are_listed_with_the_known_layouts():
 def test_tools_and_arguments_may_be_json_texts(tmp_path: Path, as_text: bool):
     text = json.dumps if as_text else lambda value: value
     function = {**CALL["function"], "arguments": text(CALL["function"]["arguments"])}
-    asked = {**CALLED, "tool_calls": [{"id": "c1", "type": "function", "function": function}]}
+    call = {**CALLED, "tool_calls": [{"id": "c1", "type": "function", "function": function}]}
     rows = [
-        {"messages": [ASK, asked, TOLD, SAY], "tools": text([TOOL])},
-        {"messages": [ASK, SAY], "tools": text([TOOL["function"]])},
-        {"messages": [ASK, SAY], "tools": [text(TOOL)]},
-        {"messages": [ASK, SAY], "tools": ""},
+        {"messages": [USER, call, RESULT, ASSISTANT], "tools": text([TOOL])},
+        {"messages": [USER, ASSISTANT], "tools": text([TOOL["function"]])},
+        {"messages": [USER, ASSISTANT], "tools": [text(TOOL)]},
+        {"messages": [USER, ASSISTANT], "tools": ""},
     ]
     chats = open_chats(write(tmp_path / "a.jsonl", rows))
     opened = {**CALLED, "tool_calls": [{"id": "c1", **CALL}]}
-    assert chats[0].messages == [ASK, opened, TOLD, SAY]
+    assert chats[0].messages == [USER, opened, RESULT, ASSISTANT]
     assert [one.tools for one in chats] == [[TOOL], [TOOL], [TOOL], None]
-    env = make("prompts", rows=[{"prompt": [ASK], "ground_truth": "5", "tools": text([TOOL])}])
+    env = make("prompts", rows=[{"prompt": [USER], "ground_truth": "5", "tools": text([TOOL])}])
     assert env.reset(0)[1]["tools"] == [TOOL]
 
 
 def test_keys_that_parquet_adds_to_arguments_are_left_out(tmp_path: Path):
     calls = [{"function": {"name": name, "arguments": {key: 1}}} for name, key in ("fx", "gy")]
-    messages = [ASK, {"role": "assistant", "content": "", "tool_calls": calls}]
+    messages = [USER, {"role": "assistant", "content": "", "tool_calls": calls}]
     (chat,) = open_chats(write(tmp_path / "a.parquet", [{"messages": messages}]))
     made = [call["function"]["arguments"] for call in chat.messages[1]["tool_calls"]]
     assert made == [{"x": 1}, {"y": 1}]
@@ -234,7 +238,7 @@ def test_numbers_and_a_target_without_a_prompt_get_one():
 
 
 def test_a_completion_may_be_messages():
-    prompt, completion = [{"role": "system", "content": "s"}, ASK], [CALLED, TOLD, SAY]
+    prompt, completion = [{"role": "system", "content": "s"}, USER], [CALLED, RESULT, ASSISTANT]
     chat = LAYOUTS["trl-completion"].chat
     assert chat is not None
     row = {"prompt": prompt, "completion": completion}
@@ -249,18 +253,18 @@ def test_a_worked_solution_is_imitated_and_the_answer_graded():
 
 
 def test_of_a_chat_the_last_answer_is_not_shown():
-    env = make("prompts", rows=[{"messages": [ASK, SAY, ASK, SAY], "answer": "5"}])
-    assert env.reset(0)[0] == [ASK, SAY, ASK]
+    env = make("prompts", rows=[{"messages": [USER, ASSISTANT, USER, ASSISTANT], "answer": "5"}])
+    assert env.reset(0)[0] == [USER, ASSISTANT, USER]
     assert env.step("\\boxed{5}").reward == 1.0
 
 
 BAD = {
-    "tools": ({"messages": [ASK, SAY], "tools": "{"}, "tools", "'tools' is not JSON"),
-    "tool": ({"messages": [ASK, SAY], "tools": [{"x": 1}]}, "tools", "tool 1 is dict"),
+    "tools": ({"messages": [USER, ASSISTANT], "tools": "{"}, "tools", "'tools' is not JSON"),
+    "tool": ({"messages": [USER, ASSISTANT], "tools": [{"x": 1}]}, "tools", "tool 1 is dict"),
     "arguments": (
         {
             "messages": [
-                ASK,
+                USER,
                 {**CALLED, "tool_calls": [{"function": {"name": "f", "arguments": "{"}}]},
             ]
         },
@@ -270,31 +274,31 @@ BAD = {
     "completion": ({"prompt": "?", "completion": 3}, "completion", "'completion': holds int '3'"),
     "blank": ({"prompt": " ", "completion": "x"}, "prompt", "'prompt': has no text"),
     "span": (
-        {"messages": [ASK], "spans": [{"author": "me", "text": ""}]},
+        {"messages": [USER], "spans": [{"author": "me", "text": ""}]},
         "spans",
         "'spans': span 1 is dict",
     ),
     "silent": (
-        {"messages": [ASK], "spans": [{"author": "env", "text": ""}]},
+        {"messages": [USER], "spans": [{"author": "env", "text": ""}]},
         "spans",
         "none is the policy's",
     ),
     "output": ({"instruction": "?", "output": 3}, "output", "`output` holds int '3', not text"),
     "answer": ({"question": "?", "answer": 3}, "answer", "'answer' holds int '3', not text"),
     "part": (
-        {"messages": [{"role": "user", "content": [{"type": "image_url"}]}, SAY]},
+        {"messages": [{"role": "user", "content": [{"type": "image_url"}]}, ASSISTANT]},
         "messages",
         "message 1: `content`: part 1 is image_url; only text is read",
     ),
     "half": (
-        {"messages": [ASK, {**SAY, "content": "a\ud800"}]},
+        {"messages": [USER, {**ASSISTANT, "content": "a\ud800"}]},
         "messages",
         "character 2 is \\ud800",
     ),
     "half argument": (
         {
             "messages": [
-                ASK,
+                USER,
                 {
                     **CALLED,
                     "tool_calls": [{"function": {"name": "f", "arguments": '{"a": "\\ud800"}'}}],
@@ -305,12 +309,12 @@ BAD = {
         "message 2: `arguments`: character 1 is \\ud800",
     ),
     "half tool": (
-        {"messages": [ASK, SAY], "tools": [{"name": "f", "description": "ab\ud800"}]},
+        {"messages": [USER, ASSISTANT], "tools": [{"name": "f", "description": "ab\ud800"}]},
         "tools",
         "'tools': character 3 is \\ud800",
     ),
     "half span": (
-        {"messages": [ASK], "spans": [{"author": "policy", "text": "\ud800"}]},
+        {"messages": [USER], "spans": [{"author": "policy", "text": "\ud800"}]},
         "spans",
         "'spans': character 1 is \\ud800",
     ),
@@ -360,7 +364,7 @@ def test_an_id_that_was_there_before_is_a_bad_row(tmp_path: Path):
 
 
 def test_a_file_of_bad_rows_alone_is_refused_even_when_they_may_be_skipped(tmp_path: Path):
-    file = write(tmp_path / "a.jsonl", [{"messages": [ASK]}] * 3)
+    file = write(tmp_path / "a.jsonl", [{"messages": [USER]}] * 3)
     with pytest.raises(DataError, match=r"no assistant message.*all 3 rows are bad"):
         open_chats(file, skip_bad=True)
     (tmp_path / "b.jsonl").write_text("\n")
@@ -378,13 +382,13 @@ def test_a_split_of_a_folder_is_named_before_its_path(
     assert len(open_chats(f"train@{tmp_path}/test.jsonl")) == 1
     with pytest.raises(DataError, match="is one file and has no splits; leave test@ out"):
         open_chats(f"test@{tmp_path}/test.jsonl")
-    with pytest.raises(DataError, match=r"no file or folder 'me/words', and the dataset me/words"):
+    with pytest.raises(DataError, match=r"no file or folder 'me/rows', and the dataset me/rows"):
         monkeypatch.setenv("HF_HOME", str(tmp_path))
         monkeypatch.setattr("graft.data.hub._is_worth_trying", lambda hub_id: False)
-        open_chats("train@me/words")
-    write_to = tmp_path / "me" / "words"
+        open_chats("train@me/rows")
+    write_to = tmp_path / "me" / "rows"
     write_to.mkdir(parents=True)
     write(write_to / "train.jsonl", [EXAMPLES["plain"]] * 2)
     monkeypatch.setenv("GRAFT_DATA", str(tmp_path))
-    assert len(open_chats("train@me/words")) == 2
-    assert len(make("prompts", data="me/words").numbers) == 2
+    assert len(open_chats("train@me/rows")) == 2
+    assert len(make("prompts", data="me/rows").numbers) == 2

@@ -103,8 +103,8 @@ def test_a_row_with_a_repeated_id_is_in_no_example_length_or_source(tmp_path: Pa
 
 def test_parts_are_shown_as_they_are_trained(tmp_path: Path):
     parts = [{"type": "text", "text": "2+"}, {"type": "text", "text": "3="}]
-    say = {"role": "assistant", "content": [{"type": "text", "text": "5"}]}
-    file = write(tmp_path / "a.jsonl", [{"messages": [{"role": "user", "content": parts}, say]}])
+    answer = {"role": "assistant", "content": [{"type": "text", "text": "5"}]}
+    file = write(tmp_path / "a.jsonl", [{"messages": [{"role": "user", "content": parts}, answer]}])
     assert inspect(file).examples == [(1, [("user", "2+3="), ("assistant", "5")])]
     assert [one["content"] for one in open_chats(file)[0].messages] == ["2+3=", "5"]
 
@@ -120,18 +120,20 @@ def test_two_layouts_are_an_error_until_one_is_named(tmp_path: Path):
 
 
 def test_messages_are_chats_where_there_is_an_assistant_turn_and_else_tasks(tmp_path: Path):
-    ask, say = {"role": "user", "content": "?"}, {"role": "assistant", "content": "!"}
-    chats = write(tmp_path / "a.jsonl", [{"messages": [ask, say]}, {"messages": [ask]}])
+    question, answer = {"role": "user", "content": "?"}, {"role": "assistant", "content": "!"}
+    chats = write(
+        tmp_path / "a.jsonl", [{"messages": [question, answer]}, {"messages": [question]}]
+    )
     report = inspect(chats)
     assert (report.purpose, [fault.row for fault in report.verdict.faults]) == ("chat", [2])
     assert not inspect(chats, purpose="task").verdict.bad
-    tasks = inspect(write(tmp_path / "b.jsonl", [{"messages": [ask]}]))
+    tasks = inspect(write(tmp_path / "b.jsonl", [{"messages": [question]}]))
     assert (tasks.purpose, len(tasks.verdict.bad), tasks.unanswered) == ("task", 0, 1)
 
 
-def test_results_inside_the_assistants_words_are_pointed_out(tmp_path: Path):
-    said = "<search>Bern</search><result>A city.</result><answer>yes</answer>"
-    entries = [{"from": "human", "value": "?"}, {"from": "gpt", "value": said}]
+def test_results_inside_the_assistants_text_are_reported(tmp_path: Path):
+    answer = "<search>Bern</search><result>A city.</result><answer>yes</answer>"
+    entries = [{"from": "human", "value": "?"}, {"from": "gpt", "value": answer}]
     _, text = show(write(tmp_path / "a.jsonl", [{"conversations": entries}]))
     assert "tool results inside the assistant's text (<result> </result>): 1 rows" in text
 

@@ -1,4 +1,4 @@
-"""Which precision a recipe gets on which device, and what is said where it is not the one asked for."""
+"""Which precision a recipe gets on which device, and the note where it is not the one that was set."""
 
 from __future__ import annotations
 
@@ -28,7 +28,9 @@ def test_a_cpu_that_computes_bfloat16_in_software_is_given_float32(
     assert note.startswith(IN_SOFTWARE) != is_native
 
 
-def test_a_run_and_its_forecast_say_that_they_take_float32(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_and_its_forecast_note_that_they_take_float32(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(device, "has_native_bf16", lambda _: False)
     config = load_config("quickstart", ["model.dtype=bfloat16", "model.device=cpu"])
     components = build_run(config)

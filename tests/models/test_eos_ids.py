@@ -111,8 +111,8 @@ def test_rollouts_stop_at_all_of_them_and_a_checkpoint_keeps_the_file(
     assert generation(saved) == generation(folder)
     episodes = [json.loads(line) for file in (tmp_path / "runs" / "run" / "episodes").glob("*.jsonl")
                 for line in file.read_text().splitlines()]  # fmt: skip
-    said = [s for e in episodes for s in e["spans"] if s["author"] == "policy" and s["tokens"]]
-    assert said and not any(token in ends for span in said for token in span["tokens"][:-1])
+    sampled = [s for e in episodes for s in e["spans"] if s["author"] == "policy" and s["tokens"]]
+    assert sampled and not any(token in ends for span in sampled for token in span["tokens"][:-1])
 
 
 def test_an_export_has_the_generation_config_of_its_input(
@@ -147,7 +147,7 @@ def test_the_end_of_a_turn_is_among_them(tmp_path: Path, export: Any) -> None:  
         ({}, (1,)),
     ],
 )
-def test_ids_come_from_the_files_that_transformers_asks(
+def test_ids_come_from_the_files_that_transformers_reads(
     files: dict[str, Any], ends: tuple[int, ...], tmp_path: Path
 ) -> None:
     FastTokenizer.characters("0123456789").save(tmp_path)  # its <eos> is 1
@@ -165,7 +165,7 @@ def test_ids_that_are_none_are_named(value: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.peer
-def test_gguf_keeps_three_and_tells_of_more(tmp_path: Path, export: Any) -> None:  # noqa: F811
+def test_gguf_keeps_three_and_notes_the_others(tmp_path: Path, export: Any) -> None:  # noqa: F811
     pytest.importorskip("gguf")
     source = checkpoint(tmp_path, tokenizer=chatml_tokenizer())
     write_json(source / "generation_config.json", {"eos_token_id": [5]})

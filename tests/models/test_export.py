@@ -89,8 +89,8 @@ def run(
     monkeypatch.setattr(sys, "argv", ["graft", "export", *map(str, arguments)])
     with pytest.raises(SystemExit) as ended:
         cli.main()
-    said = capsys.readouterr()
-    return int(ended.value.code or 0), said.out, said.err
+    printed = capsys.readouterr()
+    return int(ended.value.code or 0), printed.out, printed.err
 
 
 @pytest.fixture
@@ -99,9 +99,9 @@ def export(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) 
 
 
 def done(export: Any, *arguments: object) -> dict[str, Any]:
-    code, said, complained = export(*arguments, "--json")
+    code, output, complained = export(*arguments, "--json")
     assert code == 0, complained
-    return json.loads(said.splitlines()[-1])
+    return json.loads(output.splitlines()[-1])
 
 
 def assert_same(one: Decoder, other: Decoder) -> None:
@@ -168,7 +168,7 @@ def _regex(text: str) -> Any:
 QWEN_SPLIT = _regex(r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}|[^\s\p{L}\p{N}]+|\s+")
 
 
-def test_what_ends_a_turn_ends_generation_and_penalties_are_told_of(
+def test_what_ends_a_turn_ends_generation_and_penalties_are_noted(
     tmp_path: Path, export: Any
 ) -> None:
     source = checkpoint(tmp_path, tokenizer=chatml_tokenizer())
@@ -198,7 +198,9 @@ def test_the_template_the_run_was_trained_with_is_the_one_exported(
     assert (tmp_path / "other" / "chat_template.jinja").read_text() == CHATML
 
 
-def test_actions_come_along_and_the_card_says_who_ignores_them(tmp_path: Path, export: Any) -> None:
+def test_actions_come_along_and_the_card_names_what_ignores_them(
+    tmp_path: Path, export: Any
+) -> None:
     source = checkpoint(tmp_path)
     save_model(extend(load_model(source), [3, None]), source)
     write_json(source / "actions.json", {"actions": ["add", "sub"]})
@@ -445,7 +447,7 @@ def test_bare_adapters_are_merged_with_their_base(tmp_path: Path, export: Any) -
     assert all(torch.equal(ours[other], before[other]) for other in before if other != name)
 
 
-def test_adapters_that_cannot_be_merged_say_why(tmp_path: Path) -> None:
+def test_adapters_that_cannot_be_merged_are_refused_with_the_reason(tmp_path: Path) -> None:
     base = checkpoint(tmp_path)
     folder = tmp_path / "lora"
     adapters(folder, base)
@@ -658,14 +660,14 @@ def greedy_by_transformers(
     tokenizer = AutoTokenizer.from_pretrained(folder)
     ends = model.generation_config.eos_token_id
     ends = {ends} if isinstance(ends, int) else set(ends)
-    asked: dict[int, list[tuple[int, list[int]]]] = {}
+    by_length: dict[int, list[tuple[int, list[int]]]] = {}
     for number, prompt in enumerate(prompts):
         messages = [{"role": "user", "content": prompt}]
         text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
         ids = tokenizer.encode(text, add_special_tokens=False)
-        asked.setdefault(len(ids), []).append((number, ids))
+        by_length.setdefault(len(ids), []).append((number, ids))
     found: dict[int, list[int]] = {}
-    for length, group in asked.items():
+    for length, group in by_length.items():
         tokens = torch.tensor([ids for _, ids in group])
         with torch.no_grad():
             written = model.generate(

@@ -113,7 +113,7 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HubServer]:
 
 
 def again() -> None:
-    """As a new process would ask."""
+    """Forget what this process has found, as in a new one."""
     hub_module._copy_of.cache_clear()
 
 
@@ -200,7 +200,7 @@ def test_sizes_are_planned_without_the_weights(hub: HubServer, model: Any, tmp_p
         ("me/gated", TOKEN, {"gated": True}, "is gated: accept its terms .* as the same user"),
     ],
 )
-def test_errors_tell_name_login_and_terms_apart(
+def test_errors_distinguish_name_login_and_terms(
     name: str, login: str, how: Any, text: str, hub: HubServer, model: Any, monkeypatch: Any
 ) -> None:
     if how:
@@ -238,7 +238,7 @@ def test_without_a_network_the_cache_serves_or_the_network_is_named(
         latest_model("me/other")
 
 
-def test_offline_the_cache_serves_and_nothing_is_asked(
+def test_offline_the_cache_serves_without_a_request(
     hub: HubServer, model: Any, monkeypatch: Any
 ) -> None:
     hub.add("me/tiny", model)
@@ -289,7 +289,7 @@ def test_a_connection_that_breaks_within_a_file_gives_the_whole_file(
         (["config.json"], {"q8.gguf": b""}, "no config.json.*hf download me/tiny q8.gguf"),
     ],
 )
-def test_repositories_without_a_readable_model_say_so(
+def test_repositories_without_a_readable_model_are_refused(
     dropped: list[str], added: Any, text: str, hub: HubServer, model: Any
 ) -> None:
     hub.add("me/tiny", {name: c for name, c in model.items() if name not in dropped} | added)
@@ -301,29 +301,29 @@ def test_repositories_without_a_readable_model_say_so(
 # commands and runs
 
 
-def command(monkeypatch: Any, capsys: Any, *words: object) -> tuple[int, str, str]:
-    monkeypatch.setattr(sys, "argv", ["graft", *map(str, words)])
+def command(monkeypatch: Any, capsys: Any, *arguments: object) -> tuple[int, str, str]:
+    monkeypatch.setattr(sys, "argv", ["graft", *map(str, arguments)])
     with pytest.raises(SystemExit) as ended:
         cli.main()
-    said = capsys.readouterr()
-    return int(ended.value.code or 0), said.out, said.err
+    printed = capsys.readouterr()
+    return int(ended.value.code or 0), printed.out, printed.err
 
 
 def test_commands_take_the_name(
     hub: HubServer, model: Any, tmp_path: Path, monkeypatch: Any, capsys: Any
 ) -> None:
     hub.add("me/tiny", model)
-    code, said, wrong = command(
+    code, output, wrong = command(
         monkeypatch, capsys, "generate", "me/tiny", "-p", "1+1=", "--max-tokens", "2", "--json"
     )
     assert code == 0, wrong
-    assert json.loads(said.splitlines()[-1])["model"] == "me/tiny"
-    code, said, wrong = command(
+    assert json.loads(output.splitlines()[-1])["model"] == "me/tiny"
+    code, output, wrong = command(
         monkeypatch, capsys, "eval", "me/tiny", "rollout.max_tokens=3", "rollout.max_turns=1",
         "--on", "calculator", "--tasks", "2", "--greedy",
     )  # fmt: skip
     assert code == 0, wrong
-    assert "| tiny |" in said and (tmp_path / "runs" / "tiny" / "evaluations").is_dir()
+    assert "| tiny |" in output and (tmp_path / "runs" / "tiny" / "evaluations").is_dir()
     code, _, wrong = command(monkeypatch, capsys, "export", "me/tiny", "--out", "out")
     assert code == 0, wrong
     ours, theirs = load_model(Path("out")), load_model(latest_model("me/tiny"))
@@ -373,7 +373,7 @@ CARD = b"""---
 license: other
 license_name: tiny-license
 license_link: LICENSE
-base_model: somebody/else
+base_model: another/owner
 ---
 # Tiny
 """
@@ -404,10 +404,10 @@ def test_the_card_names_base_and_license_and_no_path_of_this_machine(
     assert (origin.base.name, origin.base.license["license"]) == ("me/tiny", "other")
 
 
-def test_a_base_without_a_name_or_license_is_said_to_be_that(
+def test_a_card_does_not_invent_a_name_or_license_of_the_base(
     hub: HubServer, model: Any, tmp_path: Path, monkeypatch: Any, capsys: Any
 ) -> None:
-    folder = tmp_path / "somebody" / "models" / "qwen"
+    folder = tmp_path / "owner" / "models" / "qwen"
     folder.mkdir(parents=True)
     for name, content in model.items():
         if name not in BESIDE:
@@ -415,22 +415,22 @@ def test_a_base_without_a_name_or_license_is_said_to_be_that(
     code, _, wrong = command(monkeypatch, capsys, "export", folder, "--out", "out")
     assert code == 0, wrong
     card = Path("out/README.md").read_text()
-    assert "base_model:" not in card and "license:" not in card and "somebody" not in card
+    assert "base_model:" not in card and "license:" not in card and "owner" not in card
     assert "no license was found in the card of the base model `qwen`" in card
 
 
 @pytest.mark.parametrize("public", [False, True])
-def test_push_uploads_the_folder_privately_unless_told_otherwise(
+def test_push_uploads_the_folder_privately_unless_public_is_set(
     public: bool, hub: HubServer, model: Any, tmp_path: Path, monkeypatch: Any, capsys: Any
 ) -> None:
     hub.add("me/tiny", model)
     monkeypatch.setenv("HF_TOKEN", TOKEN)
-    code, said, wrong = command(
+    code, output, wrong = command(
         monkeypatch, capsys, "export", "me/tiny", "--out", "out", "--push", "me/new",
         *(["--public"] if public else []), "--json",
     )  # fmt: skip
     assert code == 0, wrong
-    assert json.loads(said.splitlines()[-1])["pushed"] == f"{hub.url}/me/new"
+    assert json.loads(output.splitlines()[-1])["pushed"] == f"{hub.url}/me/new"
     repository = hub.repositories["me/new"]
     assert repository.private is not public
     assert repository.files("main") == files_of(tmp_path / "out")
@@ -438,13 +438,13 @@ def test_push_uploads_the_folder_privately_unless_told_otherwise(
     assert find_model("me/new").name == repository.refs["main"]  # and it is a model again
 
 
-def test_push_says_what_is_missing(
+def test_push_names_what_is_missing(
     hub: HubServer, model: Any, monkeypatch: Any, capsys: Any
 ) -> None:
     hub.add("me/tiny", model)
 
-    def refused(*words: str) -> tuple[int, str]:
-        code, _, wrong = command(monkeypatch, capsys, "export", "me/tiny", *words)
+    def refused(*arguments: str) -> tuple[int, str]:
+        code, _, wrong = command(monkeypatch, capsys, "export", "me/tiny", *arguments)
         return code, wrong
 
     assert (
@@ -468,5 +468,5 @@ def test_push_says_what_is_missing(
     assert code == 1 and "Traceback" not in wrong
 
 
-def test_a_run_that_is_not_there_is_not_asked_of_the_hub():
+def test_the_path_of_a_missing_run_is_no_name_on_the_hub():
     assert split_name("runs/mine") is None

@@ -96,9 +96,7 @@ def test_norm(
 
 
 @pytest.mark.parametrize("unused", [0, 1])
-def test_norm_or_sum_alone_may_be_asked_for_a_gradient(
-    unused: int, kernel_device: torch.device
-) -> None:
+def test_norm_or_sum_alone_may_have_a_gradient(unused: int, kernel_device: torch.device) -> None:
     from graft.models.kernels.norm import add_norm
 
     torch.manual_seed(0)

@@ -1,4 +1,4 @@
-"""Folders in and out: the name map, shards, configs, and what every broken folder says."""
+"""Folders in and out: the name map, shards, configs, and the error of every broken folder."""
 
 from __future__ import annotations
 
@@ -162,7 +162,7 @@ def test_saving_again_removes_the_weights_of_the_last_save(tmp_path: Path) -> No
     assert_equal(load_model(tmp_path), first)
 
 
-def test_the_index_says_where_and_how_much(tmp_path: Path) -> None:
+def test_the_index_holds_files_and_the_total_size(tmp_path: Path) -> None:
     decoder = random_decoder()
     save_model(decoder, tmp_path, shard_bytes=500)
     index = json.loads((tmp_path / "model.safetensors.index.json").read_text())
@@ -181,7 +181,9 @@ def test_special_ids_reach_both_configs_and_absent_ones_are_null(folder: Path) -
     assert json.loads((folder / "generation_config.json").read_text()) == {"eos_token_id": 3}
 
 
-def test_a_source_hands_on_what_the_shape_does_not_say(folder: Path, tmp_path: Path) -> None:
+def test_a_source_gives_the_config_what_the_shape_does_not_set(
+    folder: Path, tmp_path: Path
+) -> None:
     edit_config(
         folder,
         attention_dropout=0.25,
@@ -195,7 +197,7 @@ def test_a_source_hands_on_what_the_shape_does_not_say(folder: Path, tmp_path: P
     save_model(random_decoder(), tmp_path / "kept", source=folder)
     config = json.loads((tmp_path / "kept" / "config.json").read_text())
     assert config["attention_dropout"] == 0.25 and config["bos_token_id"] == 1
-    assert config["vocab_size"] == 11  # the shape is ours to say
+    assert config["vocab_size"] == 11  # from the shape
     assert "auto_map" not in config and "quantization_config" not in config
     kept = json.loads((tmp_path / "kept" / "generation_config.json").read_text())
     assert kept == generation  # the whole file, as it was
@@ -319,7 +321,7 @@ def test_integer_weights_are_refused(folder: Path) -> None:
         load_model(folder)
 
 
-def test_a_cut_off_file_is_told_from_a_git_lfs_pointer(folder: Path) -> None:
+def test_a_cut_off_file_and_a_git_lfs_pointer_have_different_errors(folder: Path) -> None:
     weights = folder / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-4])
     with pytest.raises(ModelFileError, match=r"is not a whole safetensors file .*download or save"):
@@ -329,7 +331,7 @@ def test_a_cut_off_file_is_told_from_a_git_lfs_pointer(folder: Path) -> None:
         load_model(folder)
 
 
-def test_missing_weights_say_what_is_there(folder: Path) -> None:
+def test_the_error_of_missing_weights_lists_what_is_there(folder: Path) -> None:
     (folder / "model.safetensors").unlink()
     with pytest.raises(ModelFileError, match=r"it holds config\.json, generation_config\.json$"):
         load_model(folder)

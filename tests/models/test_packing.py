@@ -83,7 +83,7 @@ def test_a_forest_is_what_a_token_by_token_walk_writes(seeds: list[int], rng):
     episodes = [random_tree(seed) for seed in seeds]
     for episode in episodes:
         for number, span in enumerate(episode.spans):
-            if rng.random() < 0.2:  # an environment that had nothing to say
+            if rng.random() < 0.2:  # an environment without an observation
                 episode.spans[number] = Span(span.parent, span.author, [])
             elif span.actions:
                 span.actions = [rng.randrange(30) for _ in span.tokens]

@@ -149,8 +149,8 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for rank in range(2)
     ]
     for worker in workers:
-        _, said = worker.communicate(timeout=100)
-        assert worker.returncode == 0, said
+        _, output = worker.communicate(timeout=100)
+        assert worker.returncode == 0, output
     return root
 
 

@@ -84,7 +84,7 @@ def compare(elements: int, vocab_size: int | None, temperature: float, has_mask:
 
 
 @pytest.mark.parametrize("has_mask", [True, False], ids=["mask", "no mask"])
-@pytest.mark.parametrize("vocab_size", [None, 13, 5], ids=["all", "13 words", "5 words"])
+@pytest.mark.parametrize("vocab_size", [None, 13, 5], ids=["all", "13 tokens", "5 tokens"])
 @pytest.mark.parametrize("elements", [1, 1 << 20], ids=["one row a chunk", "all at once"])
 def test_shards_of_a_head_equal_the_whole_head(pair, elements, vocab_size, has_mask):
     assert (

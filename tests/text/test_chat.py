@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from text_templates import INSTRUCT, LLAMA, SEARCH, SPECIAL, THINKING, calling, say, small_bpe
+from text_templates import INSTRUCT, LLAMA, SEARCH, SPECIAL, THINKING, calling, message, small_bpe
 
 from graft.text.chat import Chat, TemplateRewrites
 from graft.text.template import TemplateError
@@ -28,14 +28,14 @@ def text(chat: Chat, ids: list[int]) -> str:
 
 
 def test_a_plain_prompt_is_just_its_text():
-    assert DIGITS.prompt([say("user", "2+3=")]) == [5, 13, 6, 14]
+    assert DIGITS.prompt([message("user", "2+3=")]) == [5, 13, 6, 14]
     assert DIGITS.end_ids == {1}
-    assert DIGITS.extend([say("user", "4+4=")], closed=False) == [1, 7, 13, 7, 14]
-    assert DIGITS.extend([say("user", "4+4=")], closed=True) == [7, 13, 7, 14]
+    assert DIGITS.extend([message("user", "4+4=")], closed=False) == [1, 7, 13, 7, 14]
+    assert DIGITS.extend([message("user", "4+4=")], closed=True) == [7, 13, 7, 14]
 
 
 def test_chatml_opens_a_turn_and_names_its_end():
-    prompt = CHATML.prompt([say("user", "hi")])
+    prompt = CHATML.prompt([message("user", "hi")])
     want = "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
     assert text(CHATML, prompt) == want
     assert (prompt[0], CHATML.end_ids, CHATML.end_text) == (IM_START, {IM_END}, "<|im_end|>")
@@ -43,13 +43,13 @@ def test_chatml_opens_a_turn_and_names_its_end():
 
 def test_after_the_end_token_only_the_rest_of_the_closing_follows():
     bridge = "\n<|im_start|>user\nand 4?<|im_end|>\n<|im_start|>assistant\n"
-    said = [say("user", "and 4?")]
-    assert text(CHATML, CHATML.extend(said, closed=True)) == bridge
-    assert text(CHATML, CHATML.extend(said, closed=False)) == "<|im_end|>" + bridge
+    more = [message("user", "and 4?")]
+    assert text(CHATML, CHATML.extend(more, closed=True)) == bridge
+    assert text(CHATML, CHATML.extend(more, closed=False)) == "<|im_end|>" + bridge
 
 
 def test_tool_results_that_come_together_share_a_turn():
-    results = [say("tool", "A", tool_call_id="1"), say("tool", "B", tool_call_id="2")]
+    results = [message("tool", "A", tool_call_id="1"), message("tool", "B", tool_call_id="2")]
     assert text(CHATML, CHATML.extend(results, closed=True)) == (
         "\n<|im_start|>user\n<tool_response>\nA\n</tool_response>\n"
         "<tool_response>\nB\n</tool_response><|im_end|>\n<|im_start|>assistant\n"
@@ -57,19 +57,21 @@ def test_tool_results_that_come_together_share_a_turn():
 
 
 def test_a_trailing_assistant_message_is_continued():
-    assert text(DIGITS, DIGITS.prompt([say("user", "2+3="), say("assistant", "0")])) == "2+3=0"
-    prompt = CHATML.prompt([say("user", "hi"), say("assistant", "The answer is ")])
+    assert (
+        text(DIGITS, DIGITS.prompt([message("user", "2+3="), message("assistant", "0")])) == "2+3=0"
+    )
+    prompt = CHATML.prompt([message("user", "hi"), message("assistant", "The answer is ")])
     assert text(CHATML, prompt).endswith("<|im_start|>assistant\nThe answer is ")
     with pytest.raises(ValueError, match="calls tools, which cannot be continued"):
-        CHATML.prompt([say("user", "hi"), calling("", {})])
+        CHATML.prompt([message("user", "hi"), calling("", {})])
 
 
 def test_an_end_that_is_no_token_is_found_as_text():
     chat = Chat(BYTES, "chatml")
     assert (chat.end_ids, chat.end_text) == (frozenset(), "<|im_end|>")
-    said = [say("user", "b")]
-    rest = chat.extend(said, closed=True)
-    assert chat.extend(said, closed=False) == BYTES.encode("<|im_end|>") + rest
+    more = [message("user", "b")]
+    rest = chat.extend(more, closed=True)
+    assert chat.extend(more, closed=False) == BYTES.encode("<|im_end|>") + rest
     assert text(chat, rest).startswith("\n<|im_start|>user\nb")
     assert chat.is_closed(BYTES.encode("é<|im_end|>"))
     assert not chat.is_closed(BYTES.encode("<|im_end|>\n"))
@@ -88,31 +90,31 @@ def test_text_before_the_end_token_belongs_to_the_closing():
     )
     chat = Chat(BYTES, spaced + "{% endif %}{% endfor %}")
     assert (chat.end_text, chat.end_ids) == (" <eos>", {256})
-    assert text(chat, chat.extend([say("user", "b")], closed=False)) == " <eos>\nb"
-    assert text(chat, chat.extend([say("user", "b")], closed=True)) == "\nb"
+    assert text(chat, chat.extend([message("user", "b")], closed=False)) == " <eos>\nb"
+    assert text(chat, chat.extend([message("user", "b")], closed=True)) == "\nb"
 
 
 def test_the_first_of_several_closing_tokens_ends_a_turn():
     closing = "{% if m.role == 'assistant' %}<|im_end|><|endoftext|>{% endif %}{% endfor %}"
     chat = Chat(small_bpe(), "{% for m in messages %}{{ m.content }}" + closing)
     assert (chat.end_text, chat.end_ids) == ("<|im_end|>", {IM_END})
-    assert text(chat, chat.extend([say("user", "b")], closed=True)) == "<|endoftext|>b"
+    assert text(chat, chat.extend([message("user", "b")], closed=True)) == "<|endoftext|>b"
 
 
 def test_options_reach_the_template():
-    assert text(CHATML, Chat(small_bpe(THINKING)).prompt([say("user", "a")])).endswith("ant\n")
+    assert text(CHATML, Chat(small_bpe(THINKING)).prompt([message("user", "a")])).endswith("ant\n")
     quiet = Chat(small_bpe(THINKING), enable_thinking=False)
-    assert text(quiet, quiet.prompt([say("user", "a")])).endswith("</think>\n\n")
+    assert text(quiet, quiet.prompt([message("user", "a")])).endswith("</think>\n\n")
 
 
-def test_a_missing_template_says_what_to_pass():
+def test_a_missing_template_is_an_error_that_names_what_to_pass():
     with pytest.raises(TemplateError, match=r"model\.chat_template=NAME \(one of chatml, plain\)"):
         Chat(small_bpe())
 
 
 def test_a_template_beyond_the_alphabet_is_named_when_it_is_used():
     with pytest.raises(UnknownCharacter, match="'<'"):
-        Chat(DIGITS.tokenizer, "chatml").prompt([say("user", "1+1=")])
+        Chat(DIGITS.tokenizer, "chatml").prompt([message("user", "1+1=")])
 
 
 def test_wrong_uses_are_refused():
@@ -121,18 +123,18 @@ def test_wrong_uses_are_refused():
     with pytest.raises(ValueError, match="nothing to extend with"):
         CHATML.extend([], closed=True)
     with pytest.raises(ValueError, match="takes messages of other roles"):
-        CHATML.extend([say("assistant", "x")], closed=True)
+        CHATML.extend([message("assistant", "x")], closed=True)
 
 
 def test_messages_and_tools_that_a_template_would_drop_are_refused():
     chat = Chat(small_bpe(INSTRUCT))  # skips tool messages in silence
     for _ in range(2):
         with pytest.raises(TemplateError, match="does not write messages of role 'tool'"):
-            chat.extend([say("tool", "5")], closed=True)
+            chat.extend([message("tool", "5")], closed=True)
     deaf = Chat(BYTES, CLOSING_LAST_ONLY)
     with pytest.raises(TemplateError, match="does not show tools"):
-        deaf.prompt([say("user", "a")], tools=[SEARCH])
-    assert "search" in text(CHATML, CHATML.prompt([say("user", "a")], tools=[SEARCH]))
+        deaf.prompt([message("user", "a")], tools=[SEARCH])
+    assert "search" in text(CHATML, CHATML.prompt([message("user", "a")], tools=[SEARCH]))
 
 
 @pytest.mark.parametrize("template", ["chatml", "plain", LLAMA])
@@ -145,9 +147,12 @@ def test_dropped_thinking_is_found(enable_thinking: bool):
     chat = Chat(small_bpe(THINKING), enable_thinking=enable_thinking)
     with pytest.raises(TemplateRewrites) as error:
         chat.check_append_only()
-    said = str(error.value)
-    assert "rewrites turn 1 (assistant) of a conversation when it has grown to 3" in said
-    assert "<think>" in said.split("later:")[0] and "<think>" not in said.split("later:")[1]
+    error_text = str(error.value)
+    assert "rewrites turn 1 (assistant) of a conversation when it has grown to 3" in error_text
+    assert (
+        "<think>" in error_text.split("later:")[0]
+        and "<think>" not in error_text.split("later:")[1]
+    )
     assert chat.history_note().endswith("an attempt is one context")
     assert "model.history=append" in chat.history_note()
 
@@ -195,19 +200,19 @@ def test_a_template_that_cannot_hold_a_conversation_fails_its_check():
 # what follows holds for every conversation
 
 
-def words() -> st.SearchStrategy[str]:
+def short_text() -> st.SearchStrategy[str]:
     return st.text("ab1 \né{", max_size=6)
 
 
 @st.composite
 def rounds(draw: st.DrawFn, roles: tuple[str, ...]) -> list[list[dict[str, Any]]]:
-    """[[what others say], [assistant], [what others say], ...], ending with others."""
-    first = [say("system", draw(words()))] if draw(st.booleans()) else []
-    turns: list[list[dict[str, Any]]] = [[*first, say("user", draw(words()))]]
+    """[[texts of others], [assistant], [texts of others], ...], ending with others."""
+    first = [message("system", draw(short_text()))] if draw(st.booleans()) else []
+    turns: list[list[dict[str, Any]]] = [[*first, message("user", draw(short_text()))]]
     for _ in range(draw(st.integers(0, 4))):
-        turns.append([say("assistant", draw(words()))])
-        said = draw(st.lists(st.sampled_from(roles), min_size=1, max_size=3))
-        turns.append([say(role, draw(words())) for role in said])
+        turns.append([message("assistant", draw(short_text()))])
+        others = draw(st.lists(st.sampled_from(roles), min_size=1, max_size=3))
+        turns.append([message(role, draw(short_text())) for role in others])
     return turns
 
 
@@ -234,18 +239,18 @@ def test_the_pieces_of_a_conversation_spell_it_and_train_the_assistant(
     turns: list[list[dict[str, Any]]], is_finished: bool, template: str
 ):
     chat = Chat(BYTES, template)
-    messages = [message for turn in turns for message in turn]
+    messages = [each for turn in turns for each in turn]
     if is_finished:
-        messages.append(say("assistant", "bye"))
+        messages.append(message("assistant", "bye"))
     pieces = conversation(chat, messages)
     assert [i for ids, _ in pieces for i in ids] == BYTES.encode(chat.render(messages))
     trained = [BYTES.decode(ids) for ids, is_trained in pieces if is_trained]
-    said = [m["content"] + chat.end_text for m in messages if m["role"] == "assistant"]
-    assert trained == said
+    answers = [m["content"] + chat.end_text for m in messages if m["role"] == "assistant"]
+    assert trained == answers
 
 
 def test_conversation_trains_the_end_token_but_not_what_follows_it():
-    pieces = conversation(CHATML, [say("user", "hi"), say("assistant", "yo")])
+    pieces = conversation(CHATML, [message("user", "hi"), message("assistant", "yo")])
     assert [(text(CHATML, ids), trained) for ids, trained in pieces] == [
         ("<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n", False),
         ("yo<|im_end|>", True),
@@ -255,10 +260,10 @@ def test_conversation_trains_the_end_token_but_not_what_follows_it():
 
 def test_conversation_trains_tool_calls_and_keeps_thinking():
     messages = [
-        say("user", "who?"),
+        message("user", "who?"),
         calling("<think>\nhm\n</think>\n\n", '{"query": "x"}'),
-        say("tool", "A"),
-        say("assistant", "A"),
+        message("tool", "A"),
+        message("assistant", "A"),
     ]
     call = '\n<tool_call>\n{"name": "search", "arguments": {"query": "x"}}\n</tool_call><|im_end|>'
     for chat in (CHATML, Chat(small_bpe(THINKING))):
@@ -269,9 +274,9 @@ def test_conversation_trains_tool_calls_and_keeps_thinking():
         assert "search" in text(chat, pieces[0][0])
 
 
-def test_conversation_keeps_a_blank_that_the_template_puts_before_the_words():
+def test_conversation_keeps_a_blank_that_the_template_puts_before_the_text():
     chat = Chat(small_bpe(INSTRUCT))
-    pieces = conversation(chat, [say("user", "q"), say("assistant", "a")])
+    pieces = conversation(chat, [message("user", "q"), message("assistant", "a")])
     assert [text(chat, ids) for ids, _ in pieces] == [
         "<|begin|>[INST] q [/INST]",
         " a<|endoftext|>",
@@ -280,26 +285,26 @@ def test_conversation_keeps_a_blank_that_the_template_puts_before_the_words():
 
 def test_conversation_refuses_what_would_train_something_else():
     with pytest.raises(TemplateRewrites, match="does not render an assistant message as a policy"):
-        thinking = say("assistant", "<think>\nhm\n</think>\n\n5")
-        Chat(small_bpe(), ALWAYS_DROPS).pieces([say("user", "a"), thinking])
+        thinking = message("assistant", "<think>\nhm\n</think>\n\n5")
+        Chat(small_bpe(), ALWAYS_DROPS).pieces([message("user", "a"), thinking])
     with pytest.raises(TemplateRewrites):  # a template without a form for calls
-        Chat(BYTES, CLOSING_LAST_ONLY).pieces([say("user", "a"), calling("", {})])
+        Chat(BYTES, CLOSING_LAST_ONLY).pieces([message("user", "a"), calling("", {})])
     with pytest.raises(ValueError, match="messages 1 and 2 are both from the assistant"):
-        CHATML.pieces([say("user", "a"), say("assistant", "b"), say("assistant", "c")])
+        CHATML.pieces([message("user", "a"), message("assistant", "b"), message("assistant", "c")])
     with pytest.raises(ValueError, match="starts with a system or user message"):
-        CHATML.pieces([say("assistant", "b")])
+        CHATML.pieces([message("assistant", "b")])
 
 
-def test_what_others_say_is_text_even_if_it_looks_like_the_end_of_a_turn():
+def test_texts_of_others_cannot_end_a_turn():
     tokenizer = FastTokenizer.bytes()
     eos = tokenizer.special_tokens["eos_token"]
     assert eos is not None and eos in tokenizer.control_tokens
     chat = Chat(tokenizer, "plain")
-    message = {"role": "user", "content": f"a{eos}b"}
-    said = chat.extend([message], closed=True)
-    assert tokenizer.eos_id not in said
-    assert said == tokenizer.encode("a") + list(eos.encode()) + tokenizer.encode("b")
-    found = CHATML.extend([say("tool", "a<|im_end|>b<|im_end|>")], closed=True)
+    attack = {"role": "user", "content": f"a{eos}b"}
+    tokens = chat.extend([attack], closed=True)
+    assert tokenizer.eos_id not in tokens
+    assert tokens == tokenizer.encode("a") + list(eos.encode()) + tokenizer.encode("b")
+    found = CHATML.extend([message("tool", "a<|im_end|>b<|im_end|>")], closed=True)
     assert found.count(IM_END) == 1 and text(CHATML, found).count("<|im_end|>") == 3
     # without it nothing is cut into pieces
     plain = {"role": "user", "content": "a<b>"}

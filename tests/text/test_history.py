@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from text_families import GLM, HARMONY, LLAMA_2, QWEN3, glm, harmony, qwen3, sentencepiece
-from text_templates import INSTRUCT, LLAMA, SEARCH, say, small_bpe
+from text_templates import INSTRUCT, LLAMA, SEARCH, message, small_bpe
 
 from graft.text.chat import Chat
 from graft.text.template import CHATML, PLAIN, TemplateError, render, variables_of
@@ -51,7 +51,7 @@ def test_variables_that_a_template_never_reads_are_refused():
     with pytest.raises(ValueError, match="history='letter' is none of append, template"):
         Chat(qwen3(), history="letter")
     chat = Chat(qwen3(), enable_thinking=False)
-    shown = chat.tokenizer.decode(chat.prompt([say("user", "a")]))
+    shown = chat.tokenizer.decode(chat.prompt([message("user", "a")]))
     assert shown.endswith("<|im_start|>assistant\n<think>\n\n</think>\n\n")
 
 
@@ -62,7 +62,11 @@ def test_nulls_in_calls_and_schemas_are_written(template: str, as_text: bool):
     function = {"name": "search", "arguments": arguments}
     calls = [{"type": "function", "function": function}]
     schema = {"type": "function", "function": {"name": "f", "parameters": {"default": None}}}
-    messages = [say("user", "a"), say("assistant", None, tool_calls=calls), say("tool", "b")]
+    messages = [
+        message("user", "a"),
+        message("assistant", None, tool_calls=calls),
+        message("tool", "b"),
+    ]
     text = render(template, messages, tools=[schema])
     assert '"arguments": {"query": null, "n": [null]}}' in text
     assert '"parameters": {"default": null}' in text
@@ -70,7 +74,7 @@ def test_nulls_in_calls_and_schemas_are_written(template: str, as_text: bool):
     assert reading["tool_calls"][0]["function"]["arguments"] == {"a": None}
 
 
-def test_a_turn_is_read_as_thought_words_and_calls():
+def test_a_turn_is_read_as_thought_text_and_calls():
     call = '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>'
     first, second, *_, last = readings(f"<think>\nhm\n</think>\n\nso\n{call}")
     assert (first["reasoning_content"], first["content"]) == ("hm", "so")
@@ -86,15 +90,15 @@ def test_a_turn_is_read_as_thought_words_and_calls():
 
 def test_a_blank_that_the_template_writes_is_none_of_the_message_s():
     chat = Chat(small_bpe(INSTRUCT), history="template")
-    prompt = [say("user", "2+3?")]
+    prompt = [message("user", "2+3?")]
     tokens = chat.prompt(prompt)
     transcript = Transcript.of(chat, prompt, None, tokens)
-    said = chat.tokenizer.encode_after(" the answer<|endoftext|>", tokens[-1])
-    following = transcript.answered(chat, tokens + said, [say("user", "and?")])
+    answer = chat.tokenizer.encode_after(" the answer<|endoftext|>", tokens[-1])
+    following = transcript.answered(chat, tokens + answer, [message("user", "and?")])
     assert not following.is_new
     assert following.transcript.messages[1]["content"] == "the answer"
-    assert tokens + said + following.tokens == chat.prompt(
-        [*prompt, say("assistant", "the answer"), say("user", "and?")]
+    assert tokens + answer + following.tokens == chat.prompt(
+        [*prompt, message("assistant", "the answer"), message("user", "and?")]
     )
 
 
@@ -103,16 +107,16 @@ def test_ends_of_turns_that_others_close_otherwise():
     call, back = (chat.tokenizer.added_tokens[t] for t in ("<|call|>", "<|return|>"))
     bridge = "<|start|>user<|message|>a<|end|><|start|>assistant"
     decode = chat.tokenizer.decode
-    assert decode(chat.extend([say("user", "a")], closed=True, last=back)) == bridge
-    assert decode(chat.extend([say("user", "a")], closed=False)) == "<|end|>" + bridge
-    result = chat.extend([say("tool", "a")], closed=True, last=call, tool="f")
+    assert decode(chat.extend([message("user", "a")], closed=True, last=back)) == bridge
+    assert decode(chat.extend([message("user", "a")], closed=False)) == "<|end|>" + bridge
+    result = chat.extend([message("tool", "a")], closed=True, last=call, tool="f")
     assert decode(result).startswith("<|start|>functions.f to=assistant")
     assert chat.turn_text([*chat.tokenizer.encode_after("a"), call]) == "a"
     chat = Chat(glm())
     user, seen = (chat.tokenizer.added_tokens[t] for t in ("<|user|>", "<|observation|>"))
     decode = chat.tokenizer.decode
-    assert decode(chat.extend([say("user", "a")], closed=True, last=user)) == "\na<|assistant|>"
-    wrong = chat.extend([say("user", "a")], closed=True, last=seen)  # it expected a tool
+    assert decode(chat.extend([message("user", "a")], closed=True, last=user)) == "\na<|assistant|>"
+    wrong = chat.extend([message("user", "a")], closed=True, last=seen)  # it expected a tool
     assert decode(wrong) == "<|user|>\na<|assistant|>"
 
 
@@ -122,10 +126,10 @@ def test_a_whole_chat_is_learned_with_the_ends_of_its_turns(make: Any, history: 
     chat = Chat(make(), history=history)
     thought = {"reasoning_content": "easy", "thinking": "easy"}
     talk = [
-        say("user", "2+3?"),
-        say("assistant", "5", **thought),
-        say("user", "and 4?"),
-        say("assistant", "9", **thought),
+        message("user", "2+3?"),
+        message("assistant", "5", **thought),
+        message("user", "and 4?"),
+        message("assistant", "9", **thought),
     ]
     found = contexts(chat, talk, None)
     assert len(found) == (1 if history == "append" else 2)
@@ -142,13 +146,13 @@ def test_a_whole_chat_is_learned_with_the_ends_of_its_turns(make: Any, history: 
 
 @st.composite
 def talks(draw: st.DrawFn) -> list[dict[str, Any]]:
-    words = st.text("ab1.", min_size=1, max_size=4)
-    messages = [say("user", draw(words))]
+    short_text = st.text("ab1.", min_size=1, max_size=4)
+    messages = [message("user", draw(short_text))]
     for _ in range(draw(st.integers(1, 4))):
-        thought = draw(words) if draw(st.booleans()) else ""
+        thought = draw(short_text) if draw(st.booleans()) else ""
         mind = {"reasoning_content": thought, "thinking": thought} if thought else {}
-        messages.append(say("assistant", draw(words), **mind))
-        messages.append(say("user", draw(words)))
+        messages.append(message("assistant", draw(short_text), **mind))
+        messages.append(message("user", draw(short_text)))
     return messages
 
 
@@ -170,7 +174,7 @@ def test_to_the_letter_every_turn_is_behind_what_the_template_writes(
 ):
     chat = CHATS[name]
     if name in ("quiet", "llama", "llama 2"):  # they have no place for thoughts
-        messages = [say(m["role"], m["content"]) for m in messages]
+        messages = [message(m["role"], m["content"]) for m in messages]
     tokens = chat.prompt(messages[:1])
     transcript = Transcript.of(chat, messages[:1], None, tokens)
     rows = [tokens]
@@ -182,8 +186,8 @@ def test_to_the_letter_every_turn_is_behind_what_the_template_writes(
         if name != "llama":  # this small tokenizer joins the blank lines before an answer
             assert chat.tokenizer.encode(opened) == rows[-1]
         whole = chat.render(messages[: turn + 1])
-        said, end = chat.assistant_text(messages[turn], opened, whole)
-        written = rows[-1] + chat.tokenizer.encode_after(said + end, rows[-1][-1])
+        text, end = chat.assistant_text(messages[turn], opened, whole)
+        written = rows[-1] + chat.tokenizer.encode_after(text + end, rows[-1][-1])
         after = transcript.answered(chat, written, messages[turn + 1 : turn + 2])
         rows.append(after.tokens if after.is_new else written + after.tokens)
         transcript = after.transcript
@@ -224,8 +228,8 @@ def test_contexts_of_qwen3_are_those_of_prime_s_renderer(
         function = {"name": "search", "arguments": {"query": "x"}}
         calls = [{"id": "call00000", "type": "function", "function": function}]
         call = {**messages[-2], "content": "", "tool_calls": calls}
-        messages = [*messages[:-2], call, say("tool", "found"), *messages[-2:]]
-        messages = messages[:-2]  # and its result is the last thing said
+        messages = [*messages[:-2], call, message("tool", "found"), *messages[-2:]]
+        messages = messages[:-2]  # and its result is the last message
     messages = [{k: v for k, v in m.items() if k != "thinking"} for m in messages]
     wanted = theirs.render(messages, add_generation_prompt=True).token_ids
     assert chat.prompt(messages) == wanted
@@ -233,6 +237,11 @@ def test_contexts_of_qwen3_are_those_of_prime_s_renderer(
 
 def test_tools_stand_in_every_context():
     chat = CHATS["qwen3"]
-    talk = [say("user", "a"), say("assistant", "b"), say("user", "c"), say("assistant", "d")]
+    talk = [
+        message("user", "a"),
+        message("assistant", "b"),
+        message("user", "c"),
+        message("assistant", "d"),
+    ]
     for pieces in contexts(chat, talk, [SEARCH]):
         assert "# Tools" in pieces[0].text

@@ -37,10 +37,10 @@ TOKENIZERS = [FastTokenizer.bytes(), small_bpe(), merging()]
 def test_the_worked_case():
     text = "I look. <result>5</result> So 5."
     assert between(text, OPEN, CLOSE) == [(8, 26)]
-    words = ["I", " look", ".", " <", "result", ">", "5", "</", "result", ">", " So", " 5", "."]
-    ends = [sum(map(len, words[: i + 1])) for i in range(len(words))]
+    pieces = ["I", " look", ".", " <", "result", ">", "5", "</", "result", ">", " So", " 5", "."]
+    ends = [sum(map(len, pieces[: i + 1])) for i in range(len(pieces))]
     offsets = list(zip([0, *ends], ends, strict=False))
-    assert inside(offsets, [(8, 26)]) == [3 <= i <= 9 for i in range(len(words))]
+    assert inside(offsets, [(8, 26)]) == [3 <= i <= 9 for i in range(len(pieces))]
 
 
 def test_a_result_that_is_never_closed_is_refused():
@@ -66,9 +66,9 @@ def test_blanks_that_offsets_leave_out_belong_where_they_stand():
 )
 def test_no_letter_of_a_result_is_outside_and_no_other_token_is_inside(tokenizer, parts, tail):
     text, marked = "", []  # marked: whether each character is part of a result
-    for words, result in parts:
-        text += words + OPEN + result + CLOSE
-        marked += [False] * len(words) + [True] * len(OPEN + result + CLOSE)
+    for before, result in parts:
+        text += before + OPEN + result + CLOSE
+        marked += [False] * len(before) + [True] * len(OPEN + result + CLOSE)
     text += tail
     marked += [False] * len(tail)
     ids, offsets = tokenizer.encode_after_with_offsets(text)

@@ -11,7 +11,7 @@ import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from text_families import KINDS, TEMPLATES, sentencepiece
-from text_templates import say, small_bpe
+from text_templates import message, small_bpe
 
 from graft.text.chat import Chat, Piece
 from graft.text.tokenizer import FastTokenizer
@@ -43,7 +43,7 @@ def test_a_text_behind_others_begins_without_a_blank_of_its_own():
     assert shown(LEGACY, LEGACY.encode_after("the</s>the")) == ["the", "</s>", "▁the"]
 
 
-def test_strangers_words_behind_others_are_letters_without_a_blank():
+def test_plain_text_behind_other_tokens_is_letters_without_a_blank():
     assert shown(LEGACY, LEGACY.encode_plain("a</s>")) == ["a", "<", "/", "s", ">"]
     assert shown(LEGACY, LEGACY.encode_plain("the", LEGACY.eos_id)) == ["▁the"]
 
@@ -78,7 +78,7 @@ def test_a_byte_level_tokenizer_with_a_prefix_space_has_none_in_the_middle():
 # what follows holds for every conversation
 
 
-def words() -> st.SearchStrategy[str]:
+def short_text() -> st.SearchStrategy[str]:
     return st.text("ab1 \n.", min_size=1, max_size=6) | st.sampled_from(
         ["the answer is", " the user", "12 is 345 ", "[INST]", "number\n\n"]
     )
@@ -88,7 +88,7 @@ def words() -> st.SearchStrategy[str]:
 def talks(draw: st.DrawFn) -> list[dict[str, Any]]:
     messages = []
     for _ in range(draw(st.integers(1, 3))):
-        messages += [say("user", draw(words())), say("assistant", draw(words()))]
+        messages += [message("user", draw(short_text())), message("assistant", draw(short_text()))]
     return messages
 
 
@@ -148,7 +148,7 @@ def test_a_rollout_of_a_conversation_has_its_tokens(
 
 def test_a_tokenizer_that_writes_pieces_otherwise_is_refused(monkeypatch: pytest.MonkeyPatch):
     chat = Chat(LEGACY, TEMPLATES["zephyr"])
-    messages = [say("user", "the"), say("assistant", "answer")]
+    messages = [message("user", "the"), message("assistant", "answer")]
     chat.check_tokens(chat.pieces(messages))
     monkeypatch.setattr(LEGACY, "encode_after", lambda text, last=None: LEGACY.encode(text))
     with pytest.raises(ValueError, match="encodes this conversation differently turn by turn"):

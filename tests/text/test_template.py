@@ -1,4 +1,4 @@
-"""Templates render as transformers renders them; the bundled ones say what they should."""
+"""Templates render as transformers renders them; the bundled ones write what they should."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from typing import Any
 
 import jinja2
 import pytest
-from text_templates import INSTRUCT, LLAMA, SEARCH, THINKING, calling, say, small_bpe
+from text_templates import INSTRUCT, LLAMA, SEARCH, THINKING, calling, message, small_bpe
 
 from graft.text.template import CHATML, PLAIN, TEMPLATES, TemplateError, find_template, render
 
-HELLO = [say("user", "hi")]
+HELLO = [message("user", "hi")]
 
 
 def test_plain_writes_contents_and_closes_the_assistant():
-    messages = [say("user", "12+3="), say("assistant", "15"), say("user", "1+1=")]
+    messages = [message("user", "12+3="), message("assistant", "15"), message("user", "1+1=")]
     assert render(PLAIN, messages, eos_token="<eos>") == "12+3=15<eos>1+1="
     assert render(PLAIN, messages[:1], add_generation_prompt=True, eos_token="<eos>") == "12+3="
     kept = render(PLAIN, messages[:2], continue_final_message=True, eos_token="<eos>")
@@ -33,12 +33,12 @@ def test_plain_refuses_what_it_cannot_show():
 
 def test_chatml_by_hand():
     messages = [
-        say("system", "Be brief."),
-        say("user", "who?"),
+        message("system", "Be brief."),
+        message("user", "who?"),
         calling("Let me see.", {"query": "naïve <b>"}),
-        say("tool", "A"),
-        say("tool", "B"),
-        say("assistant", "<think>\nok\n</think>\n\nA "),
+        message("tool", "A"),
+        message("tool", "B"),
+        message("assistant", "<think>\nok\n</think>\n\nA "),
     ]
     assert render(CHATML, messages, add_generation_prompt=True) == (
         "<|im_start|>system\nBe brief.<|im_end|>\n"
@@ -53,7 +53,7 @@ def test_chatml_by_hand():
 
 
 def test_chatml_puts_tools_behind_the_system_message():
-    with_system = render(CHATML, [say("system", "Be brief."), *HELLO], tools=[SEARCH])
+    with_system = render(CHATML, [message("system", "Be brief."), *HELLO], tools=[SEARCH])
     without = render(CHATML, HELLO, tools=[SEARCH])
     assert with_system.startswith("<|im_start|>system\nBe brief.\n\n# Tools\n\n")
     assert with_system.replace("Be brief.\n\n", "") == without
@@ -63,12 +63,12 @@ def test_chatml_puts_tools_behind_the_system_message():
 
 def test_chatml_takes_contents_in_parts_thoughts_apart_and_no_content():
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
-    assert render(CHATML, [say("user", parts)]) == "<|im_start|>user\nab<|im_end|>\n"  # type: ignore[arg-type]
-    thought = say("assistant", "5", reasoning_content="2+3")
+    assert render(CHATML, [message("user", parts)]) == "<|im_start|>user\nab<|im_end|>\n"  # type: ignore[arg-type]
+    thought = message("assistant", "5", reasoning_content="2+3")
     assert "assistant\n<think>\n2+3\n</think>\n\n5<|im_end|>" in render(CHATML, [thought])
     assert "assistant\n<tool_call>\n{" in render(CHATML, [calling(None, {})])
     with pytest.raises(TemplateError, match="unknown role 'narrator'"):
-        render(CHATML, [say("narrator", "once")])
+        render(CHATML, [message("narrator", "once")])
 
 
 @pytest.mark.parametrize("template", [CHATML, LLAMA, THINKING])
@@ -103,42 +103,47 @@ def test_templates_are_found_by_name_path_or_text(tmp_path: Path):
         find_template("chatlm")
 
 
-def test_broken_and_refusing_templates_say_so():
+def test_broken_and_refusing_templates_are_errors():
     with pytest.raises(TemplateError, match=r"does not compile: .* \(line 2\)"):
         render("\n{% for %}", HELLO)
     with pytest.raises(TemplateError, match="only user and assistant speak here"):
-        render(INSTRUCT, [say("system", "x")], bos_token="")
+        render(INSTRUCT, [message("system", "x")], bos_token="")
     with pytest.raises(TemplateError, match="cannot write these messages"):
-        render("{{ messages[0].content + 'x' }}", [say("user", None)])
+        render("{{ messages[0].content + 'x' }}", [message("user", None)])
     with pytest.raises(TemplateError, match="refuses"):  # the sandbox
         render("{{ messages.append(1) }}", HELLO)
 
 
 def test_a_final_message_that_cannot_be_continued_is_refused():
     with pytest.raises(TemplateError, match="no text to continue"):
-        render(CHATML, [say("assistant", None)], continue_final_message=True)
+        render(CHATML, [message("assistant", None)], continue_final_message=True)
     with pytest.raises(TemplateError, match="drops the final message"):
-        render("{{ eos_token }}", [say("assistant", "x")], continue_final_message=True)
+        render("{{ eos_token }}", [message("assistant", "x")], continue_final_message=True)
     with pytest.raises(ValueError, match="exclude each other"):
         render(CHATML, HELLO, continue_final_message=True, add_generation_prompt=True)
 
 
 CONVERSATIONS: dict[str, list[dict[str, Any]]] = {
     "one": HELLO,
-    "system": [say("system", " s "), say("user", "a\n"), say("assistant", "b "), say("user", "c")],
+    "system": [
+        message("system", " s "),
+        message("user", "a\n"),
+        message("assistant", "b "),
+        message("user", "c"),
+    ],
     "thinking": [
-        say("user", "a"),
-        say("assistant", "<think>\nt1\n</think>\n\nb"),
-        say("user", "c"),
-        say("assistant", "<think>\nt2\n</think>\n\nd"),
+        message("user", "a"),
+        message("assistant", "<think>\nt1\n</think>\n\nb"),
+        message("user", "c"),
+        message("assistant", "<think>\nt2\n</think>\n\nd"),
     ],
     "tools": [
-        say("user", "a"),
+        message("user", "a"),
         calling("", {"query": "naïve <b> & 'c'"}),
-        say("tool", "found"),
-        say("assistant", "b  "),
+        message("tool", "found"),
+        message("assistant", "b  "),
     ],
-    "space": [say("user", "a"), say("assistant", "The answer is ")],
+    "space": [message("user", "a"), message("assistant", "The answer is ")],
 }
 GENERATION = (
     "{% for m in messages %}{% if m.role == 'assistant' %}\n  {% generation %}\n"
@@ -174,7 +179,7 @@ def test_rendering_equals_transformers(template: str, case: str, peer: Any):
 
 
 def outcome(write: Callable[..., str], *given: Any, **how: Any) -> str:
-    """The text, or the template's own words of refusal."""
+    """The text, or the template's own error message."""
     try:
         return write(*given, **how)
     except (TemplateError, jinja2.TemplateError) as error:

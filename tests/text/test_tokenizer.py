@@ -13,7 +13,7 @@ import pytest
 import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
-from text_templates import THINKING, say, small_bpe
+from text_templates import THINKING, message, small_bpe
 from tokenizers import AddedToken, models, pre_tokenizers
 
 from graft.protocols import Tokenizer as TokenizerProtocol
@@ -43,7 +43,7 @@ def test_repeated_and_unusual_characters_have_one_token_each():
 def test_a_character_outside_the_alphabet_is_named():
     with pytest.raises(UnknownCharacter, match=r"'x' \(position 3, in '1\+2x3'\)"):
         FastTokenizer.characters(DIGITS).encode("1+2x3")
-    assert FastTokenizer.characters(DIGITS).encode("<unk>") == [2]  # asked for by name
+    assert FastTokenizer.characters(DIGITS).encode("<unk>") == [2]  # it is written by name
 
 
 def test_an_empty_alphabet_is_refused():
@@ -99,7 +99,7 @@ def write_config(folder: Path, **config: object) -> None:
 
 
 def bare_folder(folder: Path) -> Path:
-    """A tokenizer.json alone: words a and b, and </s>, which nothing declares special."""
+    """A tokenizer.json alone: tokens a and b, and </s>, which nothing declares special."""
     backend = tokenizers.Tokenizer(models.WordLevel({"a": 0, "b": 1, "</s>": 2, "?": 3}, "?"))
     backend.pre_tokenizer = pre_tokenizers.Whitespace()
     backend.enable_truncation(max_length=2)
@@ -119,7 +119,7 @@ def test_special_tokens_are_read_from_either_file_in_either_form(tmp_path: Path)
         2,
         {2},
     )
-    assert loaded.pad_id is None  # the config says that there is none
+    assert loaded.pad_id is None  # the config has none
     assert loaded.encode("a b</s>a") == [0, 1, 2, 0]  # and the stored truncation to 2 is gone
 
 
@@ -165,7 +165,7 @@ def test_declaring_a_special_token_keeps_how_it_treats_blanks():
     assert FastTokenizer(backend, {"eos_token": "<end>"}).encode("a<end>\n\na") == [0, 3, 0]
 
 
-def test_paths_without_a_tokenizer_say_what_was_looked_for(tmp_path: Path):
+def test_the_error_of_a_path_without_a_tokenizer_names_the_files(tmp_path: Path):
     with pytest.raises(TokenizerNotFound, match="no such file or folder"):
         FastTokenizer.load(tmp_path / "absent")
     (tmp_path / "tokenizer.json").write_text("{}", encoding="utf-8")
@@ -206,7 +206,7 @@ def test_transformers_reads_what_we_save(
     assert peer.encode(text, add_special_tokens=False) == tokenizer.encode(text)
     assert (peer.eos_token_id, peer.pad_token_id) == (tokenizer.eos_id, tokenizer.pad_id)
     assert peer.decode(tokenizer.encode(text)) == tokenizer.decode(tokenizer.encode(text))
-    messages = [say("user", "1+2="), say("assistant", "3"), say("user", "a b")]
+    messages = [message("user", "1+2="), message("assistant", "3"), message("user", "a b")]
     assert tokenizer.chat_template is not None
     special: dict[str, Any] = dict(tokenizer.special_tokens)
     ours = render(tokenizer.chat_template, messages, **special)

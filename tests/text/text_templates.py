@@ -142,10 +142,10 @@ def small_bpe(chat_template: str | None = None) -> FastTokenizer:
     return FastTokenizer(backend, special, {"default": chat_template} if chat_template else None)
 
 
-def say(role: str, content: str | None, **more: object) -> dict[str, object]:
+def message(role: str, content: str | None, **more: object) -> dict[str, object]:
     return {"role": role, "content": content, **more}
 
 
 def calling(content: str | None, arguments: object) -> dict[str, object]:
     function = {"name": "search", "arguments": arguments}
-    return say("assistant", content, tool_calls=[{"type": "function", "function": function}])
+    return message("assistant", content, tool_calls=[{"type": "function", "function": function}])
