@@ -1,4 +1,4 @@
-"""Arithmetic: the task in words, and the task of the smallest models with its calculator."""
+"""Arithmetic: the task as a question, and the task of the smallest models with its calculator."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_the_calculator_task_is_the_same_on_every_machine():
     ]
 
 
-def test_arithmetic_in_words_is_the_same_on_every_machine():
+def test_arithmetic_questions_are_the_same_on_every_machine():
     env = make("arithmetic")
     assert [(env.reset(seed), env.expression)[1] for seed in (0, 1, 7)] == [
         "447 * 82 + 1366 + 74",
@@ -193,7 +193,7 @@ def test_an_empty_split_is_an_error_and_not_an_endless_search(monkeypatch: pytes
             env.reset(0)
 
 
-def test_nested_expressions_have_exactly_the_operations_asked_for():
+def test_nested_expressions_have_exactly_the_given_operations():
     rng = random.Random(0)
     drawn = [draw_nested(rng, 4, 3) for _ in range(300)]
     assert all(sum(text.count(sign) for sign in "+-*/") == 3 for text in drawn)
@@ -202,7 +202,7 @@ def test_nested_expressions_have_exactly_the_operations_asked_for():
     assert {len(n) for text in drawn for n in re.findall(r"\d+", text)} == {1, 2, 3, 4}
 
 
-def test_values_in_words_need_no_more_than_three_decimals():
+def test_values_of_questions_need_no_more_than_three_decimals():
     env = make("arithmetic")
     decimals = 0
     for seed in range(200):

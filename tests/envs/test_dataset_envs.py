@@ -352,15 +352,15 @@ def test_f1_is_worked_out_by_hand():
 
 @pytest.fixture
 def graded(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """What the grader was asked; it finds programs that print a sum right."""
-    asked: list[Any] = []
+    """The calls of the grader; it finds programs that print a sum right."""
+    calls: list[Any] = []
 
     def score_tests(code: str, tests: Any, **options: Any) -> float:
-        asked.append((code, tests, options))
+        calls.append((code, tests, options))
         return float("sum" in code)
 
     monkeypatch.setattr("graft.envs.dataset.programs.score_tests", score_tests)
-    return asked
+    return calls
 
 
 def test_the_last_block_is_run_against_the_tests(graded: list[Any]):
@@ -441,15 +441,15 @@ def test_a_row_with_a_picture_is_refused_wherever_rows_are_read(kind: str, colum
         "tests": [],
         column: SEEN[kind],
     }
-    said = rf"row 2: '{column}' holds more than text: only text is read"
+    message = rf"row 2: '{column}' holds more than text: only text is read"
     for env_id in ("math:GSM8K", "qa:HotpotQA", "code:Taco8k", "eval:MATH500"):
-        with pytest.raises(DataError, match=said):
+        with pytest.raises(DataError, match=message):
             make(env_id, rows=[{**row, column: None}, row])
-    with pytest.raises(DataError, match=said):
+    with pytest.raises(DataError, match=message):
         make(
             "prompts", rows=[{"prompt": "?", "answer": "3"}, {"prompt": "?", "answer": "3", **row}]
         )
-    with pytest.raises(DataError, match=said):
+    with pytest.raises(DataError, match=message):
         BenchmarkQuestions(rows=[{**row, column: ""}, row])
     assert len(BenchmarkQuestions(rows=[{**row, column: ""}, row], empty_key=column).numbers) == 1
 

@@ -128,10 +128,10 @@ def test_countdown_has_the_originals_sizes(name: str, digits: int, operands: int
     targets: list[float] = []
     lengths: Counter[int] = Counter()
     for seed in range(300):
-        asked = question(env, seed)
+        text = question(env, seed)
         inner = env.unwrapped.current
         numbers = inner.answer["numbers"]
-        assert f"the numbers {numbers}" in asked
+        assert f"the numbers {numbers}" in text
         assert sorted(work(inner.solution).numbers) == sorted(numbers)
         assert evaluate(inner.solution) == Fraction(str(inner.answer["target"]))
         assert len(numbers) == operands
@@ -159,11 +159,11 @@ def test_count_draws_lengths_and_digits_evenly_and_words_nine_times_in_ten():
     digits: Counter[int] = Counter()
     worded = 0
     for seed in range(2000):
-        asked, _ = env.reset(seed)
+        text, _ = env.reset(seed)
         lengths[len(env.number)] += 1
         digits[env.digit] += 1
         worded += env.form == "numbers"
-        assert (f"the number {env.number}," in str(asked)) == (env.form == "digits")
+        assert (f"the number {env.number}," in str(text)) == (env.form == "digits")
         assert env.answer == str(env.number.count(str(env.digit)))
         assert not env.number.startswith("0")
     assert set(lengths) == set(range(1, 21))
@@ -401,9 +401,9 @@ def test_rewritten_questions_come_from_a_file(rows_file: Path, tmp_path: Path):
     env = make("earl:calc-gsm8k", data=str(rows_file))
     same = make("earl:calc-gsm8k", data=str(tmp_path / "rows.parquet"))
     for seed in range(40):
-        asked = question(env, seed)
+        text = question(env, seed)
         assert same.reset(seed) == env.reset(seed)
-        n = int(re.findall(r"\d+", asked)[0])
+        n = int(re.findall(r"\d+", text)[0])
         assert env.unwrapped.answer == str(2 * n)
         wrong = env.fork()
         assert env.step(f"#### {2 * n:,}").reward == 1.0
@@ -412,7 +412,7 @@ def test_rewritten_questions_come_from_a_file(rows_file: Path, tmp_path: Path):
         assert follow(env, env.demonstrate(random.Random(0))).reward == 1.0
 
 
-def test_rewritten_questions_are_graded_by_their_own_answer_and_only_tagged_rows_are_asked(
+def test_rewritten_questions_are_graded_by_their_own_answer_and_only_tagged_rows_are_used(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ):
     """EARL's layout: everything in `extra_info`; `answer` is that of the question before."""
@@ -479,7 +479,7 @@ def test_rows_that_cannot_be_used_are_named(tmp_path: Path, line: str, message: 
         make("earl:calc-gsm8k", data=str(file))
 
 
-def test_without_the_file_the_error_says_what_to_do(monkeypatch: pytest.MonkeyPatch):
+def test_without_the_file_the_error_names_the_setting(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("graft.envs.earl.gsm.locate", lambda hub_id: None)
     for env_id in ("earl:calc-gsm8k", "earl:calc"):
         with pytest.raises(DataError, match=r"gsm_8k_rewrite.*data="):

@@ -45,7 +45,7 @@ syntaxes = pytest.mark.parametrize("syntax", ["tags", "words", "actions"])
 
 
 def env_with(kind: str, items: list[int], reverse: bool = False, **options: Any) -> Sorting:
-    """A running episode with these items; for "compare" A and B are asked for."""
+    """A running episode with these items; for "compare" the question is about A and B."""
     env = make(f"earl:{kind}", **options)
     env.reset(0)
     env.kind, env.items, env.reverse = kind, items, reverse
@@ -91,7 +91,7 @@ def test_swapping_exchanges_places_and_not_values():
     assert THREE.order == ("A", "B", "C")
 
 
-def test_checking_tells_properties_of_the_hidden_value():
+def test_a_check_returns_properties_of_the_hidden_value():
     results = {
         name: [apply_check(THREE, symbol, name)[1] for symbol in "ABC"]
         for name in ("negative", "positive", "even", "is odd")
@@ -220,7 +220,7 @@ def test_the_prompt_speaks_of_keywords_and_shows_calls_as_the_actions_write_them
     ]
 
 
-def test_a_teachers_call_says_what_it_calls():
+def test_a_teachers_call_names_its_tool():
     env = env_with("sort", [1, 0], syntax="actions")
     trace = env.demonstrate(random.Random(0))
     assert trace == [
@@ -314,7 +314,7 @@ def test_the_efficiency_falls_in_a_straight_line():
     [
         (4, 5, 1, 1, 1.0),
         (4, 6, 2, 1, ((1 - 1 / 3) + (1 - 1 / 5)) / 2),
-        (4, 4, 1, 1, 0.0),  # fewer comparisons than can tell the order
+        (4, 4, 1, 1, 0.0),  # fewer comparisons than the order needs
         (4, 8, 1, 1, 0.5),
         (4, 5, 6, 1, 0.5),
         (4, 50, 50, 1, 0.0),
@@ -414,15 +414,15 @@ def test_the_turns_of_the_table_are_the_envs():
 def test_the_teacher_needs_no_more_comparisons_than_the_least(n: int):
     for values in itertools.permutations(range(n)):
         value_of = dict(zip(SYMBOLS, values, strict=False))
-        asked: list[tuple[str, str]] = []
+        compared: list[tuple[str, str]] = []
 
-        def is_less(a: str, b: str, value_of: Any = value_of, asked: Any = asked) -> bool:
-            asked.append((a, b))
+        def is_less(a: str, b: str, value_of: Any = value_of, compared: Any = compared) -> bool:
+            compared.append((a, b))
             return value_of[a] < value_of[b]
 
         found = sort_by_comparing(SYMBOLS[:n], is_less)
         assert found == sorted(SYMBOLS[:n], key=value_of.__getitem__)
-        assert len(asked) == least_compares(n)
+        assert len(compared) == least_compares(n)
 
 
 @pytest.mark.parametrize("name", list(SETS))
@@ -500,7 +500,7 @@ def test_all_permutations_can_be_given_one_by_one():
         assert compares == 24 * 5
 
 
-def test_an_instance_of_given_items_keeps_to_what_its_task_asks():
+def test_an_instance_of_given_items_keeps_to_its_task():
     env = make("earl:order", items=[1, 2, 0], reverse=False)
     env.reset(3)
     assert {"A", "B", "C"} == {name for fact in env.facts for name in fact.split()[::2]}
@@ -540,7 +540,7 @@ def test_facts_fix_the_order_and_add_up_to_n_minus_2():
     assert {len(draw_facts(rng, [1, 0])) for _ in range(9)} == {1}
 
 
-def test_nothing_already_in_order_is_asked_to_be_ordered():
+def test_no_task_begins_in_order():
     env = make("earl:order", split="test")
     for seed in range(300):
         messages, _ = env.reset(seed)
@@ -588,7 +588,7 @@ def test_two_items_are_named_one_way_in_training_and_the_other_in_test():
                 assert env.facts[0].split()[::2] == pair
     env = make("earl:sort")
     seen = {tuple(env.items) for seed in range(600) if env.reset(seed) and len(env.items) == 3}
-    assert len(seen) == 6  # nothing is held back where the prompt says nothing
+    assert len(seen) == 6  # nothing is held back where the prompt shows nothing
 
 
 @syntaxes

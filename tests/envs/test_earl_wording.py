@@ -110,13 +110,13 @@ def test_the_words_mean_the_expression(seed: int, operations: int):
         value = evaluate(expression)
     except CalculatorError:  # a division by zero
         return
-    said = operators_in_words(expression)
-    assert evaluate(read_words(said)) == value
+    words = operators_in_words(expression)
+    assert evaluate(read_words(words)) == value
     # every sign but the outermost has its own parentheses: no precedence is needed to read it
-    assert said.count("(") == operations - 1
+    assert words.count("(") == operations - 1
 
 
-def test_values_that_cannot_be_stated_exactly_are_not_asked_for():
+def test_questions_have_values_that_can_be_stated_exactly():
     assert value_in_bounds("1 / 8") is not None
     assert value_in_bounds("1 / 16") is None
     assert value_in_bounds("1 / (3 - 3)") is None
@@ -154,16 +154,16 @@ def test_the_value_is_the_same_in_every_form_and_flat_changes_only_the_words():
     plain, flat = Arithmetic(language=1.0), Arithmetic(language=1.0, flat=True)
     differ = 0
     for seed in range(200):
-        said, _ = plain.reset(seed)
-        said_flat, _ = flat.reset(seed)
+        prompt, _ = plain.reset(seed)
+        flat_prompt, _ = flat.reset(seed)
         assert (plain.expression, plain.answer) == (flat.expression, flat.answer)
         assert evaluate(plain.expression) == evaluate(plain.answer)
         if plain.form == "numbers":
-            assert said == said_flat
-            assert not re.search(r"\d [-+*/]", str(said))
+            assert prompt == flat_prompt
+            assert not re.search(r"\d [-+*/]", str(prompt))
         else:
-            assert "of" in str(said)
-            differ += said != said_flat
+            assert "of" in str(prompt)
+            differ += prompt != flat_prompt
     assert differ > 50
 
 
@@ -171,8 +171,8 @@ def test_flat_wording_is_graded_by_the_signs_written_out():
     env = Arithmetic(language=1.0, flat=True, operations=2, digits=1)
     seen = 0
     for seed in range(300):
-        said, _ = env.reset(seed)
-        if found := re.search(r"multiplication of (\d) plus (\d) and (\d)\?", str(said)):
+        prompt, _ = env.reset(seed)
+        if found := re.search(r"multiplication of (\d) plus (\d) and (\d)\?", str(prompt)):
             a, b, c = map(int, found.groups())
             assert env.expression == f"{a} + {b} * {c}"
             assert env.answer == str(a + b * c)

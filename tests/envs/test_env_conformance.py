@@ -172,7 +172,7 @@ def test_a_random_action_is_in_the_right_form(env_id: str):
 
 
 @every_kind
-def test_asking_for_a_random_action_changes_nothing(env_id: str):
+def test_a_random_action_changes_nothing(env_id: str):
     env, other = build(env_id), build(env_id)
     env.reset(8)
     other.reset(8)
@@ -184,7 +184,7 @@ def test_asking_for_a_random_action_changes_nothing(env_id: str):
 
 
 @pytest.mark.parametrize("env_id", sorted(name for name in ENVS if family_of(name) != "game"))
-def test_a_teacher_that_solves_is_paid_in_full_and_sees_what_the_env_says(env_id: str):
+def test_a_teacher_that_solves_is_paid_in_full_and_sees_the_observations_of_the_env(env_id: str):
     """The games' teachers are tested in games/test_game_teachers.py."""
     best = None
     for seed in seeds_for(env_id, 6):

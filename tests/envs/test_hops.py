@@ -28,7 +28,7 @@ pytestmark = pytest.mark.skipif(
 
 
 def follow(env: Any, trace: Any) -> list[Turn]:
-    """Play a trace; the env must say what the trace says it says."""
+    """Play a trace; the env must observe what the trace holds."""
     turns: list[Turn] = []
     for author, text in trace:
         if author is Author.POLICY:
@@ -47,9 +47,9 @@ def test_a_question_worked_by_hand():
     relations = {letter: relation for relation, letter in LETTERS.items()}
     other = facts[person, relations[link]]
     amount = facts[other, relations[number]]
-    said = [f"({person} {link})", f"({other} {number})", f"[{amount}*{factor}]"]
+    calls = [f"({person} {link})", f"({other} {number})", f"[{amount}*{factor}]"]
     results = [f"{other};", f"{amount};", f"{int(amount) * int(factor)};"]
-    assert [env.step(call).observation for call in said] == results
+    assert [env.step(call).observation for call in calls] == results
     last = env.step(f"={int(amount) * int(factor)}")
     assert info["answer"] == str(int(amount) * int(factor))
     assert (last.reward, last.terminated, last.info["is_right"]) == (1.0, True, True)
@@ -77,12 +77,12 @@ def test_a_question_in_english():
     assert text.endswith(
         "What is the rent of the mentor of the boss of Kara Voss, multiplied by 37?"
     )
-    assert len(text.split()) < 45  # words; a prompt of less than 120 tokens
+    assert len(text.split()) < 45  # a prompt of less than 120 tokens
 
 
 @both_syntaxes
 def test_a_teacher_who_does_everything_right_is_always_paid(syntax: str):
-    """The real sandbox and the real search answer, so the trace must hold their very words."""
+    """The real sandbox and the real search answer, so the trace must hold their results exactly."""
     env = make("hops", syntax=syntax, hops=(1, 3))
     for seed in range(12):
         env.reset(seed)
@@ -129,7 +129,7 @@ def test_the_default_teacher_is_right_one_time_in_five():
     for seed in range(2000):
         env.reset(seed)
         right += env.demonstrate(random.Random(seed))[-1][1] == f"={env.answer}"
-    # 0.8 call, 0.3 of these go to the end, 0.8 of these ask for the right thing
+    # 0.8 call, 0.3 of these go to the end, 0.8 of these make the right call
     assert right / 2000 == pytest.approx(0.8 * 0.3 * 0.8, abs=0.03)
 
 
@@ -182,9 +182,9 @@ def test_all_that_is_ever_written_is_in_the_alphabet():
 
 def rewards_of(syntax: str, cases: dict[str, float]) -> None:
     env = make("hops", syntax=syntax)
-    for said, reward in cases.items():
+    for text, reward in cases.items():
         _, info = env.reset(3)
-        assert env.step(said.replace("ANSWER", info["answer"])).reward == reward
+        assert env.step(text.replace("ANSWER", info["answer"])).reward == reward
 
 
 def test_only_a_number_behind_the_equals_sign_counts_in_the_compact_syntax():
@@ -192,7 +192,7 @@ def test_only_a_number_behind_the_equals_sign_counts_in_the_compact_syntax():
     rewards_of("compact", cases)
 
 
-def test_only_the_boxed_number_counts_in_words():
+def test_only_the_boxed_number_counts_in_the_syntax_words():
     cases = {
         "<think>so</think> <answer>\\boxed{ANSWER}</answer>": 1.0,
         "ANSWER": 0.0,
@@ -226,21 +226,21 @@ PINNED = (["lew", "qub", "gil"], "546")
 
 @both_syntaxes
 def test_no_test_question_begins_with_a_person_of_training(syntax: str):
-    asked: dict[str, set[str]] = {}
+    persons: dict[str, set[str]] = {}
     for split in ("train", "test"):
         env = make("hops", syntax=syntax, split=split)
-        asked[split] = set()
+        persons[split] = set()
         for seed in range(1500):
             env.reset(seed)
-            asked[split].add(env.person)
-    assert not asked["train"] & asked["test"]
+            persons[split].add(env.person)
+    assert not persons["train"] & persons["test"]
     town = make("hops", syntax=syntax).town
     numbers = {name: number for number, name in enumerate(town.names)}
-    assert {split_of(f"person {numbers[name]}") for name in asked["test"]} == {"test"}
-    assert len(asked["test"]) > 100
+    assert {split_of(f"person {numbers[name]}") for name in persons["test"]} == {"test"}
+    assert len(persons["test"]) > 100
 
 
-def test_search_in_words_finds_the_fact_first_and_then_one_like_it():
+def test_a_search_in_the_syntax_words_finds_the_fact_first_and_then_one_like_it():
     env = make("hops", syntax="words")
     search, facts = env.tools["search"], env.town.facts
     for name, relation in random.Random(0).sample(list(facts), 400):

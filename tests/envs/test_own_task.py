@@ -45,7 +45,7 @@ def test_a_system_message_stays():
     assert reworded([system, user], "", "3+3?") == [system, {"role": "user", "content": "3+3?"}]
 
 
-def test_an_environment_of_ones_own_that_asks_one_question_takes_it():
+def test_an_environment_of_ones_own_with_one_question_takes_another():
     class Mine(BaseEnv):
         def pose(self) -> str:
             return "say a"

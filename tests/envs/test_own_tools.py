@@ -32,7 +32,7 @@ class Board:
 
 
 class Walk(BaseEnv):
-    """Walk to 2 and say so; `walk` is the tool."""
+    """Walk to 2 and answer; `walk` is the tool."""
 
     max_turns = 5
 
@@ -378,7 +378,7 @@ class Counting:
         return str(self.calls)
 
 
-def test_an_object_that_changes_in_a_call_must_fork_or_say_that_it_is_shared():
+def test_an_object_that_changes_in_a_call_must_fork_or_be_declared_shared():
     env = ToolEnv(Walk(), [Counting()])
     env.reset(0)
     with pytest.raises(

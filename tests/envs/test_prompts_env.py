@@ -172,7 +172,7 @@ def test_rows_that_pandas_read_are_the_same_as_the_files(tmp_path: Path):
         (["Paris"], "<answer>\\boxed{Paris", 0.0, 0.0),
     ],
 )
-def test_the_last_answer_counts_as_words_or_as_mathematics(
+def test_the_last_answer_counts_as_text_or_as_mathematics(
     gold: Any, action: str, reward: float, f1: float
 ):
     env = make("prompts", rows=[row(gold=gold)])
@@ -264,7 +264,7 @@ def test_snapshots_and_forks_keep_the_source_and_the_rest_of_the_row():
 BAD = [
     ("empty list", row([]), "'prompt': the list of messages is empty; there must be something"),
     ("no prompt", row(None), "'prompt': holds nothing, not a list of messages"),
-    ("no words", row("  "), "'prompt': has no text"),
+    ("no text", row("  "), "'prompt': has no text"),
     ("a number", row(3), "'prompt': holds int '3', not a list of messages"),
     ("a bare text", row(["Hi"]), "'prompt': message 1 is str 'Hi'; a message is {role, content}"),
     (
@@ -312,18 +312,18 @@ def test_a_bad_row_is_named_with_its_field(bad: dict[str, Any], message: str):
 def test_rows_without_answer_or_reward_are_refused_at_the_start_of_a_run(tmp_path: Path):
     rows = tmp_path / "rows.jsonl"
     rows.write_text('{"prompt": "2+2"}\n{"prompt": "3+3"}\n')
-    asked = ["task.env=prompts", f"task.args.data={rows}", "task.eval_args={}"]
-    config = load_config("quickstart", asked)
+    overrides = ["task.env=prompts", f"task.args.data={rows}", "task.eval_args={}"]
+    config = load_config("quickstart", overrides)
     check = graded_check(config, make("prompts", data=str(rows)))
     assert check is not None and check.verdict == "fail"
     assert "100% of the rows" in check.seen and "task.reward" in check.remedy
     rows.write_text('{"prompt": "2+2", "answer": "4"}\n')
     assert graded_check(config, make("prompts", data=str(rows))) is None
-    graded = load_config("quickstart", [*asked, "task.reward=f1"])
+    graded = load_config("quickstart", [*overrides, "task.reward=f1"])
     assert graded_check(graded, make("prompts", rows=[{"prompt": "2+2"}])) is None
 
 
-def test_one_bad_row_among_many_is_left_out_and_said(caplog: pytest.LogCaptureFixture):
+def test_one_bad_row_among_many_is_left_out_with_a_warning(caplog: pytest.LogCaptureFixture):
     """ARPO's own training file: 10,000 rows, of which row 5275 has the answer " "."""
     rows = [row([ASKED], "Paris") for _ in range(400)]
     rows[275] = row([ASKED], " ")
@@ -362,7 +362,7 @@ def test_bad_rows_of_a_file_are_named_by_file_and_row(tmp_path: Path, ending: st
         make("prompts", data=data)
 
 
-def test_a_file_without_the_columns_says_which_key_names_them(tmp_path: Path):
+def test_the_error_of_a_file_without_the_columns_names_the_key_that_sets_them(tmp_path: Path):
     data = write(tmp_path / "rows.jsonl", [{"query": "?", "reply": "7"}])
     with pytest.raises(DataError, match=r"no layout matches its columns \(found: query, reply\)"):
         make("prompts", data=data)

@@ -212,12 +212,12 @@ def test_items_are_shared_by_envs_with_equal_settings(monkeypatch: pytest.Monkey
     prompt, _ = env.reset(11)
 
     def refuse(*args: object, **kwargs: object) -> None:
-        raise WorkerError("asked again")
+        raise WorkerError("called again")
 
     monkeypatch.setattr(rg.WORKERS, "call", refuse)
     assert build("leg_counting").reset(11)[0] == prompt
     assert env.fork().reset(11)[0] == prompt
-    with pytest.raises(ValueError, match="asked again"):
+    with pytest.raises(ValueError, match="called again"):
         build("leg_counting", dataset_seed=43).reset(11)
 
 

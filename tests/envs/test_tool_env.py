@@ -173,7 +173,7 @@ def test_a_turn_is_a_call_if_it_ends_with_a_close_string(action: str, call: Writ
 
 
 @given(st.text(max_size=30), st.text(max_size=30).filter(lambda text: "<t>" not in text))
-def test_whatever_was_said_before_the_content_comes_back_whole(before: str, content: str):
+def test_the_content_of_a_call_is_whole_whatever_the_text_before_it(before: str, content: str):
     found = find_call(f"{before}<t>{content}</t>", {"t": tagged("t")})
     assert found == WrittenCall("t", content)
 
@@ -243,7 +243,7 @@ def test_an_error_reward_is_all_that_a_failed_call_earns():
     assert env.step("hello").reward == 0.0
 
 
-def test_long_results_are_cut_and_say_so():
+def test_long_results_are_cut_with_a_note():
     env = chat(max_result=6)
     turn = env.step("<echo>0123456789</echo>")
     assert turn.observation == "<result>012\n[... 4 characters left out ...]\n789</result>"
@@ -366,7 +366,7 @@ class Board(Chat):
         return {"suffix": "Board."}
 
 
-def test_instructions_say_what_a_call_with_several_arguments_looks_like():
+def test_instructions_show_a_call_with_several_arguments():
     def mix(size: int | None, unit: Literal["g", "kg"], what: list[str] = []) -> str:  # noqa: B006
         """Mix."""
         return f"{size}{unit}{what}"

@@ -1,4 +1,4 @@
-"""Calls that go wrong in ARPO's tags: what the policy reads, and what the counters say of it."""
+"""Calls that go wrong in ARPO's tags: what the policy reads, and what is counted."""
 
 from __future__ import annotations
 
@@ -79,18 +79,18 @@ def test_the_limit_is_written_into_the_prompt_its_default_too():
 
 
 @pytest.mark.parametrize(
-    ("call", "said"),
+    ("call", "result"),
     [
         ("<search></search>", "Error: empty query; write it inside the call"),
         ("<search> \n </search>", "Error: empty query; write it inside the call"),
         ("<python></python>", "Error: empty code; write it inside the call"),
     ],
 )
-def test_an_empty_call_is_a_failed_one(call: str, said: str):
+def test_an_empty_call_is_a_failed_one(call: str, result: str):
     env = tooled(PythonTool(), SearchTool(corpus="small"))
     turn = env.step(call)
     name = turn.info["tool"]
-    assert (turn.observation, turn.info["tool_ok"]) == (inline(said), False)
+    assert (turn.observation, turn.info["tool_ok"]) == (inline(result), False)
     assert (numbers(turn)[f"{name}/calls"], numbers(turn)[f"{name}/failures"]) == (1, 1)
     assert not turn.is_over
 

@@ -366,7 +366,7 @@ def test_the_variants_of_python_tool(fake_python: None):
     assert own.tools["python"].timeout == 2
 
 
-def test_envs_that_ask_for_the_same_tool_share_it(fake_python: None):
+def test_envs_with_the_same_tool_share_it(fake_python: None):
     first, second = (wrap(Walk(), "python_tool") for _ in range(2))
     assert first.tools["python"] is second.tools["python"]
     assert wrap(Walk(), [{"python_tool": {"timeout": 1}}]).tools["python"].timeout == 1

@@ -27,12 +27,12 @@ from graft.rewards.code import code_tests
 from graft.types import Author, Episode, Leaf, Span, Task, Trajectory
 
 
-def trajectory(*said: str, answer: object = None) -> tuple[Task, Trajectory]:
+def trajectory(*texts: str, answer: object = None) -> tuple[Task, Trajectory]:
     """A task with this answer, and a trajectory with these texts of the policy in order."""
     task = Task("toy:train:0", "toy", answer=answer)
     episode = Episode(task)
     tip = episode.append(Span(None, Author.TASK, [], text="?"))
-    for text in said:
+    for text in texts:
         tip = episode.append(Span(tip, Author.POLICY, [], text=text))
     episode.leaves.append(Leaf((tip,)))
     return task, next(episode.trajectories())
@@ -107,7 +107,7 @@ def test_texts_are_compared_without_case_articles_and_punctuation():
     assert not same_text("\\text{Ann}\\text{Bob}", "Ann")
 
 
-def test_exact_match_takes_the_last_words_and_any_accepted_answer():
+def test_exact_match_takes_the_last_text_and_any_accepted_answer():
     assert exact_match(*trajectory("Lyon", "<answer>paris</answer>", answer="Paris")) == 1.0
     assert exact_match(*trajectory("Paris", "<answer>Lyon</answer>", answer="Paris")) == 0.0
     assert exact_match(*trajectory("NYC", answer=["New York", "nyc"])) == 1.0
@@ -117,7 +117,7 @@ def test_exact_match_takes_the_last_words_and_any_accepted_answer():
 
 
 @pytest.mark.parametrize(
-    ("said", "gold", "reward"),
+    ("text", "gold", "reward"),
     [
         (r"\boxed{\frac{1}{2}}", "0.5", 1.0),
         (r"\boxed{1 + x}", "x+1", 1.0),
@@ -133,8 +133,8 @@ def test_exact_match_takes_the_last_words_and_any_accepted_answer():
         (r"\boxed{\begin{pmatrix}1\\3\end{pmatrix}}", r"\begin{pmatrix}1\\2\end{pmatrix}", 0.0),
     ],
 )
-def test_mathematical_answers_are_compared_by_meaning(said: str, gold: str, reward: float):
-    assert math_answer(*trajectory(said, answer=gold)) == reward
+def test_mathematical_answers_are_compared_by_meaning(text: str, gold: str, reward: float):
+    assert math_answer(*trajectory(text, answer=gold)) == reward
 
 
 @pytest.mark.timeout(20)
@@ -234,13 +234,13 @@ SPOKEN = st.text(max_size=200) | st.text(
 
 @settings(deadline=None, max_examples=60)
 @given(SPOKEN)
-def test_every_reward_stays_within_its_range_for_any_text(said: str):
+def test_every_reward_stays_within_its_range_for_any_text(text: str):
     golds = {
         "countdown": {"numbers": [3, 1, 2], "target": 1},
         "code_tests": {"inputs": ["1"], "outputs": ["1"]},
     }
     ranges = {"deep_research": (-1.0, 1.1)}
-    for name in set(REWARDS) - {"judge"}:  # it asks a server: see test_judge.py
+    for name in set(REWARDS) - {"judge"}:  # it calls a server: see test_judge.py
         reward = resolve(name, REWARDS, "reward")
         low, high = ranges.get(name, (0.0, 1.0))
-        assert low <= reward(*trajectory(said, answer=golds.get(name, "42"))) <= high
+        assert low <= reward(*trajectory(text, answer=golds.get(name, "42"))) <= high

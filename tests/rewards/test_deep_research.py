@@ -122,7 +122,7 @@ def test_the_nearest_gold_counts_and_without_golds_nothing_is_right():
 
 def test_yes_and_no_are_right_or_wrong_as_a_whole():
     assert answer_f1("Yes.", "yes") == 1.0
-    assert answer_f1("yes it is", "yes") == 0.0  # word_f1 would say 0.5
+    assert answer_f1("yes it is", "yes") == 0.0  # word_f1 would give 0.5
     assert answer_f1("no", "no way") == 0.0
     assert answer_f1("noanswer", "noanswer at all") == 0.0
     assert answer_f1("yes sir", "yes madam") == 0.5

@@ -425,12 +425,12 @@ def test_a_forked_process_grades_with_its_own_pool():
         "import os\n"
         "from graft.rewards.worker_pool import WorkerPool\n"
         "pool = WorkerPool('gc:freeze', size=1)\n"
-        "ask = lambda: pool.call('math:factorial', 5, timeout=20)\n"
-        "assert ask() == 120\n"
+        "call = lambda: pool.call('math:factorial', 5, timeout=20)\n"
+        "assert call() == 120\n"
         "child = os.fork()\n"
         "if child == 0:\n"
-        "    os._exit(ask())\n"
-        "assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == ask() == 120\n"
+        "    os._exit(call())\n"
+        "assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == call() == 120\n"
     )
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", code], capture_output=True, timeout=60

@@ -10,11 +10,11 @@ from graft.rewards.maths.hendrycks import hendrycks_math, last_box, strip_string
 from graft.types import Author, Episode, Leaf, Span, Task, Trajectory
 
 
-def attempt(*said: str, answer: object) -> tuple[Task, Trajectory]:
+def attempt(*texts: str, answer: object) -> tuple[Task, Trajectory]:
     task = Task("t", "toy", answer=answer)
     episode = Episode(task)
     tip = episode.append(Span(None, Author.TASK, [], text="\\boxed{example}"))
-    for text in said:
+    for text in texts:
         tip = episode.append(Span(tip, Author.POLICY, [], text=text))
     episode.leaves.append(Leaf((tip,)))
     return task, next(episode.trajectories())
@@ -99,7 +99,7 @@ def test_the_reward_compares_spellings():
     assert hendrycks_math(*attempt("\\boxed{x = 3}", "Done.", answer="3")) == 1.0  # the whole text
     assert hendrycks_math(*attempt("\\boxed{4}", answer=["3", "4"])) == 1.0
     assert hendrycks_math(*attempt("\\boxed{7}", answer="So it is $\\boxed{7}$.")) == 1.0
-    assert hendrycks_math(*attempt("\\boxed{0.50}", answer="1/2")) == 0.0  # math_answer says 1
+    assert hendrycks_math(*attempt("\\boxed{0.50}", answer="1/2")) == 0.0  # math_answer gives 1
     assert hendrycks_math(*attempt("3", answer="3")) == 0.0
     assert (
         hendrycks_math(*attempt(answer="example")) == 0.0

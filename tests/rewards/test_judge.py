@@ -33,7 +33,7 @@ class Server(ThreadingHTTPServer):
     daemon_threads = True
 
     def __init__(self, answer: Answer) -> None:
-        self.asked: list[dict[str, Any]] = []
+        self.requests: list[dict[str, Any]] = []
         self.headers: list[dict[str, str]] = []
         self.paths: list[str] = []
         server = self
@@ -41,10 +41,10 @@ class Server(ThreadingHTTPServer):
         class Handler(BaseHTTPRequestHandler):
             def do_POST(self) -> None:
                 length = int(self.headers["Content-Length"])
-                server.asked.append(json.loads(self.rfile.read(length)))
+                server.requests.append(json.loads(self.rfile.read(length)))
                 server.headers.append(dict(self.headers))
                 server.paths.append(self.path)
-                answer(self, len(server.asked) - 1)
+                answer(self, len(server.requests) - 1)
 
             def log_message(self, *_: object) -> None: ...
 
@@ -77,7 +77,7 @@ def send(handler: BaseHTTPRequestHandler, body: bytes, code: int = 200) -> None:
     handler.wfile.write(body)
 
 
-def saying(text: Any) -> Answer:
+def answering(text: Any) -> Answer:
     body = json.dumps({"choices": [{"message": {"role": "assistant", "content": text}}]}).encode()
     return lambda handler, _: send(handler, body)
 
@@ -87,12 +87,12 @@ def in_turn(*answers: Answer) -> Answer:
     return lambda handler, number: answers[min(number, len(answers) - 1)](handler, number)
 
 
-def attempt(said: str, answer: object = "Barack Obama", **task: Any) -> tuple[Task, Trajectory]:
-    asked = ({"role": "system", "content": "Be brief."}, {"role": "user", "content": "Who?"})
-    made = Task("t", "toy", answer=answer, **{"prompt": asked, **task})
+def attempt(text: str, answer: object = "Barack Obama", **task: Any) -> tuple[Task, Trajectory]:
+    prompt = ({"role": "system", "content": "Be brief."}, {"role": "user", "content": "Who?"})
+    made = Task("t", "toy", answer=answer, **{"prompt": prompt, **task})
     episode = Episode(made)
     tip = episode.append(Span(None, Author.TASK, [], text="Who?"))
-    tip = episode.append(Span(tip, Author.POLICY, [], text=said))
+    tip = episode.append(Span(tip, Author.POLICY, [], text=text))
     episode.leaves.append(Leaf((tip,)))
     return made, next(episode.trajectories())
 
@@ -124,29 +124,29 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_the_reply_is_the_verdict(reply: str, reward: float):
     assert is_correct_reply(reply) == bool(reward)
-    with serving(saying(reply)) as server:
+    with serving(answering(reply)) as server:
         judge = Judge(server.url)
         assert judge(*PARAPHRASE) == reward
         assert judge.counts == {"calls": 1, "cached": 0, "failures": 0}
 
 
 def test_the_same_text_and_an_empty_answer_need_no_judge():
-    with serving(saying("Incorrect")) as server:
+    with serving(answering("Incorrect")) as server:
         judge = Judge(server.url)
         assert judge(*EXACT) == 1.0
         assert judge(*attempt("nyc", answer=["New York", "NYC"])) == 1.0
         assert judge(*attempt("<answer> </answer>")) == 0.0
-        assert server.asked == [] and judge.counts["calls"] == 0
+        assert server.requests == [] and judge.counts["calls"] == 0
 
 
 def test_the_judge_is_shown_question_truths_and_prediction(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("MY_KEY", " s3cret\n")
-    with serving(saying("Correct")) as server:
+    with serving(answering("Correct")) as server:
         assert Judge(server.url, "big", api_key_env="MY_KEY")(
             *attempt("x <answer>it is \\boxed{\\text{No. 44}}</answer>", answer=["Obama", "B. O."])
         )
         assert Judge(f"{server.url}/chat/completions/")(*PARAPHRASE)
-        named, unnamed = server.asked
+        named, unnamed = server.requests
         prompt = named.pop("messages")[0]["content"]
         assert named == {"model": "big", "temperature": 0} and "model" not in unnamed
         assert "<question>\nWho?\n</question>" in prompt
@@ -171,9 +171,9 @@ def test_question_and_prediction_are_found_in_their_forms():
 
 
 def test_a_megabyte_of_prediction_is_cut_before_it_is_sent():
-    with serving(saying("Incorrect")) as server:
+    with serving(answering("Incorrect")) as server:
         assert Judge(server.url)(*attempt("a " * 500_000 + "the end", prompt=())) == 0.0
-        prompt = server.asked[0]["messages"][0]["content"]
+        prompt = server.requests[0]["messages"][0]["content"]
         assert len(prompt) < 6000 and "the end\n</answer>" in prompt and "(not given)" in prompt
 
 
@@ -216,18 +216,18 @@ FAULTS: dict[str, tuple[Answer, str]] = {
     "no choices": (lambda handler, _: send(handler, b'{"choices": []}'), "no choices"),
     "a list": (lambda handler, _: send(handler, b"[1]"), "no choices"),
     "nested": (lambda handler, _: send(handler, b"[" * 200_000), "sent what is no JSON"),
-    "no text": (saying(None), "a message without text"),
-    "10 MB": (saying("Correct" * 1_500_000), "more than 1048576 bytes"),
+    "no text": (answering(None), "a message without text"),
+    "10 MB": (answering("Correct" * 1_500_000), "more than 1048576 bytes"),
 }
 
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_that_passes_costs_only_time(fault: str, caplog: pytest.LogCaptureFixture):
     broken, _ = FAULTS[fault]
-    with serving(in_turn(broken, broken, saying("Correct"))) as server:
+    with serving(in_turn(broken, broken, answering("Correct"))) as server:
         judge = Judge(server.url, timeout=0.5, retries=2)
         assert judge(*PARAPHRASE) == 1.0
-        assert len(server.asked) == 3
+        assert len(server.requests) == 3
         assert judge.counts == {"calls": 1, "cached": 0, "failures": 0} and not caplog.records
 
 
@@ -239,7 +239,7 @@ def test_a_fault_that_stays_leaves_the_comparison_of_texts_and_one_warning(
     with serving(broken) as server:
         judge = Judge(server.url, timeout=0.3, retries=1)
         assert [judge(*PARAPHRASE), judge(*PARAPHRASE), judge(*EXACT)] == [0.0, 0.0, 1.0]
-        assert len(server.asked) == 4  # two attempts each
+        assert len(server.requests) == 4  # two attempts each
         assert judge.counts == {"calls": 2, "cached": 0, "failures": 2}
     (warning,) = caplog.records
     assert reason in warning.message and "compared as texts" in warning.message
@@ -249,7 +249,7 @@ def test_a_refusal_is_not_repeated(caplog: pytest.LogCaptureFixture):
     with serving(lambda handler, _: send(handler, b'{"error": "bad key"}', 401)) as server:
         judge = Judge(server.url)
         assert judge(*PARAPHRASE) == 0.0
-        assert len(server.asked) == 1 and judge.counts["failures"] == 1
+        assert len(server.requests) == 1 and judge.counts["failures"] == 1
     assert "answered 401" in caplog.text and "bad key" in caplog.text
 
 
@@ -276,12 +276,12 @@ def test_the_deadline_includes_the_wait_for_a_free_slot(caplog: pytest.LogCaptur
             for thread in threads:
                 thread.join(10)
         assert rewards == [0.0] * 3 and time.monotonic() - start < 5
-        assert judge.counts["failures"] == 3 and server.asked == []
+        assert judge.counts["failures"] == 3 and server.requests == []
     assert "no free slot" in caplog.text
 
 
 def test_a_server_that_goes_away_in_the_middle_is_survived():
-    with serving(saying("Correct")) as server:
+    with serving(answering("Correct")) as server:
         judge = Judge(server.url, retries=1)
         assert judge(*PARAPHRASE) == 1.0
     assert judge(*PARAPHRASE) == 0.0
@@ -299,7 +299,7 @@ def test_the_number_of_concurrent_requests_is_limited():
         time.sleep(0.05)
         with lock:
             now[0] -= 1
-        saying("Correct")(handler, number)
+        answering("Correct")(handler, number)
 
     with serving(slow) as server:
         judge = Judge(server.url, concurrency=2)
@@ -316,14 +316,14 @@ def test_the_number_of_concurrent_requests_is_limited():
 
 def test_a_cached_verdict_needs_no_server_and_belongs_to_its_model(tmp_path):
     path = tmp_path / "run" / "verdicts.db"
-    with serving(saying("Correct")) as server:
+    with serving(answering("Correct")) as server:
         judge = Judge(server.url, "big", cache=path)
         assert [judge(*PARAPHRASE), judge(*PARAPHRASE)] == [1.0, 1.0]
-        assert len(server.asked) == 1
+        assert len(server.requests) == 1
         assert judge.counts == {"calls": 1, "cached": 1, "failures": 0}
         judge.close()
         other = Judge(server.url, "small", cache=path)
-        assert other(*PARAPHRASE) == 1.0 and len(server.asked) == 2
+        assert other(*PARAPHRASE) == 1.0 and len(server.requests) == 2
         other.close()
     gone = Judge("http://127.0.0.1:9/v1", "big", cache=path)  # elsewhere, the same model
     assert gone(*PARAPHRASE) == 1.0
@@ -332,7 +332,7 @@ def test_a_cached_verdict_needs_no_server_and_belongs_to_its_model(tmp_path):
 
 
 def test_a_failure_is_not_cached(tmp_path):
-    with serving(in_turn(FAULTS["500"][0], saying("Correct"))) as server:
+    with serving(in_turn(FAULTS["500"][0], answering("Correct"))) as server:
         judge = Judge(server.url, retries=0, cache=tmp_path / "verdicts.db")
         assert [judge(*PARAPHRASE), judge(*PARAPHRASE)] == [0.0, 1.0]
         judge.close()
@@ -340,7 +340,7 @@ def test_a_failure_is_not_cached(tmp_path):
 
 def test_a_cache_that_breaks_does_not_cost_the_verdict(tmp_path, caplog):
     path = tmp_path / "verdicts.db"
-    with serving(saying("Correct")) as server:
+    with serving(answering("Correct")) as server:
         judge = Judge(server.url, cache=path)
         with sqlite3.connect(path) as connection:
             connection.execute("DROP TABLE answers")
@@ -370,7 +370,7 @@ def test_processes_share_the_cache_and_a_killed_one_leaves_it_whole(tmp_path):
         command = [sys.executable, "-c", CHILD, server.url, str(path), str(count)]
         return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
 
-    with serving(saying("Correct")) as server:
+    with serving(answering("Correct")) as server:
         killed = child(1_000_000)
         assert killed.stdout is not None
         for line in killed.stdout:
@@ -382,8 +382,8 @@ def test_processes_share_the_cache_and_a_killed_one_leaves_it_whole(tmp_path):
         with sqlite3.connect(path) as connection:
             assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
         connection.close()
-        told, _ = child(21).communicate(timeout=60)
-    assert told.splitlines()[-1] == "20 0"  # 21 verdicts without a request
+        output, _ = child(21).communicate(timeout=60)
+    assert output.splitlines()[-1] == "20 0"  # 21 verdicts without a request
 
 
 @pytest.mark.parametrize(
@@ -434,7 +434,7 @@ def test_retry_after_holds_for_all_threads():
 
     def answer(handler: BaseHTTPRequestHandler, number: int) -> None:
         starts.append(time.monotonic())
-        (refusing(429, Retry_After="0.6") if number == 0 else saying("Correct"))(handler, number)
+        (refusing(429, Retry_After="0.6") if number == 0 else answering("Correct"))(handler, number)
 
     with serving(answer) as server:
         judge = Judge(server.url)
@@ -456,8 +456,8 @@ def test_a_retry_after_beyond_the_deadline_ends_the_request_at_once(
         judge = Judge(server.url, deadline=2.0, retries=5)
         start = time.monotonic()
         assert judge(*PARAPHRASE) == 0.0 and time.monotonic() - start < 1.5
-        assert len(server.asked) == 1 and judge.counts["failures"] == 1
-        assert judge(*PARAPHRASE) == 0.0 and len(server.asked) < 3  # asked again 2 s later
+        assert len(server.requests) == 1 and judge.counts["failures"] == 1
+        assert judge(*PARAPHRASE) == 0.0 and len(server.requests) < 3  # requested again 2 s later
     assert "answered 503" in caplog.text
 
 
@@ -480,7 +480,7 @@ def test_the_rate_holds_over_all_threads():
 
     def answer(handler: BaseHTTPRequestHandler, number: int) -> None:
         starts.append(time.monotonic())
-        saying("Correct")(handler, number)
+        answering("Correct")(handler, number)
 
     with serving(answer) as server:
         judge = Judge(server.url, concurrency=6, rate=20)
@@ -503,7 +503,7 @@ def test_retries_count_for_the_rate_and_a_start_after_the_deadline_is_refused():
         judge = Judge(server.url, rate=1, retries=5, deadline=1.8)
         start = time.monotonic()
         assert judge(*PARAPHRASE) == 0.0
-        assert time.monotonic() - start < 1.8 and len(server.asked) == 2  # at 0 and at 1 s
+        assert time.monotonic() - start < 1.8 and len(server.requests) == 2  # at 0 and at 1 s
     pace = RateLimit(10)
     now = time.monotonic()
     assert pace.wait(now + 1) and not pace.wait(now + 0.05)
@@ -523,23 +523,23 @@ MINE = "{question}? Is {prediction} the same as {truth}? Say {verdict}: Correct 
 
 def test_a_prompt_of_your_own_is_filled_in_once(tmp_path):
     (tmp_path / "mine.txt").write_text(MINE, encoding="utf-8")
-    with serving(saying("Correct")) as server:
+    with serving(answering("Correct")) as server:
         reward = make_reward({"judge": {"url": server.url, "prompt": str(tmp_path / "mine.txt")}})
         assert reward(*attempt("<answer>{truth} \\1 é</answer>", answer=["a", "b"])) == 1.0
-        (asked,) = server.asked
-    assert asked["messages"][0]["content"] == (
+        (request,) = server.requests
+    assert request["messages"][0]["content"] == (
         "Who?? Is {truth} \\1 é the same as a\nb? Say {verdict}: Correct or Incorrect. {}{ }"
     )
 
 
 def test_another_prompt_is_another_question_to_the_cache(tmp_path):
     (tmp_path / "mine.txt").write_text(MINE, encoding="utf-8")
-    with serving(saying("Correct")) as server:
+    with serving(answering("Correct")) as server:
         for prompt in ("correct", tmp_path / "mine.txt", "correct"):
             judge = Judge(server.url, cache=tmp_path / "verdicts.db", prompt=prompt)
             assert judge(*PARAPHRASE) == 1.0
             judge.close()
-        assert len(server.asked) == 2
+        assert len(server.requests) == 2
 
 
 def test_every_bundled_prompt_can_be_used():
@@ -605,25 +605,25 @@ ITEMS = [
 
 
 def answer_about_items(handler: BaseHTTPRequestHandler, number: int) -> None:
-    asked = handler.server.asked[number]["messages"][0]["content"]  # type: ignore[attr-defined]
-    if "busy" in asked:
+    prompt = handler.server.requests[number]["messages"][0]["content"]  # type: ignore[attr-defined]
+    if "busy" in prompt:
         return refusing(500)(handler, number)
-    is_right = "bern." in asked or "Swiss" in asked
-    return saying("Correct" if is_right else "Incorrect")(handler, number)
+    is_right = "bern." in prompt or "Swiss" in prompt
+    return answering("Correct" if is_right else "Incorrect")(handler, number)
 
 
 def test_the_agreement_on_items_counts_both_verdicts_and_lists_where_they_differ():
     with serving(answer_about_items) as server:
         judge = Judge(server.url, retries=0, concurrency=1)
         found = judge.agreement_on(iter(ITEMS))
-        assert len(server.asked) == 5  # those with the same text too, the empty one not
+        assert len(server.requests) == 5  # those with the same text too, the empty one not
     assert (found.both_yes, found.judge_only, found.text_only, found.both_no) == (1, 1, 1, 1)
     assert (found.not_asked, found.failures, found.share, found.kappa) == (1, 1, 0.5, 0.0)
     assert [(d.item.id, d.judge) for d in found.disagreements] == [("b", True), ("c", False)]
-    told = found.markdown(listed=1)
-    assert "| judge: correct | 1 | 1 |\n| judge: incorrect | 1 | 1 |" in told
-    assert "4 judged; agreement 0.50, Cohen's kappa 0.00; 1 not asked about, 1 without" in told
-    assert "| b | correct | the Swiss capital | Bern |" in told and "... and 1 more" in told
+    output = found.markdown(listed=1)
+    assert "| judge: correct | 1 | 1 |\n| judge: incorrect | 1 | 1 |" in output
+    assert "4 judged; agreement 0.50, Cohen's kappa 0.00; 1 not asked about, 1 without" in output
+    assert "| b | correct | the Swiss capital | Bern |" in output and "... and 1 more" in output
     assert json.loads(json.dumps(found.to_json()))["disagreements"][1]["id"] == "c"
 
 

@@ -131,7 +131,7 @@ def test_show_lists_sources_without_a_rule(tmp_path: Path):
 
 
 def test_rows_that_tools_must_bring_into_order_are_refused():
-    """Their gold, A,B, is what the hidden order should become: saying it sorts nothing."""
+    """Their gold, A,B, is what the hidden order should become: naming it sorts nothing."""
     row = {
         **earl_rows()[0],
         "data_source": "sorting",
@@ -148,9 +148,9 @@ def test_a_gold_that_is_a_json_list_of_texts_is_any_of_them():
     """A cell of csv can hold a list in no other way."""
     for gold in ('["Paris", "Lutetia"]', "['Paris', 'Lutetia']"):  # JSON, and what pandas writes
         env = make("prompts", rows=[{"prompt": "?", "answer": gold}])
-        for said, reward in {"Paris": 1, "lutetia": 1, gold: 1, "Rome": 0}.items():
+        for text, reward in {"Paris": 1, "lutetia": 1, gold: 1, "Rome": 0}.items():
             env.reset(0)
-            assert env.step(f"<answer>{said}</answer>").reward == reward
+            assert env.step(f"<answer>{text}</answer>").reward == reward
 
 
 def test_every_source_has_a_rule_that_survives_any_text():

@@ -45,11 +45,11 @@ def die() -> str:
     "End the server."
     os._exit(1)
 
-def say(text: str) -> str:
-    "Say it."
+def repeat(text: str) -> str:
+    "Repeat the text."
     return text
 
-serve([pid, wait, die, say], "odd")
+serve([pid, wait, die, repeat], "odd")
 """
 ODD = [sys.executable, "-c", ODD_SERVER]
 
@@ -97,14 +97,14 @@ def test_calls_take_json_and_faults_are_answered(clock: McpTools):
 
 
 def test_a_single_string_may_be_written_bare(odd: dict[str, Any]):
-    assert odd["say"]("hi {there}") == "hi {there}"
-    assert odd["say"]('{"text": "hi"}') == "hi"
+    assert odd["repeat"]("hi {there}") == "hi {there}"
+    assert odd["repeat"]('{"text": "hi"}') == "hi"
 
 
 def test_threads_share_one_connection(odd: dict[str, Any]):
     answers: list[str] = []
     threads = [
-        threading.Thread(target=lambda n=n: answers.append(odd["say"](str(n)))) for n in range(8)
+        threading.Thread(target=lambda n=n: answers.append(odd["repeat"](str(n)))) for n in range(8)
     ]
     for thread in threads:
         thread.start()
@@ -125,7 +125,7 @@ def test_a_call_past_its_deadline_is_answered(odd: dict[str, Any]):
     link.deadline = 0.1
     assert odd["wait"]('{"seconds": 0.4}') == "Error: wait took longer than 0.1 s"
     link.deadline = 10
-    assert odd["say"]("on we go") == "on we go"
+    assert odd["repeat"]("on we go") == "on we go"
 
 
 def test_a_dead_server_is_a_broken_tool_the_next_call_works_and_close_ends_the_process():
@@ -293,7 +293,7 @@ def test_all_forms_of_configuration_come_to_one():
     assert read_config(("run", "me"), None, None) == {"server": {"command": "run", "args": ["me"]}}
 
 
-@pytest.mark.parametrize("words", [["--help"], ["1", "2"], ["-1"]])
-def test_the_time_server_prints_its_usage(words: list[str]):
+@pytest.mark.parametrize("arguments", [["--help"], ["1", "2"], ["-1"]])
+def test_the_time_server_prints_its_usage(arguments: list[str]):
     with pytest.raises(SystemExit, match=r"usage: python -m graft\.tools\.mcp_time \[PORT\]"):
-        mcp_time.main(words)
+        mcp_time.main(arguments)

@@ -41,8 +41,8 @@ def notebook():
     ],
 )
 def test_answers(code: str, answer: str):
-    said = PythonTool()(code)
-    assert said == answer if not is_error(answer) else said.startswith(answer)
+    result = PythonTool()(code)
+    assert result == answer if not is_error(answer) else result.startswith(answer)
 
 
 def test_an_error_comes_first_then_the_output_then_the_traceback():
@@ -158,15 +158,15 @@ def test_the_number_of_concurrent_calls_is_limited():
             running += 1
             most = max(most, running)
         time.sleep(0.01)
-        said = run(code)
+        outcome = run(code)
         with lock:
             running -= 1
-        return said
+        return outcome
 
     tool.run = counted
     with ThreadPoolExecutor(4) as pool:
-        said = pool.map(lambda code: call_tool(tool, code), ["1", "2", "3", "4"])
-        assert list(said) == ["1", "2", "3", "4"]
+        results = pool.map(lambda code: call_tool(tool, code), ["1", "2", "3", "4"])
+        assert list(results) == ["1", "2", "3", "4"]
     assert most == 1
 
 

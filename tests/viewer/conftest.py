@@ -58,7 +58,7 @@ def viewing(*folders: Path) -> Iterator[str]:
     assert process.stdout is not None
     try:
         ready, _, _ = select.select([process.stdout], [], [], 60)
-        assert ready, "graft view said nothing for a minute"
+        assert ready, "graft view printed nothing for a minute"
         yield json.loads(process.stdout.readline())["url"]
     finally:
         process.terminate()
@@ -95,18 +95,18 @@ def page(chromium: Any) -> Iterator[Any]:
     context = chromium.new_context(viewport={"width": 1280, "height": 800}, accept_downloads=True)
     context.set_default_timeout(20_000)
     page = context.new_page()
-    asked: list[str] = []
+    requested: list[str] = []
     errors: list[str] = []
-    page.on("request", lambda request: asked.append(request.url))
+    page.on("request", lambda request: requested.append(request.url))
     page.on("pageerror", lambda error: errors.append(str(error)))
-    page.on("console", lambda said: errors.append(said.text) if said.type == "error" else None)
+    page.on("console", lambda entry: errors.append(entry.text) if entry.type == "error" else None)
     gone = "ERR_CONNECTION_REFUSED"  # a server that a test has ended
     page.on("dialog", lambda dialog: errors.append(f"dialog: {dialog.message}"))
     yield page
     context.close()
-    away = [url for url in asked if urlsplit(url).scheme not in ("blob", "data")]
+    away = [url for url in requested if urlsplit(url).scheme not in ("blob", "data")]
     away = [url for url in away if urlsplit(url).hostname != "127.0.0.1"]
-    assert asked and away == []
+    assert requested and away == []
     assert [error for error in errors if gone not in error] == []
 
 

@@ -73,7 +73,7 @@ def episode(task: str, spans: list[dict[str, Any]], leaves: list[dict[str, Any]]
 
 
 def until(holds: Callable[[], Any], seconds: float = 15.0) -> Any:
-    """Wait for a fact, and say so if it never comes."""
+    """Wait until it holds, and fail if it never does."""
     end = time.monotonic() + seconds
     while not (found := holds()):
         assert time.monotonic() < end, "it never happened"

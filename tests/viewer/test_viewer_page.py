@@ -68,10 +68,10 @@ def test_a_chart_shows_its_values_and_downloads_them(page, go, both, runs, tmp_p
     until(lambda: chart.locator("canvas").get_attribute("data-points"))
     box = chart.locator("canvas").bounding_box()
     page.mouse.move(box["x"] + box["width"] - 16, box["y"] + 80)
-    told = page.locator("#tip").inner_text()
-    assert told.startswith("step 3")
+    tip = page.locator("#tip").inner_text()
+    assert tip.startswith("step 3")
     for run in runs:
-        value = float(re.search(rf"{run.name}\s+([\d.]+)", told)[1])
+        value = float(re.search(rf"{run.name}\s+([\d.]+)", tip)[1])
         assert value == pytest.approx(numbers(run)[-1]["entropy"], rel=1e-5)
     with page.expect_download() as loading:
         chart.get_by_text("CSV").click()
@@ -116,8 +116,10 @@ def test_settings_that_differ_are_named_while_both_runs_are_shown(page, go, both
     go(page, both)
     rows = page.locator(".settings tr")
     rows.first.wait_for()
-    told = [" ".join(row.inner_text().split()) for row in rows.all()]
-    assert told == ["sft.steps 2 6"]  # all else was asked of both; names and folders do not count
+    shown = [" ".join(row.inner_text().split()) for row in rows.all()]
+    assert shown == [
+        "sft.steps 2 6"
+    ]  # all other settings are equal; names and folders do not count
     page.locator('.run[data-run="0"]').click()
     until(lambda: not page.locator(".settings").is_visible())
 
@@ -172,14 +174,14 @@ def test_a_token_shows_the_recorded_numbers(page, go, both, runs):
     first = next(i for i in path if wanted.spans[i].author == "policy")
     place = sum(len(wanted.spans[i]) for i in path[: path.index(first)])
     page.locator(f'.t[data-i="{place}"]').hover()
-    told = page.locator("#tip").inner_text()
+    tip = page.locator("#tip").inner_text()
     written = wanted.spans[first]
-    assert f"{written.logprobs[0]:.6f}" in told and f"{written.entropies[0]:.6f}" in told
-    assert f"token\n{written.tokens[0]}" in re.sub(r"\s+", "\n", told)
+    assert f"{written.logprobs[0]:.6f}" in tip and f"{written.entropies[0]:.6f}" in tip
+    assert f"token\n{written.tokens[0]}" in re.sub(r"\s+", "\n", tip)
     learned = read_learned(learned_path(runs[1], 3))[0, 1, 0]
     behind = place - len(wanted.spans[0])
-    assert f"{learned.advantages[behind]:.6f}" in told
-    assert f"{math.exp(learned.logprobs[behind] - written.logprobs[0]):.4f}" in told
+    assert f"{learned.advantages[behind]:.6f}" in tip
+    assert f"{math.exp(learned.logprobs[behind] - written.logprobs[0]):.4f}" in tip
 
 
 def test_colours_follow_the_numbers_and_what_was_not_recorded_is_greyed(page, go, tmp_path):
@@ -216,8 +218,8 @@ def test_colours_follow_the_numbers_and_what_was_not_recorded_is_greyed(page, go
         page.locator('select[name="colour"]').select_option("ratio")
         assert alpha(first) == pytest.approx(0.75 * 0.125 / 0.3, abs=2e-3)
         first.hover()
-        told = page.locator("#tip").inner_text()
-        assert f"{math.exp(0.125):.6f}" in told and "1.500000" in told
+        tip = page.locator("#tip").inner_text()
+        assert f"{math.exp(0.125):.6f}" in tip and "1.500000" in tip
         assert "unmasked" in second.get_attribute("class")
         assert page.locator(".action").inner_text() == "compare"
         assert page.locator(".mode").inner_text() == "m3"
@@ -411,7 +413,7 @@ def test_a_span_without_a_tokenizer_is_read_as_its_text(page, go, tmp_path):
         assert "no checkpoint yet" in page.locator(".walk .note").inner_text()
 
 
-def test_a_line_that_is_no_episode_is_told_and_the_page_lives_on(page, go, tmp_path):
+def test_a_line_that_is_no_episode_is_shown_and_the_page_goes_on(page, go, tmp_path):
     folder = write_run(tmp_path / "r")
     path = write_step(folder, 1, [episode("t", [span(None, "task", "q")], [])])
     path.write_text("{broken\n" + path.read_text(encoding="utf-8"), encoding="utf-8")

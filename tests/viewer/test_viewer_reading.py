@@ -105,7 +105,7 @@ def test_a_glance_reads_what_an_episode_writes_of_itself():
 
 
 @pytest.mark.parametrize("line", [b"{}\n", b"[1]\n", b"\xff\n", b'{"task": 1}\n', b"null\n"])
-def test_a_line_that_is_no_episode_is_a_row_that_says_so(line):
+def test_a_line_that_is_no_episode_is_a_row_with_the_fault(line):
     assert glance_at(line, 0, 0).fault.startswith("not an episode")
 
 
@@ -151,7 +151,7 @@ def test_the_pieces_of_a_text_add_up_to_it():
     whole = pieces(tokenizer, tokens, 0, len(tokens))
     assert "".join(whole) == text
     assert whole[:3] == ["n", "", "é"]
-    # a page that begins in the middle says the same
+    # a page that begins in the middle has the same
     assert pieces(tokenizer, tokens, 3, 6) == whole[3:6]
 
 
@@ -162,7 +162,7 @@ def test_half_a_character_at_the_end_is_shown_as_such():
 # walks
 
 
-def test_a_walk_has_one_number_per_token_and_none_where_nobody_chose(tmp_path):
+def test_a_walk_has_one_number_per_token_and_none_where_nothing_was_sampled(tmp_path):
     made = two_attempts()
     made["spans"][4]["logprobs"] = [-0.125]
     run = open_runs([str(write_run(tmp_path / "r", {3: [made]}))])[0]
@@ -273,7 +273,7 @@ def test_what_a_failed_step_left_behind_can_be_read(tmp_path):
     assert walks.tokens(run, "failed-7", 0, 0, 0, 0, 9)["logprobs"][-1] is None
 
 
-def test_without_a_tokenizer_tokens_are_numbers_and_the_reason_is_told(tmp_path):
+def test_without_a_tokenizer_tokens_are_numbers_and_the_reason_is_given(tmp_path):
     run = open_runs([str(write_run(tmp_path / "r", {1: [two_attempts()]}, bytes_tokenizer=False))])
     found = walks.tokens(run[0], "1", 0, 0, 0, 0, 9)
     assert found["pieces"] is None and "no checkpoint yet" in found["no_pieces"]

@@ -134,7 +134,7 @@ def test_secrets_are_left_out(tmp_path):
     assert "abc123" not in text and "(left out)" in text and "max_tokens" in text
 
 
-def test_a_run_that_goes_on_says_so(tmp_path):
+def test_a_run_that_goes_on_has_that_state(tmp_path):
     record = make_run(tmp_path / "a", step(2, reward=0.5), train=8)
     save(record, "rl-000000", before={"sampled": 0.25}, seconds={"rl": 61.0})
     with held(record.path / ".lock"):
@@ -143,7 +143,7 @@ def test_a_run_that_goes_on_says_so(tmp_path):
     assert rows_of(record, "Time of the whole run") == [["reinforce", "1:01"]]
 
 
-def test_a_run_that_died_says_where_and_what_is_left(tmp_path):
+def test_a_run_that_died_shows_its_last_step_and_what_was_saved(tmp_path):
     record = make_run(tmp_path / "a", step(2, reward=0.5), '{"phase": "rl", "st', train=8)
     where = "stopped at reinforce step 2 of 8, before its end."
     assert f"{where} Nothing was saved." in summary(record)["state"]
@@ -276,14 +276,14 @@ def test_modules_become_one_script_in_the_order_of_their_imports():
         bundle({"app": 'import * as all from "./a.js";\n', "a": ""})
 
 
-def test_the_command_writes_into_the_run_or_where_it_is_told(tmp_path):
+def test_the_command_writes_into_the_run_or_to_out(tmp_path):
     record = finished(tmp_path / "a")
     done = CliRunner().invoke(app, [str(record.path)], catch_exceptions=False)
     assert done.output == f"{record.path}/report.html\n"
     assert (record.path / "report.html").read_text().startswith("<!doctype html>")
     out = tmp_path / "b.html"
-    told = CliRunner().invoke(app, [str(record.path), "--out", str(out), "--json"])
-    assert json.loads(told.output) == {
+    done = CliRunner().invoke(app, [str(record.path), "--out", str(out), "--json"])
+    assert json.loads(done.output) == {
         "report": str(out),
         "bytes": out.stat().st_size,
         "status": "done",
@@ -300,7 +300,7 @@ def test_a_report_does_not_count_as_activity_of_the_run(tmp_path):
 
 
 @pytest.mark.parametrize("out", ["missing/b.html", "."])
-def test_a_place_that_cannot_be_written_to_is_refused_in_words(tmp_path, out):
+def test_a_place_that_cannot_be_written_to_is_refused(tmp_path, out):
     record = make_run(tmp_path / "a")
     done = CliRunner().invoke(app, [str(record.path), "--out", str(tmp_path / out)])
     assert done.exit_code == 1
@@ -319,22 +319,22 @@ def test_the_command_takes_several(tmp_path):
 
 @pytest.fixture
 def opened(chromium: Any, runs: tuple[Path, Path], tmp_path: Path) -> Iterator[Any]:
-    """The saved page of two runs, opened from the disk; it may ask for nothing and raise no error."""
+    """The saved page of two runs, opened from the disk; it may make no request and raise no error."""
     out = tmp_path / "saved page.html"
     command = [*(str(run) for run in runs), "--out", str(out)]
     CliRunner().invoke(app, command, catch_exceptions=False)
     context = chromium.new_context(viewport={"width": 1280, "height": 800})
     context.set_default_timeout(20_000)
     page = context.new_page()
-    asked: list[str] = []
+    requested: list[str] = []
     errors: list[str] = []
-    page.on("request", lambda request: asked.append(request.url))
+    page.on("request", lambda request: requested.append(request.url))
     page.on("pageerror", lambda error: errors.append(str(error)))
-    page.on("console", lambda said: errors.append(said.text) if said.type == "error" else None)
+    page.on("console", lambda entry: errors.append(entry.text) if entry.type == "error" else None)
     page.goto(out.as_uri())
     yield page
     context.close()
-    assert [url for url in asked if not url.startswith(("file:", "data:", "blob:"))] == []
+    assert [url for url in requested if not url.startswith(("file:", "data:", "blob:"))] == []
     assert errors == []
 
 
@@ -352,9 +352,9 @@ def test_a_saved_page_shows_summary_curves_steps_and_episodes(opened):
     assert opened.locator(".transcript .t").count() > 3
 
 
-def test_a_saved_page_says_what_it_does_not_hold(opened):
+def test_a_saved_page_names_what_it_does_not_hold(opened):
     opened.wait_for_selector(".summary table")
     opened.evaluate("location.hash = '#/episode?run=0&step=2&line=99'")
     opened.wait_for_selector(".panes .note")
-    told = opened.locator(".panes .note").first.inner_text()
-    assert re.search(r"not in this saved page; .graft view RUN. shows everything", told)
+    note = opened.locator(".panes .note").first.inner_text()
+    assert re.search(r"not in this saved page; .graft view RUN. shows everything", note)

@@ -84,10 +84,10 @@ def test_a_long_band_is_thinned_as_curves_are(tmp_path):
     assert found["reward"]["std"] == [0.0] * 5 and found["reward"]["count"] == [2] * 5
 
 
-def test_the_server_says_which_runs_are_seeds_of_one_recipe_and_answers_their_band(tmp_path):
+def test_the_server_groups_runs_that_are_seeds_of_one_recipe_and_answers_their_band(tmp_path):
     answers = Answers(open_runs([str(path) for path in runs_of(tmp_path)]))
-    told = answers.about({})["runs"]
-    assert [run["seeds"] for run in told] == [[0, 1, 2], [0, 1, 2], [0, 1, 2], [3]]
+    runs = answers.about({})["runs"]
+    assert [run["seeds"] for run in runs] == [[0, 1, 2], [0, 1, 2], [0, 1, 2], [3]]
     found = answers.band({"runs": "0,1", "phase": "rl", "metrics": "reward"})["reward"]
     assert found["mean"] == pytest.approx([0.45, 0.6, 0.6])
     assert found["seconds"] == [2.0, 4.0, 6.0]
@@ -106,8 +106,8 @@ def test_the_page_draws_seeds_as_a_mean_with_a_band(page, go, tmp_path):
         assert painted(page, "reward", BLUE) > 10
         page.locator('select[name="seeds"]').select_option("range")
         until(lambda: canvas.get_attribute("data-points") == "4")  # three means, and the fourth run
-        told = canvas.get_attribute("aria-label")
-        assert "a0, mean of 3 seeds 0.6" in told and "other 1" in told
+        label = canvas.get_attribute("aria-label")
+        assert "a0, mean of 3 seeds 0.6" in label and "other 1" in label
         assert shaded(page) > 200
         box = canvas.bounding_box()
         page.mouse.move(box["x"] + 56, box["y"] + 80)

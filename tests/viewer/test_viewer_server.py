@@ -26,7 +26,7 @@ def served(tmp_path_factory):
         yield url
 
 
-def ask(url: str, path: str, method: str = "GET", **headers: str) -> tuple[int, str, dict]:
+def request(url: str, path: str, method: str = "GET", **headers: str) -> tuple[int, str, dict]:
     """One raw request: the path goes out as it stands."""
     address = urlsplit(url)
     connection = http.client.HTTPConnection(address.hostname or "", address.port, timeout=20)
@@ -36,8 +36,8 @@ def ask(url: str, path: str, method: str = "GET", **headers: str) -> tuple[int, 
             connection.putheader(name.replace("_", "-"), value)
         connection.endheaders()
         response = connection.getresponse()
-        told = {name.lower(): value for name, value in response.getheaders()}
-        return response.status, response.read().decode(), told
+        received = {name.lower(): value for name, value in response.getheaders()}
+        return response.status, response.read().decode(), received
     finally:
         connection.close()
 
@@ -47,27 +47,27 @@ def token(url: str) -> str:
 
 
 def test_the_token_in_the_address_becomes_a_cookie_that_opens_the_rest(served):
-    status, page, headers = ask(served, f"/?token={token(served)}")
+    status, page, headers = request(served, f"/?token={token(served)}")
     assert status == 200 and "<title>graft view</title>" in page
     cookie = headers["set-cookie"]
     assert "HttpOnly" in cookie and "SameSite=Strict" in cookie
-    status, text, _ = ask(served, "/api/runs", cookie=cookie.partition(";")[0])
+    status, text, _ = request(served, "/api/runs", cookie=cookie.partition(";")[0])
     assert status == 200 and json.loads(text)["runs"][0]["step"] == 1
-    status, _, _ = ask(served, "/api/runs", authorization=f"Bearer {token(served)}")
+    status, _, _ = request(served, "/api/runs", authorization=f"Bearer {token(served)}")
     assert status == 200
 
 
 @pytest.mark.parametrize("path", ["/", "/api/runs", "/api/pulse", "/static/app.js", "/nothing"])
-def test_without_the_token_nothing_is_told(served, path):
-    for asked, headers in [
+def test_without_the_token_nothing_is_answered(served, path):
+    for target, headers in [
         (path, {}),
         (f"{path}?token=", {}),
         (f"{path}?token=wrong", {}),
         (path, {"cookie": f"graft_view_{urlsplit(served).port}=wrong"}),
         (path, {"authorization": "Bearer wrong"}),
     ]:
-        status, text, told = ask(served, asked, **headers)
-        assert status == 401 and "graft view" in text and "set-cookie" not in told
+        status, text, received = request(served, target, **headers)
+        assert status == 401 and "graft view" in text and "set-cookie" not in received
 
 
 @pytest.mark.parametrize(
@@ -88,7 +88,7 @@ def test_without_the_token_nothing_is_told(served, path):
     ],
 )
 def test_paths_that_climb_are_refused(served, path):
-    status, text, _ = ask(served, path, authorization=f"Bearer {token(served)}")
+    status, text, _ = request(served, path, authorization=f"Bearer {token(served)}")
     assert status == 404 and "root:" not in text and "import" not in text
 
 
@@ -98,7 +98,7 @@ def test_paths_that_climb_are_refused(served, path):
 )
 def test_names_that_climb_are_refused(served, query):
     authorization = f"Bearer {token(served)}"
-    status, text, _ = ask(served, f"/api/tasks?{query}", authorization=authorization)
+    status, text, _ = request(served, f"/api/tasks?{query}", authorization=authorization)
     assert status == 400 and "must be" in text
 
 
@@ -122,25 +122,25 @@ def test_names_that_climb_are_refused(served, query):
 def test_other_origins_and_names_are_refused_even_with_the_token(served, headers, status):
     port = str(urlsplit(served).port)
     sent = {name: value.replace("{port}", port) for name, value in headers.items()}
-    got, _, _ = ask(served, "/api/runs", authorization=f"Bearer {token(served)}", **sent)
+    got, _, _ = request(served, "/api/runs", authorization=f"Bearer {token(served)}", **sent)
     assert got == status
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "OPTIONS", "HEAD", "PATCH"])
 def test_only_get_is_answered(served, method):
-    status, _, _ = ask(served, "/api/runs", method, authorization=f"Bearer {token(served)}")
+    status, _, _ = request(served, "/api/runs", method, authorization=f"Bearer {token(served)}")
     assert status == 405
 
 
 def test_every_answer_forbids_foreign_scripts_and_frames(served):
     for path in ("/", "/api/runs", "/static/app.js", "/static/none"):
         for headers in ({"authorization": f"Bearer {token(served)}"}, {}):
-            _, _, told = ask(served, path, **headers)
-            policy = told["content-security-policy"]
+            _, _, received = request(served, path, **headers)
+            policy = received["content-security-policy"]
             assert "default-src 'none'" in policy and "unsafe" not in policy
-            assert told["x-content-type-options"] == "nosniff"
-            assert told["x-frame-options"] == "DENY"
-            assert "access-control-allow-origin" not in told
+            assert received["x-content-type-options"] == "nosniff"
+            assert received["x-frame-options"] == "DENY"
+            assert "access-control-allow-origin" not in received
 
 
 @pytest.mark.parametrize(
@@ -155,14 +155,14 @@ def test_every_answer_forbids_foreign_scripts_and_frames(served):
     ],
 )
 def test_a_question_that_makes_no_sense_gets_a_sentence(served, path, status):
-    got, text, _ = ask(served, path, authorization=f"Bearer {token(served)}")
+    got, text, _ = request(served, path, authorization=f"Bearer {token(served)}")
     assert got == status and 5 < len(text) < 300 and "Traceback" not in text
 
 
 def test_the_table_is_csv_and_no_formula(served):
     path = "/api/csv?runs=0&phase=rl&metrics=reward"
-    status, text, told = ask(served, path, authorization=f"Bearer {token(served)}")
-    assert status == 200 and told["content-type"].startswith("text/csv")
+    status, text, received = request(served, path, authorization=f"Bearer {token(served)}")
+    assert status == 200 and received["content-type"].startswith("text/csv")
     assert text == "run,phase,step,seconds,reward\n'=made,rl,1,1.0,0.5\n"
 
 

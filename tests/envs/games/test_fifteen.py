@@ -95,7 +95,7 @@ def test_solvable_are_exactly_the_boards_that_moves_reach():
     assert is_solvable([1, 2, 3, 4, 0, 5, 7, 8, 6], 3)
 
 
-def test_the_tile_moves_the_way_that_is_said():
+def test_the_tile_moves_in_the_named_direction():
     env = put([1, 2, 3, 4, 0, 5, 7, 8, 6])
     assert " 4 __  5\n" in env.board()
     assert "Tile 5 moved" in env.step("\\boxed{LEFT}").observation

@@ -114,7 +114,7 @@ def test_without_a_game_there_is_nothing_to_demonstrate():
         env.demonstrate(random.Random(0))
 
 
-def test_a_game_without_a_teacher_says_what_to_write():
+def test_a_game_without_a_teacher_is_an_error_that_names_the_method():
     class Bare(Game):
         pattern = fifteen.FifteenPuzzle.pattern
         draw_instance = rules = board = lambda self: ""  # pyright: ignore

@@ -140,24 +140,24 @@ def test_the_turn_limit_is_terminated_and_truncated_and_keeps_the_last_feedback(
     env.step(refused)
     last = env.step(refused)
     assert (last.terminated, last.truncated) == (True, True)
-    said = first.observation.partition("\n")[0].removeprefix("Turn 1: ")
-    assert f"Turn 3: {said}\nAll 3 turns are used up" in last.observation
+    repeated = first.observation.partition("\n")[0].removeprefix("Turn 1: ")
+    assert f"Turn 3: {repeated}\nAll 3 turns are used up" in last.observation
 
 
 @every_game
 def test_suggestions_are_parsable_legal_and_do_not_change_the_instance(env_id: str):
     for seed in range(4):
-        env, asked = make(env_id), make(env_id)
+        env, other = make(env_id), make(env_id)
         env.reset(seed)
-        asked.reset(seed)
+        other.reset(seed)
         actions = wander(env)
         turns = play(env, actions)
         assert all(turn.reward != -0.1 for turn in turns)
         for action, turn in zip(actions, turns, strict=True):
             for _ in range(3):
-                asked.sample_random_action()
-            assert asked.step(action) == turn
-        assert asked.reset() == env.reset()
+                other.sample_random_action()
+            assert other.step(action) == turn
+        assert other.reset() == env.reset()
     env = make(env_id)
     env.sample_random_action()  # before the first reset too
     env.reset(seed=0)
@@ -254,9 +254,11 @@ BAD_CALLS = [
 ]
 
 
-@pytest.mark.parametrize(("name", "kwargs", "says"), BAD_CALLS)
-def test_impossible_sizes_are_refused_with_a_reason(name: str, kwargs: dict[str, Any], says: str):
-    with pytest.raises(ValueError, match=says):
+@pytest.mark.parametrize(("name", "kwargs", "message"), BAD_CALLS)
+def test_impossible_sizes_are_refused_with_a_reason(
+    name: str, kwargs: dict[str, Any], message: str
+):
+    with pytest.raises(ValueError, match=message):
         make(f"game:{name}-v0", **kwargs)
 
 

@@ -211,5 +211,5 @@ def test_the_rewards_of_a_won_game_add_up_to_one_to_the_last_bit():
 
 
 @one_of_each
-def test_a_suggestion_can_be_asked_for_before_the_first_reset(env_id: str):
+def test_a_random_action_needs_no_reset(env_id: str):
     assert "\\boxed{" in make(env_id).sample_random_action()

@@ -54,14 +54,14 @@ def test_refused_and_wrong_guesses_pay_nothing():
     env = secret("HOUSE")
     env.step("\\boxed{X}")
     env.step("\\boxed{O}")
-    for guess, says in (
+    for guess, reason in (
         ("x", "tried before"),
         ("O", "tried before"),
         ("HOUSES", "6 letters"),
         ("HO", "2 letters"),
     ):
         turn = env.step(f"\\boxed{{{guess}}}")
-        assert says in turn.observation and "invalid" in turn.observation
+        assert reason in turn.observation and "invalid" in turn.observation
         assert (turn.reward, turn.is_over) == (0.0, False)
     turn = env.step("\\boxed{MOUSE}")
     assert "is not the word" in turn.observation and "invalid" not in turn.observation

@@ -49,14 +49,14 @@ def test_other_writings_are_format_errors(text: str):
 def test_refused_moves_change_nothing():
     env = tower()
     env.step("\\boxed{A C}")
-    for move, says in (
+    for move, reason in (
         ("A A", "there already"),
         ("B A", "no disk on B"),
         ("B B", "no disk on B"),
         ("A C", "disk 2 is larger than disk 1"),
     ):
         turn = env.step(f"\\boxed{{{move}}}")
-        assert says in turn.observation and "invalid" in turn.observation
+        assert reason in turn.observation and "invalid" in turn.observation
         assert (turn.reward, turn.is_over) == (0.0, False)
     assert env.pegs == {"A": [3, 2], "B": [], "C": [1]}
 

@@ -74,7 +74,7 @@ def test_feedback_counts_black_and_white_pegs():
 
 
 @pytest.mark.parametrize(
-    ("guess", "says"),
+    ("guess", "reason"),
     [
         ("1 2 3", "3 numbers were given, the code has 4"),
         ("1 2 3 4 5", "5 numbers were given"),
@@ -85,16 +85,16 @@ def test_feedback_counts_black_and_white_pegs():
         (" 05  5\t6 6 ", "tried before"),
     ],
 )
-def test_refused_guesses(guess: str, says: str):
+def test_refused_guesses(guess: str, reason: str):
     env = coded([1, 2, 3, 4])
     env.step("\\boxed{5 5 6 6}")  # repeats within a guess are fine
     turn = env.step(f"\\boxed{{{guess}}}")
-    assert says in turn.observation and "invalid" in turn.observation
+    assert reason in turn.observation and "invalid" in turn.observation
     assert (turn.reward, turn.is_over) == (0.0, False)
     assert list(env.tried) == ["5 5 6 6"]
 
 
-def test_codes_repeat_numbers_only_if_asked():
+def test_codes_repeat_numbers_only_if_set():
     env = make("game:Mastermind-v0-hard")
     codes = [env.reset(seed)[1]["answer"] for seed in range(100)]
     assert all(len(set(code)) == 4 for code in codes)

@@ -129,7 +129,7 @@ def test_the_outer_ring_is_wall_and_rooms_need_not_be_square():
     assert all(row[0] == row[-1] == "#" for row in rows)
 
 
-def test_what_cannot_be_built_is_said():
+def test_rooms_that_cannot_be_built_are_errors():
     with pytest.raises(ValueError, match="fewer boxes or more turns"):
         Sokoban(dim_room=(4, 4), num_boxes=3).reset(seed=0)
     with pytest.raises(ValueError, match="dim_room"):

@@ -121,7 +121,7 @@ def test_filling_in_the_answer_pays_one_in_all():
 
 def test_refused_digits_leave_the_cell_empty():
     env = put("1234341221434..1", SQUARE)
-    for move, says in (
+    for move, reason in (
         ("4 2 4", "does not belong"),
         ("1 1 1", "holds a 1 already"),
         ("0 1 1", "from 1 to 4"),
@@ -129,7 +129,7 @@ def test_refused_digits_leave_the_cell_empty():
         ("4 2 5", "from 1 to 4"),
     ):
         turn = env.step(f"\\boxed{{{move}}}")
-        assert says in turn.observation and "invalid" in turn.observation
+        assert reason in turn.observation and "invalid" in turn.observation
         assert (turn.reward, turn.is_over) == (0.0, False)
     assert env.cells[13] == "."
     assert env.step("\\boxed{4 2 03}").reward == 0.5

@@ -71,7 +71,7 @@ def test_words_cross_where_they_can():
     assert crossed == 50
 
 
-def test_more_words_than_fit_is_said():
+def test_more_words_than_fit_is_an_error():
     with pytest.raises(ValueError, match="num_words=3: no grid was found that has at most 4"):
         lay_out(random.Random(0), WORDS, 3, 4)
     with pytest.raises(ValueError, match="num_words=10"):
@@ -158,7 +158,7 @@ def test_wrong_letters_and_bad_cells_earn_nothing():
     assert "filled" in again.observation and again.reward == 0.0
 
 
-def test_clues_say_where_how_long_and_which_way():
+def test_clues_name_place_length_and_direction():
     env = make("game:Crosswords-v0-easy")
     observation, _ = env.reset(seed=0)
     clues = re.findall(

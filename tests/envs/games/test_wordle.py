@@ -67,14 +67,18 @@ def test_trying_consistent_words_wins_the_full_reward():
 def test_refused_guesses():
     env = secret("ABBEY")
     env.step("\\boxed{BABES}")
-    for guess, says in (("ABBE", "4 letters"), ("ABBEYS", "6 letters"), ("babes", "tried before")):
+    for guess, reason in (
+        ("ABBE", "4 letters"),
+        ("ABBEYS", "6 letters"),
+        ("babes", "tried before"),
+    ):
         turn = env.step(f"\\boxed{{{guess}}}")
-        assert says in turn.observation and "invalid" in turn.observation
+        assert reason in turn.observation and "invalid" in turn.observation
         assert (turn.reward, turn.is_over) == (0.0, False)
     assert env.tried == ["BABES"]
 
 
-def test_the_dictionary_is_asked_only_if_wanted():
+def test_the_dictionary_is_used_only_if_set():
     assert "is marked" in secret("ABBEY").step("\\boxed{QZXVJ}").observation
     env = secret("ABBEY", only_real_words=True)
     assert "words of the dictionary" in env.prompt
@@ -84,7 +88,7 @@ def test_the_dictionary_is_asked_only_if_wanted():
     assert "is marked" in env.step("\\boxed{Crane}").observation
 
 
-def test_secrets_are_common_words_that_the_dictionary_knows():
+def test_secrets_are_common_words_of_the_dictionary():
     env = make("game:Wordle-v0-hard", only_real_words=True)
     for seed in range(30):
         env.reset(seed)

@@ -75,7 +75,7 @@ def test_a_real_server_is_played_through_its_own_client():
     assert result["flags"] == [True, False]
 
 
-def test_without_the_library_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch):
+def test_without_the_library_the_error_names_what_to_install(monkeypatch: pytest.MonkeyPatch):
     from graft.envs.interop.openenv import OpenEnvClient
 
     monkeypatch.setitem(sys.modules, "openenv", None)

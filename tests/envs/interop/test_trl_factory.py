@@ -114,7 +114,7 @@ def settings(folder: Path, **changes: Any) -> Any:
 def test_trl_trains_two_steps_on_a_graft_env(
     tiny_model: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """Everything is TRL's own but the words of the policy: a random model calls no tools."""
+    """Everything is TRL's own but the text of the policy: a random model calls no tools."""
     monkeypatch.setenv("TRL_EXPERIMENTAL_SILENCE", "1")
     from datasets import Dataset
     from trl import GRPOTrainer
@@ -124,19 +124,19 @@ def test_trl_trains_two_steps_on_a_graft_env(
 
     class Scripted(GRPOTrainer):
         def _generate_single_turn(self, prompt_ids: Any, *args: Any, **kwargs: Any) -> Any:
-            said: list[str] = []
+            completions: list[str] = []
             for index, ids in enumerate(prompt_ids):
                 text = tokenizer.decode(ids)
                 if "<tool_response>" in text:
-                    said.append("done")
+                    completions.append("done")
                     continue
                 # every second rollout of a group knows the number, the others guess nonsense
                 hidden = self.environments[index]._env.answer
                 guess = hidden if index % 2 == 0 else "?"
                 call = {"name": "act", "arguments": {"action": f"\\boxed{{{guess}}}"}}
-                said.append(f"<tool_call>\n{json.dumps(call)}\n</tool_call>")
+                completions.append(f"<tool_call>\n{json.dumps(call)}\n</tool_call>")
                 played.append(self.environments[index]._env.seed)
-            ended = [[*tokenizer.encode(one), tokenizer.eos_token_id] for one in said]
+            ended = [[*tokenizer.encode(one), tokenizer.eos_token_id] for one in completions]
             return ended, None
 
     trainer = Scripted(

@@ -125,9 +125,9 @@ def test_a_request_that_does_not_go_on_is_a_prompt_of_its_own(team: VerifiersEnv
     assert [tool["function"]["name"] for tool in turn.info["tools"]] == ["add"]
     turn = team.step("23")  # the helper's answer: the main conversation is back, as a whole
     assert turn.info["observe_as"] == "messages" and turn.info["tools"] == []
-    said = [one["content"] for one in turn.info["messages"]]
+    contents = [one["content"] for one in turn.info["messages"]]
     opening = [one["content"] for one in messages]
-    assert said == [*opening, "on", "Go on.", "delegate", "The helper says 23."]
+    assert contents == [*opening, "on", "Go on.", "delegate", "The helper says 23."]
     turn = team.step("on")  # from here it goes on
     assert (turn.observation, turn.info["observe_as"]) == ("Go on.", "user")
     turn = team.step("compact")
@@ -140,7 +140,7 @@ def test_a_request_that_does_not_go_on_is_a_prompt_of_its_own(team: VerifiersEnv
     assert turn.terminated and turn.reward == 1.0
 
 
-def test_an_agent_that_is_fixed_does_not_ask_the_policy():
+def test_an_agent_that_is_fixed_does_not_call_the_policy():
     """verifiers' judges fall back to the run's model: the policy would be trained as a judge."""
     from toy_team import TeamConfig, TeamEnv
 
@@ -174,7 +174,7 @@ def call_of(arguments: str, content: str | None) -> dict[str, Any]:
         ),
         ([*PROMPT, call_of('{"a": 20, "b": 3}', "So: \n"), PROMPT[0]], PROMPT),
         ([*PROMPT, call_of('{"a": 20, "b": 4}', "So:"), TOOL_RESULT], None),  # another call
-        ([*PROMPT, call_of('{"a": 20, "b": 3}', "Hm:"), TOOL_RESULT], None),  # other words
+        ([*PROMPT, call_of('{"a": 20, "b": 3}', "Hm:"), TOOL_RESULT], None),  # another text
         ([*PROMPT, call_of('{"a": 20, "b": 3}', "So:")], None),  # nothing new
         (
             [*PROMPT, call_of('{"a": 20, "b": 3}', "So:"), TOOL_RESULT, PROMPT[0]],
@@ -193,11 +193,11 @@ def call_of(arguments: str, content: str | None) -> dict[str, Any]:
     ],
 )
 def test_what_goes_on_from_an_answer(messages: list[Any], fresh: list[Any] | None):
-    asked = ModelRequest({"messages": PROMPT, "tools": [ADD]})
-    answer = as_assistant(f"So: {ANSWER}", "hermes", asked)
-    assert answer["content"] == "So:"  # the call is not said a second time
-    assert added(asked, answer, ModelRequest({"messages": messages, "tools": [ADD]})) == fresh
-    assert added(asked, answer, ModelRequest({"messages": messages, "tools": []})) is None
+    request = ModelRequest({"messages": PROMPT, "tools": [ADD]})
+    answer = as_assistant(f"So: {ANSWER}", "hermes", request)
+    assert answer["content"] == "So:"  # the call is not repeated
+    assert added(request, answer, ModelRequest({"messages": messages, "tools": [ADD]})) == fresh
+    assert added(request, answer, ModelRequest({"messages": messages, "tools": []})) is None
 
 
 def post(url: str, body: bytes) -> tuple[int, str]:

@@ -59,7 +59,7 @@ class ToyHarnessConfig(vf.HarnessConfig):
 
 
 class ToyHarness(vf.Harness[ToyHarnessConfig]):
-    """Ask the model; while it calls the calculator, calculate and ask again."""
+    """Call the model; while it calls the calculator, calculate and call again."""
 
     APPENDS_SYSTEM_PROMPT = True
     SUPPORTS_RESUME = True

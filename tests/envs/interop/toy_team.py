@@ -1,6 +1,6 @@
-"""A verifiers harness that does not only append: it asks helpers, compacts, and has a fixed judge.
+"""A verifiers harness that does not only append: it calls helpers, compacts, and has a fixed judge.
 
-"delegate"   a helper is asked 20+3=, with tools of its own; its reply comes back as a user turn
+"delegate"   a helper gets 20+3=, with tools of its own; its reply comes back as a user turn
 "compact"    the history becomes one message that sums it up
 "both"       two messages of the user's at once
 """
@@ -25,7 +25,7 @@ class TeamHarness(ToyHarness):
         opening = [{"role": "system", "content": system}] if system else []
         messages: list[Any] = [*opening, {"role": "user", "content": prompt}]
 
-        async def ask(messages: list[Any], tools: list[Any]) -> Any:
+        async def complete(messages: list[Any], tools: list[Any]) -> Any:
             body = {"model": ctx.model, "messages": messages, **({"tools": tools} if tools else {})}
             headers = {"Authorization": f"Bearer {secret}"}
             reply = await http.post(f"{endpoint}/chat/completions", json=body, headers=headers)
@@ -34,13 +34,13 @@ class TeamHarness(ToyHarness):
 
         async with httpx.AsyncClient(timeout=60) as http:
             while True:
-                message = await ask(messages, [])
+                message = await complete(messages, [])
                 messages.append(message)
                 match message["content"]:
                     case "delegate":
-                        helped = await ask(HELPER, [CALCULATOR])
-                        said = f"The helper says {helped['content']}."
-                        messages.append({"role": "user", "content": said})
+                        helped = await complete(HELPER, [CALCULATOR])
+                        report = f"The helper says {helped['content']}."
+                        messages.append({"role": "user", "content": report})
                     case "compact":
                         summary = f"So far {len(messages)} messages. {prompt}"
                         messages = [*opening, {"role": "user", "content": summary}]

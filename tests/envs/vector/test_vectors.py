@@ -239,7 +239,7 @@ def test_waiting_envs_wait_together(vectors: Any):
     assert vector.step(["1"] * 8)[1].sum() == 8
 
 
-def test_the_mode_follows_from_what_the_envs_say():
+def test_the_mode_follows_from_the_envs_declarations():
     kinds = {
         "SerialVector": {"env_ids": ADDER},
         "ThreadVector": {"env_ids": [ADDER, WAITER]},

@@ -12,7 +12,7 @@ from graft.types import Turn
 class Adder(BaseEnv):
     """Starts at seed % 100; "3" adds 3, an action's number is its reward, "end" ends with reward 1.
 
-    Other words misbehave: "raise", "hang", "nap", "exit", "cancel".
+    Other actions misbehave: "raise", "hang", "nap", "exit", "cancel".
     """
 
     max_turns = None

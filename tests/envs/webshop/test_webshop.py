@@ -18,8 +18,8 @@ from graft.envs.webshop.shop import BUNDLED, open_shop, price_of
 every_id = pytest.mark.parametrize("env_id", sorted(WEBSHOP))
 
 
-def search(words: str) -> str:
-    return f"\\boxed{{search[{words}]}}"
+def search(query: str) -> str:
+    return f"\\boxed{{search[{query}]}}"
 
 
 def click(label: str) -> str:
@@ -34,7 +34,7 @@ def winning_line(env: WebShop) -> list[str]:
 
 
 @every_id
-def test_buying_what_is_asked_for_pays_one(env_id: str):
+def test_buying_the_wanted_product_pays_one(env_id: str):
     env = make(env_id)
     for seed in range(20):
         env.reset(seed=seed)
@@ -210,7 +210,7 @@ def test_a_search_that_finds_nothing_shows_no_results():
     assert "total results: 0" in env.step(search("zzz qqq")).observation
 
 
-def test_attributes_are_shown_only_when_asked_for():
+def test_attributes_can_be_clicked_only_with_show_attrs():
     env = WebShop(show_attrs=True)
     env.reset(seed=0)
     env.step(search("headphones"))

@@ -34,7 +34,7 @@ GOAL = Goal(
 )
 
 
-def test_all_that_was_asked_for_is_one():
+def test_all_wanted_properties_are_one():
     result = score(LAMP, {"color": "sage green"}, LAMP, GOAL)
     assert result == (1.0, 2, 1, True, 1.0)
 
@@ -48,7 +48,7 @@ def test_each_miss_costs_its_share():
     assert score(plain, {}, LAMP, GOAL).reward == 1 / 4
 
 
-def test_more_options_than_asked_for_do_not_pay_more():
+def test_more_options_than_wanted_do_not_pay_more():
     chosen = {"color": "sage green", "size": "8"}
     assert score(LAMP, chosen, LAMP, GOAL).reward == 1.0
     both = {"color": "sage green", "trim": "green sage"}

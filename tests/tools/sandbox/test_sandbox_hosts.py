@@ -193,7 +193,9 @@ def test_a_fork_bomb_does_not_harm_another_call(method: str):
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="becomes another user")
-@pytest.mark.skipif(not Path("/usr/bin/python3").exists(), reason="needs a Python for everybody")
+@pytest.mark.skipif(
+    not Path("/usr/bin/python3").exists(), reason="needs a Python that every user may run"
+)
 @pytest.mark.parametrize("name", STRONGEST_FIRST)
 def test_an_ordinary_user_gets_the_same_confinement(name: str):
     script = (

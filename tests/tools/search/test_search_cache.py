@@ -112,7 +112,7 @@ def test_four_processes_write_at_once_and_what_the_killed_one_stored_is_there(tm
         if int(line) == 30:
             killed.send_signal(signal.SIGKILL)
             break
-    told = [30, *(int(line) for line in killed.stdout if line.endswith("\n"))]
+    printed = [30, *(int(line) for line in killed.stdout if line.endswith("\n"))]
     assert killed.wait(30) == -signal.SIGKILL
     killed.stdout.close()
     for run in runs:
@@ -125,7 +125,7 @@ def test_four_processes_write_at_once_and_what_the_killed_one_stored_is_there(tm
             assert cache.get(f"w{name}", f"query {n}", 3) == [
                 Hit(str(n), str(name), "x" * 500, n / 7)
             ]
-    for n in range(told[-1] + 1):
+    for n in range(printed[-1] + 1):
         assert cache.get("w3", f"query {n}", 3) == [Hit(str(n), "3", "x" * 500, n / 7)]
     cache.close()
     with sqlite3.connect(path) as connection:

@@ -201,11 +201,11 @@ text = st.text(alphabet=st.characters(exclude_categories=["Cs"]), max_size=30)
 )
 def test_what_is_written_is_read_again(queries, topk, title, body, score, wire):
     queries = queries if wire == "json" else queries[:1]
-    asked = read_request(write_request(queries, topk, wire))
-    assert asked == RetrievalRequest(queries, topk, True, wire == "msgpack", wire)
+    request = read_request(write_request(queries, topk, wire))
+    assert request == RetrievalRequest(queries, topk, True, wire == "msgpack", wire)
     answers = [[Hit("i", title, body, score)] for _ in queries]
-    reply = write_reply(asked, answers)
-    assert read_reply(reply, len(queries), is_single=asked.is_single) == answers
+    reply = write_reply(request, answers)
+    assert read_reply(reply, len(queries), is_single=request.is_single) == answers
 
 
 def test_a_score_that_is_no_number_is_none():
@@ -383,9 +383,9 @@ def test_the_address_is_printed_and_an_interrupt_ends_the_service():
         address = line.removeprefix("answering ").partition(",")[0]
         status, reply = post(address.removesuffix("/retrieve"), b'{"query": "Warsaw", "topk": 1}')
         child.send_signal(signal.SIGINT)
-        _, said = child.communicate(timeout=60)
+        _, stderr = child.communicate(timeout=60)
     assert status == 200 and json.loads(reply)["result"][0]["document"]["id"] == "small-02"
-    assert "KeyboardInterrupt" in said and child.returncode in (1, 130, -signal.SIGINT)
+    assert "KeyboardInterrupt" in stderr and child.returncode in (1, 130, -signal.SIGINT)
 
 
 @pytest.mark.peer

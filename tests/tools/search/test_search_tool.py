@@ -110,8 +110,8 @@ def test_what_was_recorded_is_replayed_with_corpus_and_index_gone(tmp_path):
     for same in (arguments, {"cache": cache}):
         replay = SearchTool(**same, cache_mode="replay")
         assert [replay(query) for query in queries] == seen
-        assert replay("never asked") == (
-            "Error: search failed: no recorded answer to 'never asked' in cache.db"
+        assert replay("never recorded") == (
+            "Error: search failed: no recorded answer to 'never recorded' in cache.db"
         )
         assert dict(replay.counts) == {"calls": 6, "cached": 5, "failures": 1}
         replay.close()
@@ -130,7 +130,7 @@ def test_the_answers_of_a_service_are_replayed_without_it(tmp_path):
         replay.close()
 
 
-def test_record_asks_once_and_live_always(tmp_path):
+def test_record_searches_once_and_live_always(tmp_path):
     cache = str(tmp_path / "cache.db")
     echo = Echo()
     tools = [SearchTool(echo, cache=cache) for _ in range(2)]
