@@ -2,7 +2,7 @@
 
     make bench BENCH=async_tools ARGS="5 1 0.1 0"      # rounds, then seconds that a call takes
 
-A model as large as the quickstart's learns to use the calculator, whose calls take as long as is asked.
+A model as large as the quickstart's learns to use the calculator, whose calls take a set time.
 It is warmed up once, so that attempts do call it; then every round trains it from there with
 rollout.staleness 0 and with 2, one right after the other, so that both see the same machine. Of each
 run the first steps (which fill the window) and the last (which no longer share the machine with steps
@@ -136,13 +136,13 @@ def train(config: Config) -> list[dict]:
 
 @contextmanager
 def watched() -> Iterator[tuple[list[float], list[tuple[float, float]]]]:
-    """When each step's episodes were asked for, and when the engine computed."""
-    asked: list[float] = []
+    """When each step's episodes were taken, and when the engine computed."""
+    taken: list[float] = []
     computed: list[tuple[float, float]] = []
     take, step = RolloutSource.take, CpuRunner._step
 
     def timed_take(self: RolloutSource, number: int):
-        asked.append(time.perf_counter())
+        taken.append(time.perf_counter())
         return take(self, number)
 
     def timed_step(self: CpuRunner, works):
@@ -153,16 +153,16 @@ def watched() -> Iterator[tuple[list[float], list[tuple[float, float]]]]:
 
     RolloutSource.take, CpuRunner._step = timed_take, timed_step
     try:
-        yield asked, computed
+        yield taken, computed
     finally:
         RolloutSource.take, CpuRunner._step = take, step
 
 
 def measure(model: str, delay: float, staleness: int) -> Measured:
-    with tempfile.TemporaryDirectory() as folder, watched() as (asked, computed):
+    with tempfile.TemporaryDirectory() as folder, watched() as (taken, computed):
         lines = train(recipe(Path(folder), delay, staleness, model, STEPS, sft=0))
     timed = lines[FIRST - 1 : LAST]
-    begin, end = asked[FIRST - 1], asked[LAST]
+    begin, end = taken[FIRST - 1], taken[LAST]
     seconds = end - begin
     busy = sum(max(0.0, min(b, end) - max(a, begin)) for a, b in computed)
 

@@ -43,10 +43,10 @@ def write_chats(file: Path, size: int, row_bytes: int) -> int:
     filler = "the quick brown fox jumps over the lazy dog " * (row_bytes // 44 + 1)
     with file.open("w", encoding="utf-8") as out:
         while written < size:
-            asked, said = f"What comes after {rows}?", f"{rows + 1}. {filler}"
-            messages = [{"role": "user", "content": asked}, {"role": "assistant", "content": ""}]
+            question, answer = f"What comes after {rows}?", f"{rows + 1}. {filler}"
+            messages = [{"role": "user", "content": question}, {"role": "assistant", "content": ""}]
             room = max(1, row_bytes - len(json.dumps({"id": rows, "messages": messages})) - 1)
-            messages[1]["content"] = said[:room]
+            messages[1]["content"] = answer[:room]
             written += out.write(json.dumps({"id": rows, "messages": messages}) + "\n")
             rows += 1
     return rows

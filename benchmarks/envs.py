@@ -56,7 +56,7 @@ class Worker:
         )  # fmt: skip
         self.modes: list[str] = self._read()["modes"]
 
-    def ask(self, **order: Any) -> float:
+    def measure(self, **order: Any) -> float:
         assert self.process.stdin is not None
         print(json.dumps(order), file=self.process.stdin, flush=True)
         answer = self._read()
@@ -101,7 +101,7 @@ def calibrated(worker: Worker, seconds: float, **order: Any) -> int:
     """How many steps take this library about `seconds`."""
     steps = 64
     while True:
-        rate = worker.ask(**order, steps=steps)
+        rate = worker.measure(**order, steps=steps)
         if steps / rate > seconds / 4:
             return max(int(rate * seconds), 8)
         steps *= 4
@@ -122,7 +122,7 @@ def compare(graft: Worker, gem: Worker, rounds: int, seconds: float, **order: An
     rates: dict[str, dict[str, list[float]]] = {"graft": {}, "gem": {}}
     for number in range(rounds):
         for worker, mode, how in runs:
-            rate = worker.ask(**how, round=number)
+            rate = worker.measure(**how, round=number)
             rates[worker.name].setdefault(mode, []).append(rate)
     best = {
         name: max((median(values), mode) for mode, values in by_mode.items())

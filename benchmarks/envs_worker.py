@@ -1,4 +1,4 @@
-"""One side of `benchmarks/envs.py`: measures graft or GEM, as its argument says, in its own venv.
+"""One side of `benchmarks/envs.py`: measures graft or GEM, by its argument, in its own venv.
 
 Reads one JSON order per line, {"case": "vector", "id": "game:Sudoku-v0-hard", "steps": 2000}, and
 answers with {"rate": per second}. The workload (ids, actions, seeds, number of steps) is written
@@ -124,7 +124,7 @@ class Gem:
         import gem
         import nltk
 
-        nltk.download = lambda *_, **__: True  # the word lists are there; every env asks again
+        nltk.download = lambda *_, **__: True  # the word lists are there; every env downloads again
         self.make = gem.make
         self.modes = ("sync", "async")
 

@@ -76,7 +76,7 @@ class WatchedContext:
 
 
 class WatchedEngine:
-    """An engine that hands out watched contexts."""
+    """An engine that opens watched contexts."""
 
     def __init__(self, engine: Any, watch: Watch) -> None:
         self.engine, self.watch = engine, watch

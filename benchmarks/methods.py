@@ -53,7 +53,7 @@ def commands(
 
 
 def run_all(todo: dict[Path, list[str]], jobs: int, limit: float) -> None:
-    """Up to `jobs` at a time; what has a summary is done, what fails says so and is left out."""
+    """Up to `jobs` at a time; what has a summary is done, what fails is printed and left out."""
     waiting = [folder for folder in todo if not (folder / "summary.json").exists()]
     running: dict[Path, subprocess.Popen[bytes]] = {}
     began = time.monotonic()

@@ -9,7 +9,7 @@ task), so seconds compare. In each round every layout is started once, one after
 medians over all steps of all rounds but the first of each start, and, under "beside one process", the
 median over the rounds of how the seconds of a step compare.
 
-    sampling    tokens of the policy's a second, until everybody has all episodes
+    sampling    tokens of the policy's a second, until every process has all episodes
     learning    tokens of the packed forest a second, forward, backward, gradients exchanged, AdamW
     handing     seconds until the engines have the new weights (nothing where they share the tensors)
 
@@ -225,8 +225,8 @@ def main() -> None:
     rounds: list[dict[str, list[dict[str, float]]]] = []
     for number in range(args.rounds):
         rounds.append({name: run_once(args, name) for name in args.layouts})
-        told = ", ".join(f"{name} {_seconds(steps):.2f} s" for name, steps in rounds[-1].items())
-        print(f"round {number + 1}: {told}", file=sys.stderr, flush=True)
+        times = ", ".join(f"{name} {_seconds(steps):.2f} s" for name, steps in rounds[-1].items())
+        print(f"round {number + 1}: {times}", file=sys.stderr, flush=True)
     losses = {name: rounds[0][name][0]["loss"] for name in args.layouts}
     if (
         max(losses.values()) - min(losses.values()) > 1e-4

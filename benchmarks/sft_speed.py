@@ -67,7 +67,7 @@ def tokenizer_of(vocab: int) -> FastTokenizer:
 
 
 def write_rows(file: Path, count: int, words: int) -> None:
-    """Chats of one to three rounds; the assistant says two thirds of the words, and uses a tool."""
+    """Chats of one to three rounds; the assistant writes two thirds of the words, and uses a tool."""
     rng = random.Random(1)
     with file.open("w") as lines:
         for _ in range(count):
@@ -76,23 +76,23 @@ def write_rows(file: Path, count: int, words: int) -> None:
             for _ in range(rounds):
                 part = max(2, int(rng.uniform(0.3, 1.0) * words / rounds))
                 found = f"<result>{text(rng, part // 4)}</result>"
-                said = f"{text(rng, part // 3)} {found} {text(rng, part // 3)}"
+                answer = f"{text(rng, part // 3)} {found} {text(rng, part // 3)}"
                 messages.append({"role": "user", "content": text(rng, part // 3)})
-                messages.append({"role": "assistant", "content": said})
+                messages.append({"role": "assistant", "content": answer})
             lines.write(json.dumps({"messages": messages}) + "\n")
 
 
-def recipe(folder: Path, asked: argparse.Namespace) -> Any:
+def recipe(folder: Path, args: argparse.Namespace) -> Any:
     return check(
         {
             "run": {"dir": str(folder), "name": "run", "eval_tasks": 0, "trackers": []},
             "model": {"path": str(folder / "model")},
             "rollout": {"max_context": 8192, "max_tokens": 64, "tasks": 1, "samples": 1},
-            "train": {"steps": 0, "tokens_per_micro": asked.micro},
+            "train": {"steps": 0, "tokens_per_micro": args.micro},
             "sft": {
                 "data": str(folder / "rows.jsonl"),
-                "steps": asked.steps * asked.blocks + 1,
-                "batch": asked.batch,
+                "steps": args.steps * args.blocks + 1,
+                "batch": args.batch,
                 "mask_results": ["<result>", "</result>"],
             },
         }
@@ -104,21 +104,21 @@ def main(arguments: list[str]) -> None:
     sizes = {"width": 384, "layers": 4, "vocab": 8000, "batch": 16, "words": 250, "rows": 400}
     for name, value in {**sizes, "steps": 4, "blocks": 5, "micro": 0}.items():
         parser.add_argument(f"--{name}", type=int, default=value)
-    asked = parser.parse_args(arguments)
+    args = parser.parse_args(arguments)
     folder = Path(tempfile.mkdtemp(prefix="graft-sft-"))
-    tokenizer = tokenizer_of(asked.vocab)
-    heads = asked.width // 64
+    tokenizer = tokenizer_of(args.vocab)
+    heads = args.width // 64
     shape = ModelShape(
-        vocab_size=asked.vocab, width=asked.width, layers=asked.layers, heads=heads, kv_heads=heads,
-        head_dim=64, ff=3 * asked.width, max_positions=8192,
+        vocab_size=args.vocab, width=args.width, layers=args.layers, heads=heads, kv_heads=heads,
+        head_dim=64, ff=3 * args.width, max_positions=8192,
     )  # fmt: skip
     save_model(Decoder(shape).initialise(0), folder / "model")
     tokenizer.save(folder / "model")
-    write_rows(folder / "rows.jsonl", asked.rows, asked.words)
-    components = build_run(recipe(folder, asked))
+    write_rows(folder / "rows.jsonl", args.rows, args.words)
+    components = build_run(recipe(folder, args))
     started = time.perf_counter()
     dataset = make_dataset(components)
-    looked = asked.rows / (time.perf_counter() - started)
+    looked = args.rows / (time.perf_counter() - started)
     learner = sft_learner(components, dataset.steps)
     device = components.policy.device
 
@@ -140,7 +140,7 @@ def main(arguments: list[str]) -> None:
 
     def whole(steps: list[int]) -> tuple[float, float]:
         with Prefetcher(dataset) as examples:
-            sft_step(learner, examples(steps[0]))  # the first of a run has nobody to prepare it
+            sft_step(learner, examples(steps[0]))  # the first of a run is not prepared in advance
             wait()
             began = time.perf_counter(), time.process_time()
             for step in steps[1:]:
@@ -152,8 +152,8 @@ def main(arguments: list[str]) -> None:
     rates: dict[str, list[float]] = {"learner": [], "sft": []}
     work: dict[str, list[float]] = {"learner": [], "sft": []}
     trained = 0
-    for block in range(asked.blocks):
-        steps = list(range(block * asked.steps + 1, (block + 1) * asked.steps + 2))
+    for block in range(args.blocks):
+        steps = list(range(block * args.steps + 1, (block + 1) * args.steps + 2))
         spans = [s for step in steps[1:] for e in dataset.examples(step) for s in e.spans]
         tokens = sum(map(len, spans))
         trained = sum(sum(span.mask) for span in spans)
@@ -166,7 +166,7 @@ def main(arguments: list[str]) -> None:
         "device": str(device),
         "threads": torch.get_num_threads(),
         "parameters": sum(p.numel() for p in components.policy.parameters()),
-        "tokens_per_step": round(tokens / asked.steps),
+        "tokens_per_step": round(tokens / args.steps),
         "trained_share": round(trained / tokens, 2),
         **{f"{name}_tokens_per_second": round(statistics.median(v)) for name, v in rates.items()},
         "ratio": round(statistics.median(ratios), 3),

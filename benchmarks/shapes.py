@@ -1,4 +1,4 @@
-"""The shapes that benchmarks run, with random weights: speed does not ask what a model knows."""
+"""The shapes that benchmarks run, with random weights: speed does not depend on what was learned."""
 
 from __future__ import annotations
 

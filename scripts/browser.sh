@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # A browser for the viewer's tests: one that is there, or the package manager's if we may use it.
-# Without one these tests are left out and say so; nothing else needs it.
+# Without one these tests are skipped with a message; nothing else needs it.
 set -u
 for name in chromium chromium-browser google-chrome google-chrome-stable; do
 	if command -v "$name" >/dev/null; then exit 0; fi

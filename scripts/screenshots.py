@@ -37,10 +37,10 @@ def viewing(*runs: Path) -> Iterator[str]:
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         try:
-            said = process.stdout.readline()
-            if not said:
+            line = process.stdout.readline()
+            if not line:
                 raise SystemExit("graft view did not start; its message is above")
-            yield json.loads(said)["url"]
+            yield json.loads(line)["url"]
         finally:
             process.terminate()
 
@@ -90,7 +90,7 @@ class Camera:
 
 
 def pictures_of_a_sick_run(camera: Camera, step: int) -> None:
-    """From the curves down to one token: run 0 learns, run 1 fell ill, as it said itself in this step."""
+    """From the curves down to one token: run 0 learns, run 1 raised an alarm in this step."""
     page = camera.page
     page.wait_for_selector('.chart[data-metric="reward"] canvas[data-points]')
     point(page, "reward", step)
@@ -126,13 +126,13 @@ def pictures_of_a_sick_run(camera: Camera, step: int) -> None:
 
 
 def point(page: Any, metric: str, step: int) -> None:
-    """At a chart's place of a step, low enough that what it says does not hide the curves."""
+    """At a chart's place of a step, low enough that the tip does not hide the curves."""
     canvas = page.locator(f'.chart[data-metric="{metric}"] canvas')
     box = canvas.bounding_box()
     for x in range(int(box["width"])):
         page.mouse.move(box["x"] + x, box["y"] + box["height"] - 4)
-        said = page.locator("#tip .heading")
-        if said.count() and said.inner_text() == f"step {step}":
+        heading = page.locator("#tip .heading")
+        if heading.count() and heading.inner_text() == f"step {step}":
             return
 
 
@@ -150,12 +150,12 @@ def picture_of_a_fork(camera: Camera) -> None:
 def picture_of_a_report(page: Any, run: Path, out: Path) -> None:
     command = [sys.executable, "-m", "graft", "report", str(run), "--json"]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
-    told = json.loads(done.stdout.splitlines()[-1])
-    Camera(page, Path(told["report"]).resolve().as_uri(), out).take("report")
+    report = json.loads(done.stdout.splitlines()[-1])
+    Camera(page, Path(report["report"]).resolve().as_uri(), out).take("report")
 
 
 def reward_alarm(run: Path) -> int:
-    """The step in which a run said that its reward falls."""
+    """The step in which a run raised the alarm that its reward falls."""
     lines = (run / "alarms.jsonl").read_text(encoding="utf-8").splitlines()
     steps = [alarm["step"] for alarm in map(json.loads, lines) if alarm["metric"] == "reward"]
     if not steps:

@@ -2,7 +2,7 @@
 
 Methods differ in the branch and, for AEPO, in credit and loss; everything else, the warmed-up policy
 included, is the same. `cost` takes its steps with a learning rate of next to nothing, so that all
-methods are asked the same questions by the same policy.
+methods pose the same questions to the same policy.
 """
 
 from __future__ import annotations

@@ -3,15 +3,15 @@
     python -m benchmarks.expa.cost                         # a small shape on a CPU
     python -m benchmarks.expa.cost --shape 135M --rows 512 # a GPU
 
-Weights are random and lengths forced, since speed does not ask what a model knows. Four loads on the
+Weights are random and lengths forced, since speed does not depend on their values. Four loads on the
 same decoder, by turns, medians of the rounds:
 
     plain   no grammar: every token may be drawn, no action beyond the vocabulary
-    mode    the calculator's grammar in language mode: masks, extra head rows, the automaton; nobody
+    mode    the calculator's grammar in language mode: masks, extra head rows, the automaton; no row
             enters the calculator, for a row that does would be late and alone at the end
     calls   a call after one token in `--every`: the calculator's modes, descriptions of several tokens
             written without a draw, an exit, an observation of three tokens, and on
-    stops   what calls cost whoever makes them: plain decoding that is stopped and answered as often
+    stops   what calls cost without a grammar: plain decoding that is stopped and answered as often
 
 A written token counts as a token, drawn or not; observations do not.
 """
@@ -102,10 +102,10 @@ class Player:
         context, written = self.engine.open(prompt, key=key), 0
         while written < self.length:
             left = self.length - written
-            if self.stops:  # as soon as one token in `stops` would have asked for it
+            if self.stops:  # as soon as one token in `stops` would have made a call
                 left = min(left, CALL + 1 + int(self.rng.expovariate(1 / self.stops)))
-            asked = Sampling(max_tokens=left, min_tokens=left)
-            done = await context.sample(asked, self.grammar)
+            sampling = Sampling(max_tokens=left, min_tokens=left)
+            done = await context.sample(sampling, self.grammar)
             written += len(done.tokens)
             if done.finish is Finish.EXIT or self.stops:
                 context.append(OBSERVATION)

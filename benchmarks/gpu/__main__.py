@@ -4,7 +4,7 @@
     python -m benchmarks.gpu --device cpu --shapes tiny --quick       # to try the benchmark itself
 
 The first shape gets every job, the others rollouts, training and the full step. A job that fails
-is a row that says so; the run goes on. One that leaves the GPU unusable (an illegal address) starts
+is a row with its error; the run goes on. One that leaves the GPU unusable (an illegal address) starts
 the program again from the next job. `gpu.json` and `gpu.md` are written after every job.
 """
 
@@ -73,10 +73,10 @@ def machine(device: torch.device) -> dict[str, str]:
     about = {"torch": torch.__version__, "python": platform.python_version()}
     if device.type != "cuda":
         return {"device": platform.processor() or platform.machine(), **about}
-    asked = "--query-gpu=clocks.sm,clocks.mem,temperature.gpu,power.draw"
+    query = "--query-gpu=clocks.sm,clocks.mem,temperature.gpu,power.draw"
     try:
         done = subprocess.run(
-            ["nvidia-smi", asked, "--format=csv,noheader"],
+            ["nvidia-smi", query, "--format=csv,noheader"],
             capture_output=True, text=True, timeout=20, check=True,
         )  # fmt: skip
         state = done.stdout.strip()
@@ -133,7 +133,7 @@ def main(arguments: list[str] | None = None) -> Report:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--device", default="auto")
     parser.add_argument("--shapes", default="0.6B,1.7B,4B,135M", help=f"of {', '.join(SHAPES)}")
-    parser.add_argument("--only", default="", help="jobs whose name contains one of these words")
+    parser.add_argument("--only", default="", help="jobs whose name contains one of these texts")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=16, help="per row")
     parser.add_argument("--limit", type=float, default=480, help="no job begins after so long")
@@ -143,41 +143,41 @@ def main(arguments: list[str] | None = None) -> Report:
     parser.add_argument("--previous", type=Path, help="a gpu.json to compare with")
     parser.add_argument("--profile", action="store_true", help="top kernels instead of the table")
     parser.add_argument("--resume", action="store_true", help="go on with the gpu.json in --out")
-    asked = parser.parse_args(arguments)
+    args = parser.parse_args(arguments)
 
     began = time.time()
-    device = choose_device(asked.device)
-    rounds = 2 if asked.quick else asked.rounds
-    bench = Bench(device, choose_dtype("auto", device)[0], rounds, asked.seconds, asked.micro)
-    shapes = asked.shapes.split(",")
+    device = choose_device(args.device)
+    rounds = 2 if args.quick else args.rounds
+    bench = Bench(device, choose_dtype("auto", device)[0], rounds, args.seconds, args.micro)
+    shapes = args.shapes.split(",")
     if unknown := sorted(set(shapes) - set(SHAPES)):
         parser.error(f"unknown shapes {', '.join(unknown)}; known: {', '.join(SHAPES)}")
-    if asked.profile:
+    if args.profile:
         from benchmarks.gpu.profile import profiles
 
         profiles(bench, shapes[0], anchor_of(shapes[0]))
-        return Report(asked.out, machine(device), time.time())
-    if asked.resume:
-        report = Report.load(asked.out / "gpu.json")
+        return Report(args.out, machine(device), time.time())
+    if args.resume:
+        report = Report.load(args.out / "gpu.json")
         bench.roofs = report.roofs
     else:
-        report = Report(asked.out, machine(device), time.time())
-    wanted = [word for word in asked.only.split(",") if word]
+        report = Report(args.out, machine(device), time.time())
+    wanted = [part for part in args.only.split(",") if part]
     for name, job in jobs_of(shapes).items():
         is_wanted = not wanted or any(word in name for word in wanted)
         if not is_wanted or name in report.jobs:
             continue
-        left = asked.limit - (time.time() - began)
+        left = args.limit - (time.time() - began)
         if left < 0:
-            print(f"{name}: left out, {asked.limit:.0f} s are over")
+            print(f"{name}: left out, {args.limit:.0f} s are over")
             continue
         run(name, job, bench, report)
         if not is_usable(bench):
             print("the GPU takes no more calls from this process; starting another", flush=True)
             _start_again(list(sys.argv[1:] if arguments is None else arguments), left)
     print(f"\n{report.markdown()}")
-    if asked.previous is not None:
-        print(f"\n{report.against(Report.load(asked.previous))}")
+    if args.previous is not None:
+        print(f"\n{report.against(Report.load(args.previous))}")
     return report
 
 

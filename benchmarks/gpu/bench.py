@@ -21,7 +21,7 @@ class Bench:
     roofs: dict[str, float] = field(default_factory=dict[str, float])
 
     def wait(self) -> None:
-        """Until the device has done what it was told."""
+        """Until the device has finished all work."""
         if self.device.type == "cuda":
             torch.cuda.synchronize()
 
@@ -57,7 +57,7 @@ class Bench:
 
     @property
     def memory_bytes(self) -> float:
-        """All of the device's; endless where nobody counts."""
+        """All of the device's; infinite where there is no limit."""
         if self.device.type != "cuda":
             return float("inf")
         return torch.cuda.get_device_properties(self.device).total_memory

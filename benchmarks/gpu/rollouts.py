@@ -35,7 +35,7 @@ WORKSPACE_BYTES = 12e9
 
 
 def pool_tokens(bench: Bench, shape: ModelShape, work: Work, tokens_per_micro: int = 0) -> int:
-    """Room for everybody at once, or what the device has left beside a trainer."""
+    """Room for all sequences at once, or what the device has left beside a trainer."""
     held = shape.num_params * (TRAINING_BYTES if tokens_per_micro else 2) + WORKSPACE_BYTES
     held += tokens_per_micro * activation_bytes(shape)
     room = (bench.memory_bytes - held) / kv_bytes(shape, bench.dtype)
@@ -54,7 +54,7 @@ class Player:
         self.rng = random.Random(0)
 
     def play(self, response: int | None = None) -> tuple[float, list[Completion]]:
-        """Seconds of one round, from prompts that nobody has seen to the last token."""
+        """Seconds of one round, from new prompts to the last token."""
         work, engine = self.work, self.engine
         response = response or work.response
         prompts = work.random_prompts(self.rng, self.shape.vocab_size)
@@ -103,12 +103,12 @@ def rollouts(bench: Bench, name: str, work: Work) -> list[Row]:
 
 
 def _share_of_bounds(bench: Bench, shape: ModelShape, work: Work, rate: float) -> str:
-    """The rate as a share of what reading alone would allow, a prompt read once or by everybody."""
+    """The rate as a share of what reading alone would allow, a prompt read once or by every sample."""
     read = bench.roofs.get(READ, UNMEASURED[READ]) * 1e12
     shares = []
-    for is_shared, words in ((True, "once"), (False, "by every sample")):
+    for is_shared, how in ((True, "once"), (False, "by every sample")):
         bound = work.sampled * read / work.decode_bytes(shape, bench.dtype, is_shared=is_shared)
-        shares.append(f"{100 * rate / bound:.0f}% of {bound / 1e3:.1f}k (prompts read {words})")
+        shares.append(f"{100 * rate / bound:.0f}% of {bound / 1e3:.1f}k (prompts read {how})")
     return ", ".join(shares)
 
 
@@ -180,9 +180,9 @@ GUARDED = 4  # sequences
 
 
 def guard(bench: Bench, name: str, work: Work) -> list[Row]:
-    """Nobody is fast and wrong: sampled log-probs against transformers in float32, same weights.
+    """Fast and right: sampled log-probs against transformers in float32, same weights.
 
-    transformers in the engine's own precision shows what that precision costs anybody.
+    transformers in the engine's own precision shows what that precision costs.
     """
     from benchmarks.gpu.peers import peer_model
 

@@ -22,11 +22,11 @@ def roofs(bench: Bench) -> list[Row]:
     size, side = (4_000_000_000, 8192) if is_gpu else (20_000_000, 512)
     source = torch.zeros(size, dtype=torch.uint8, device=bench.device)
     target = torch.empty_like(source)
-    words = source.view(torch.int64)
+    integers = source.view(torch.int64)
     a = torch.randn(side, side, device=bench.device, dtype=bench.dtype)
     b = torch.randn_like(a)
     copying = _seconds(bench, lambda: target.copy_(source))
-    reading = _seconds(bench, lambda: words.sum())
+    reading = _seconds(bench, lambda: integers.sum())
     multiplying = _seconds(bench, lambda: a @ b)
     bench.roofs[READ] = size / reading / 1e12
     bench.roofs[MULTIPLY] = 2 * side**3 / multiplying / 1e12

@@ -57,7 +57,7 @@ LARGE = 3e9
 
 
 @lru_cache(maxsize=1)
-def words(vocab_size: int) -> FastTokenizer:
+def word_tokenizer(vocab_size: int) -> FastTokenizer:
     """One word per token and no token that ends a turn: lengths are forced."""
     vocabulary = {f"w{i}": i for i in range(vocab_size)}
     backend = tokenizers.Tokenizer(models.WordLevel(vocabulary, unk_token="w0"))
@@ -118,7 +118,7 @@ class Trainer:
         work, vocab_size = self.work, self.shape.vocab_size
         setup = RolloutSetup(
             engine=self.engine,
-            chat=Chat(words(vocab_size)),
+            chat=Chat(word_tokenizer(vocab_size)),
             make_env=lambda task: RandomWords(work.prompt, vocab_size),
             sampling=Sampling(max_tokens=work.response, min_tokens=work.response),
             reward=reward,
@@ -151,7 +151,7 @@ class Trainer:
 
 
 def invented(work: Work, vocab_size: int, seed: int = 0) -> list[Episode]:
-    """Episodes nobody sampled: the learner is measured whether the engine works or not."""
+    """Episodes that were not sampled: the learner is measured whether the engine works or not."""
     rng = random.Random(seed)
     uniform = -math.log(vocab_size)
     episodes: list[Episode] = []
@@ -171,7 +171,7 @@ def invented(work: Work, vocab_size: int, seed: int = 0) -> list[Episode]:
 
 
 def training(bench: Bench, name: str, work: Work) -> list[Row]:
-    """The update alone, on invented episodes; a small pool, since nobody samples."""
+    """The update alone, on invented episodes; a small pool, since nothing is sampled."""
     trainer = Trainer(bench, name, work, kv_tokens=4096)
     episodes = invented(work, trainer.shape.vocab_size)
     trainer.learn(episodes)  # compiles what is to be compiled
@@ -217,7 +217,7 @@ def step(bench: Bench, name: str, work: Work) -> list[Row]:
     )
     rows = [
         Row(f"{name} full step {work.title}", "s", median(times), must, aim, True, times, note),
-        _memory_row(bench, f"{name} peak memory, everybody at once", trainer),
+        _memory_row(bench, f"{name} peak memory, all sequences at once", trainer),
     ]
     gaps = {
         metric.rpartition("/")[2]: value
@@ -234,7 +234,7 @@ def step(bench: Bench, name: str, work: Work) -> list[Row]:
 
 
 def _memory_row(bench: Bench, title: str, trainer: Trainer) -> Row:
-    """The goals: 25 GB beside the pool that was asked for, 25 GB in all."""
+    """The goals: 25 GB beside the pool that was set, 25 GB in all."""
     peak = bench.peak_bytes / GIGABYTE
     pool = trainer.kv_tokens * kv_bytes(trainer.shape, bench.dtype) / GIGABYTE
     meets = "aim" if peak <= 25 else "must" if peak - pool <= 25 else "short"

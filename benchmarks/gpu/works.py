@@ -45,7 +45,7 @@ class Work:
 
     @property
     def kv_tokens(self) -> int:
-        """A pool in which everybody runs at once."""
+        """A pool in which all sequences run at once."""
         return self.prompts * (self.prompt + SPARE) + self.sequences * (self.response + SPARE)
 
     def random_prompts(self, rng: random.Random, vocab_size: int) -> list[list[int]]:
