@@ -373,7 +373,7 @@ CARD = b"""---
 license: other
 license_name: tiny-license
 license_link: LICENSE
-base_model: another/owner
+base_model: another/base
 ---
 # Tiny
 """
@@ -407,7 +407,7 @@ def test_the_card_names_base_and_license_and_no_path_of_this_machine(
 def test_a_card_does_not_invent_a_name_or_license_of_the_base(
     hub: HubServer, model: Any, tmp_path: Path, monkeypatch: Any, capsys: Any
 ) -> None:
-    folder = tmp_path / "owner" / "models" / "qwen"
+    folder = tmp_path / "a-person" / "models" / "qwen"
     folder.mkdir(parents=True)
     for name, content in model.items():
         if name not in BESIDE:
@@ -415,7 +415,7 @@ def test_a_card_does_not_invent_a_name_or_license_of_the_base(
     code, _, wrong = command(monkeypatch, capsys, "export", folder, "--out", "out")
     assert code == 0, wrong
     card = Path("out/README.md").read_text()
-    assert "base_model:" not in card and "license:" not in card and "owner" not in card
+    assert "base_model:" not in card and "license:" not in card and "a-person" not in card
     assert "no license was found in the card of the base model `qwen`" in card
 
 
