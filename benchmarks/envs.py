@@ -2,7 +2,7 @@
 
     python -m benchmarks.envs [--rounds 9] [--seconds 0.15] [--only sudoku] [--json FILE]
 
-GEM lives in a venv of its own (.venv/gem, made on first use); the two libraries take turns, case by
+GEM has its own venv (.venv/gem, made on first use); the two libraries take turns, case by
 case and round by round. Rates are medians; the ratio is the median of the rounds' own ratios, so that
 a host that is slow for a while is slow for both. Above 1 graft is faster.
 """

@@ -33,7 +33,7 @@ class Suite(NamedTuple):
 def commands(
     recipes: str, name: str, suite: Suite, options: argparse.Namespace
 ) -> dict[Path, list[str]]:
-    """The command of every run, by its folder; `recipes` is where bundled recipes are looked for."""
+    """The command of every run, by its folder; `recipes` is the folder of bundled recipes."""
     found: dict[Path, list[str]] = {}
     for seed in options.seeds:
         for method in suite.methods if not options.methods else options.methods:

@@ -118,7 +118,7 @@ def main(arguments: list[str]) -> None:
     components = build_run(recipe(folder, args))
     started = time.perf_counter()
     dataset = make_dataset(components)
-    looked = args.rows / (time.perf_counter() - started)
+    checked = args.rows / (time.perf_counter() - started)
     learner = sft_learner(components, dataset.steps)
     device = components.policy.device
 
@@ -172,7 +172,7 @@ def main(arguments: list[str]) -> None:
         "ratio": round(statistics.median(ratios), 3),
         "cpu_ratio": round(sum(work["learner"]) / sum(work["sft"]), 3),
         "ratio_range": [round(min(ratios), 3), round(max(ratios), 3)],
-        "rows_checked_per_second": round(looked),
+        "rows_checked_per_second": round(checked),
     }
     print(json.dumps(report))
 

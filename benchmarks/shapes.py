@@ -16,7 +16,7 @@ SHAPES = {
     "small": ModelShape(  # the quickstart's, with a larger vocabulary
         vocab_size=4096, width=192, layers=3, heads=6, kv_heads=6, head_dim=32, ff=384
     ),
-    "tiny": ModelShape(  # for a look at the benchmark itself, on a CPU
+    "tiny": ModelShape(  # to try the benchmark itself, on a CPU
         vocab_size=512, width=64, layers=2, heads=4, kv_heads=2, head_dim=16, ff=128
     ),
 }

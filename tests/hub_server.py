@@ -124,7 +124,7 @@ class _Handler(BaseHTTPRequestHandler):
                 if (repository := self._open(found[1])) is not None:
                     method(found[1], repository, found[2], body)
                 return None
-        return self._json({"error": f"the stand-in knows no {self.command} {path}"}, 501)
+        return self._json({"error": f"the stand-in has no {self.command} {path}"}, 501)
 
     def _chunked(self) -> bytes:
         body = b""
@@ -135,7 +135,7 @@ class _Handler(BaseHTTPRequestHandler):
         return body
 
     def _open(self, name: str) -> Repository | None:
-        """Refused as the hub refuses: 401 to strangers, whether it exists or not."""
+        """Refused as the hub refuses: 401 without a login, whether it exists or not."""
         repository = self.server_hub.repositories.get(name)
         has_login = self.headers.get("Authorization") == f"Bearer {TOKEN}"
         if repository is not None and repository.gated:  # terms that are not accepted

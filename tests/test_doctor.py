@@ -55,7 +55,7 @@ FORGETFUL = (
 """Drops what was thought before, as many templates of reasoning models do."""
 
 
-def everyone(task: Task, row) -> float:
+def always_one(task: Task, row) -> float:
     return 1.0
 
 
@@ -229,7 +229,7 @@ def test_checkpoints_that_do_not_fit_on_the_disk_are_reported(written, monkeypat
 
 
 def test_a_reward_that_every_answer_earns_fails(written):
-    found = checks_of(written, "task.reward=tests.test_doctor:everyone")
+    found = checks_of(written, "task.reward=tests.test_doctor:always_one")
     assert sick(found) == ["reward"]
     assert "gold answers earn 1" in found["reward"].seen
     assert "garbage earns 1" in found["reward"].seen

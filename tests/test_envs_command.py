@@ -119,7 +119,7 @@ def test_play_reads_from_a_pipe():
     assert (last["env"], last["seed"], last["turns"], last["reward"]) == ("countdown", 3, 1, 0.0)
 
 
-def test_the_doctor_looks_at_everything_and_names_the_sandbox():
+def test_the_doctor_checks_everything_and_names_the_sandbox():
     checks = {check.name: check for check in examine()}
     assert set(checks) == {"python", "packages", "device", "sandbox", "extras", "disk"}
     assert checks["python"].verdict == "pass"

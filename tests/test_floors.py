@@ -158,7 +158,7 @@ def library_of(target: str) -> str:
 
 
 def uphill(found: list[Import]) -> list[str]:
-    """Imports that look at a room they may not see; the top floor may see everything."""
+    """Imports of a room that is not below; the top floor may import everything."""
     faults: list[str] = []
     for one in found:
         room = room_of(one.file.removesuffix(".py").replace("/", "."))
@@ -361,7 +361,7 @@ def test_an_import_is_found_in_each_of_its_forms():
         assert " ".join(one.target for one in read(source)) == targets, source
 
 
-def test_an_import_knows_whether_it_runs_at_once():
+def test_imports_at_import_time_in_functions_and_for_types_are_distinguished():
     source = (
         "import one\n"
         "class C:\n    import two\n    def f(self):\n        import three\n"

@@ -1,6 +1,6 @@
 """Mistakes that people make in their own Python: each is a tiny module, tried in a run of one step.
 
-None may go on in silence. The message names the object or its file and line, what came, and what is
+None may go on without an error. The message names the object or its file and line, what came, and what is
 wanted.
 """
 
@@ -427,7 +427,7 @@ SECOND = [
     env("coroutine of a helper", RESPOND + "asyncio.sleep(0)", "Mine.respond", "coroutine", "a Turn"),
     env("own tool without self", "@graft.tool\ndef look() -> str:\n    'Look.'\n    return ''",
         "tool Mine.look (FILE.py:", "is `self` missing"),
-    env("own tool without words", "@graft.tool\ndef look(self) -> str:\n    return ''", "'look'",
+    env("own tool without docstring", "@graft.tool\ndef look(self) -> str:\n    return ''", "'look'",
         "no docstring"),
     env("own tool of unknown type",
         "@graft.tool\ndef look(self, x: 'Thing') -> str:\n    'Look.'\n    return ''",

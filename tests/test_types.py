@@ -76,7 +76,7 @@ def test_a_line_holds_what_plain_json_would(values: list[float]):
     assert repr(line) == repr(want)  # repr: order of names, and 0.0 is not -0.0
 
 
-def test_numbers_json_does_not_know_are_refused_by_their_type():
+def test_numbers_that_json_cannot_hold_are_refused_by_their_type():
     span = Span(None, Author.POLICY, [1], [1], [np.float32(1.0)], [0.0], [0], [True])
     with pytest.raises(TypeError, match="float32 is not JSON serializable"):
         Episode(Task("t", "e"), [span]).dumps()

@@ -207,7 +207,7 @@ def test_a_closed_engine(policy):
             UserCodeError, match=r"closed; make another one: graft\.Engine\(policy\)"
         ):
             call()
-    graft.Learner(policy)  # a closed engine is no obstacle
+    graft.Learner(policy)  # a closed engine does not matter
 
 
 def test_what_to_evaluate_on(policy):

@@ -231,7 +231,7 @@ def test_attempts_that_failed_are_made_again_once_the_tool_is_back(
     assert (found.failed, found.attempts) == (0, 8) and found.rows > 0
 
 
-def test_a_broken_environment_is_noticed_early(shaky, run, tmp_path):
+def test_a_broken_environment_is_detected_early(shaky, run, tmp_path):
     with pytest.raises(RunStopped, match="server is down"):
         sample_rows(str(run), "shaky", str(tmp_path / "good.jsonl"), tasks=5000, samples=8, say=len)
     assert len(lines(tmp_path / "good.attempts.jsonl")) < 300

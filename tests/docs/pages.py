@@ -74,7 +74,7 @@ def write_files(folder: Path) -> None:
         (folder / name).write_text(text, encoding="utf-8")
 
 
-def forget(folder: Path) -> None:
+def unload_modules(folder: Path) -> None:
     """Modules of this folder are imported again when another test has files of the same names."""
     for name, module in list(sys.modules.items()):
         if str(folder) in str(getattr(module, "__file__", "")):

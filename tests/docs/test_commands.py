@@ -25,8 +25,8 @@ from tests.docs.pages import (
     ROOT,
     Block,
     commands,
-    forget,
     inline,
+    unload_modules,
     write_files,
 )
 
@@ -45,7 +45,7 @@ def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     for name in ("RECIPE", "recipe.yaml"):
         Path(name).write_text(PLACEHOLDER)
     yield
-    forget(tmp_path)
+    unload_modules(tmp_path)
 
 
 def find(arguments: list[str]) -> tuple[str, Any, list[str]]:
@@ -62,7 +62,7 @@ def find(arguments: list[str]) -> tuple[str, Any, list[str]]:
 
 
 def parse(arguments: list[str]) -> tuple[str, dict[str, Any]]:
-    """The sub-command and its parameters; click complains about what it does not know."""
+    """The sub-command and its parameters; click refuses unknown options."""
     name, command, rest = find(arguments)
     try:
         return name, command.make_context(name, rest).params

@@ -37,7 +37,7 @@ def test_links_lead_somewhere(page: Path):
         target = page.parent / name if name else page
         if not target.exists() or (anchor and anchor not in anchors(target)):
             wrong.append(link)
-        # mkdocs knows only what lies below docs/
+        # mkdocs reads only what lies below docs/
         if page.parent == ROOT / "docs" and (ROOT / "docs") not in target.resolve().parents:
             wrong.append(f"{link} leaves docs/: write the path in backticks")
     assert wrong == []

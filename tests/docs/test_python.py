@@ -19,7 +19,7 @@ import graft
 from graft.envs import ENVS
 from graft.evaluate.benchmarks import BENCHMARKS
 from graft.tools.sandbox.choice import probe
-from tests.docs.pages import BLOCKS, ROOT, Block, forget, write_files
+from tests.docs.pages import BLOCKS, ROOT, Block, unload_modules, write_files
 
 HAS_OWN_FILES = ("bubblewrap", "namespaces")
 PYTHON = [block for block in BLOCKS if block.language == "python"]
@@ -57,7 +57,7 @@ def run_page(page: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, *, with_
         for table, content in tables:  # a page may add a line to one
             table.clear()
             table.update(content)
-        forget(folder)
+        unload_modules(folder)
 
 
 def run_session(block: Block, names: dict[str, Any]) -> None:

@@ -217,8 +217,8 @@ def test_a_sample_does_not_depend_on_its_batch_mates() -> None:
     sampling = Sampling(max_tokens=20)
     together = tiny_engine(decoder)
     contexts = [together.open(prompt(3 + 5 * i, i), key=100 + i) for i in range(6)]
-    crowd = sample_all(contexts, sampling)
-    for i, completion in enumerate(crowd):
+    completions = sample_all(contexts, sampling)
+    for i, completion in enumerate(completions):
         alone = sample_one(tiny_engine(decoder).open(prompt(3 + 5 * i, i), key=100 + i), sampling)
         assert alone.tokens == completion.tokens
         assert alone.logprobs == pytest.approx(completion.logprobs, abs=1e-5)

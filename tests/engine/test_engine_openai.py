@@ -141,7 +141,7 @@ def test_a_prompt_beyond_the_servers_window_has_an_empty_completion(served):
     assert done.tokens == [] and done.finish is Finish.LENGTH
 
 
-def test_the_limit_is_sent_under_the_name_that_the_server_wants(served):
+def test_the_limit_is_sent_under_the_name_that_the_server_accepts(served):
     served.faults, served.error_text = [400], "use 'max_completion_tokens' instead of 'max_tokens'"
     engine = engine_of(served)
     assert sample(engine, "p", max_tokens=9).finish is Finish.STOP

@@ -82,7 +82,7 @@ def test_bytes_end_exactly_where_the_text_does(text: str, stop: str) -> None:
 def test_the_tail_is_decoded_only_when_a_token_could_complete_a_string() -> None:
     tokenizer = PieceTokenizer(["a", "b", "c", ">"])
     ends_at(("</x>",), tokenizer, [0, 1, 2] * 20)
-    assert tokenizer.decoded == 3  # each token once, to know its characters
+    assert tokenizer.decoded == 3  # each token once, for its characters
 
 
 def test_an_empty_stop_string_is_refused() -> None:

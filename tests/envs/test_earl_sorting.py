@@ -156,7 +156,7 @@ def test_only_offered_tools_are_called():
     assert find_in_words("check if A is even", ("compare", "swap")) is None
 
 
-def test_both_syntaxes_look_as_in_the_original():
+def test_both_syntaxes_are_written_as_in_the_original():
     tags = env_with("sort", [1, 0])
     assert tags.stop == ("</compare>", "</swap>")
     assert tags.step("<compare> A, B </compare>").observation == " <result> A > B </result>"
@@ -210,7 +210,7 @@ def test_an_action_for_a_tool_that_the_task_does_not_offer_is_answered_and_count
     assert same.info == turn.info
 
 
-def test_the_prompt_speaks_of_keywords_and_shows_calls_as_the_actions_write_them():
+def test_the_prompt_explains_keywords_and_shows_calls_as_the_actions_write_them():
     system = make("earl:sort", syntax="actions", tools=ALL).reset(0)[0][0]["content"]
     assert "by their keywords" in system
     assert system.splitlines()[1:] == [

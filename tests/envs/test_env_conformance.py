@@ -45,7 +45,7 @@ def floor_of(env_id: str) -> float:
 
 
 @every_kind
-def test_it_speaks_the_protocol(env_id: str):
+def test_it_follows_the_protocol(env_id: str):
     env = build(env_id)
     assert isinstance(env, Env)
     assert isinstance(env.stop, tuple)

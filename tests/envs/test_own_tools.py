@@ -64,7 +64,7 @@ class Marked(Walk):
 
 
 class Deep(Walk):
-    """Its fork is its own, and knows nothing of ours."""
+    """Its fork is an object of its own, without our state."""
 
     def fork(self) -> Deep:
         return copy.deepcopy(self)

@@ -217,7 +217,7 @@ def test_tools_around_it_change_nothing_in_the_prompt_and_the_answer_is_the_last
     assert env.task().prompt == (SYSTEM, ASKED)
 
 
-def test_a_rollout_hands_the_source_and_the_rest_of_the_row_to_its_reward():
+def test_a_rollout_passes_the_source_and_the_rest_of_the_row_to_its_reward():
     wrappers = [{"tools": TOOLS}]
     tokenizer = FastTokenizer.bytes()
     setup = RolloutSetup(
@@ -268,7 +268,7 @@ BAD = [
     ("a number", row(3), "'prompt': holds int '3', not a list of messages"),
     ("a bare text", row(["Hi"]), "'prompt': message 1 is str 'Hi'; a message is {role, content}"),
     (
-        "a stranger",
+        "an unknown role",
         row([SYSTEM, {"role": "bot", "content": "Hi"}]),
         "'prompt': message 2: role 'bot' is none of system, user, assistant, tool",
     ),

@@ -414,7 +414,7 @@ def test_waiting_is_measured_where_a_tool_waits():
     assert "tool_seconds" not in env.step("<echo>a</echo>").info
 
 
-def test_counters_report_per_tool_and_speak_gems_names():
+def test_counters_are_per_tool_and_have_gems_names():
     env = ToolEnv(Chat(), [Calculator(), Echo()], counters=True, max_uses=3)
     _, info = env.reset(0)
     assert info["use_tool"] is False

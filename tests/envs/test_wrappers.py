@@ -215,7 +215,7 @@ def test_prompts_of_several_messages_stay_so_in_a_chat():
     assert chat.startswith("<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nR.<|im_end")
 
 
-def test_episode_tracking_counts_and_remembers_the_last_episode():
+def test_episode_tracking_counts_and_keeps_the_last_episode():
     env = wrap(Walk(), "episode_tracking")
     assert env.reset(3)[1] == {
         "seed": 3,

@@ -74,8 +74,8 @@ def test_tasks_that_were_posed_otherwise_have_a_note(tmp_path):
     earlier = read_earlier(stored(table_of(cell("base", BEFORE, reward="f1")), tmp_path))
     found = set_beside(table_of(cell("base", AFTER, reward="")), earlier)
     assert "reward 'f1' then, '' now" in found.notes[0]
-    strangers = set_beside(table_of(cell("base", {"other": [1.0, 1.0]})), earlier)
-    assert strangers.rows == [] and strangers.notes == ["a: no task is in both evaluations."]
+    disjoint = set_beside(table_of(cell("base", {"other": [1.0, 1.0]})), earlier)
+    assert disjoint.rows == [] and disjoint.notes == ["a: no task is in both evaluations."]
 
 
 def test_fewer_attempts_then_leave_out_the_measures_of_more(tmp_path):

@@ -114,7 +114,7 @@ def test_angles_read_from_the_table_are_the_computed_ones():
         torch.testing.assert_close(table, computed, atol=0, rtol=0)
 
 
-def test_angles_know_nothing_of_the_dtype_of_the_weights():
+def test_angles_do_not_depend_on_the_dtype_of_the_weights():
     decoder = Decoder(ModelShape(width=8, heads=1, kv_heads=1, head_dim=8, ff=8, layers=1))
     positions = torch.arange(4)
     before = decoder.angles.look_up(positions)
@@ -126,7 +126,7 @@ def test_angles_know_nothing_of_the_dtype_of_the_weights():
 
 
 @pytest.mark.parametrize("biased", [True, False])
-def test_a_decoder_that_forgets_its_blocks_computes_them_again(biased):
+def test_a_decoder_that_drops_activations_computes_them_again(biased):
     """The same gradients with and without activation checkpointing, in both ways to add."""
     shape = ModelShape(
         width=16, heads=2, kv_heads=1, head_dim=8, ff=24, layers=2, out_bias=biased, mlp_bias=biased

@@ -291,7 +291,7 @@ def smollm2() -> Path:
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.filterwarnings("ignore")  # transformers' own, while it reads GGUF
-def test_smollm2_equals_transformers_and_knows_paris(tmp_path: Path) -> None:
+def test_smollm2_equals_transformers_and_answers_paris(tmp_path: Path) -> None:
     path = smollm2()
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 

@@ -135,7 +135,7 @@ def test_what_a_short_config_leaves_out_is_transformers_default(tmp_path: Path) 
     config = json.loads((tmp_path / "config.json").read_text())
     for name in ("head_dim", "rope_parameters", "rms_norm_eps", "attention_bias", "hidden_act"):
         del config[name]
-    config["mlp_bias"] = True  # Qwen3 has no such switch, and transformers takes no notice
+    config["mlp_bias"] = True  # Qwen3 has no such switch, and transformers ignores it
     (tmp_path / "config.json").write_text(json.dumps(config))
     decoder = load_model(tmp_path)
     assert decoder.shape.head_dim == 128

@@ -124,7 +124,7 @@ def again() -> None:
     "path",
     ["./me/tiny", "/me/tiny", "a/b/c", "tiny", "me/tiny.gguf", "me/", "~/x", "../x", "me/.x", ""],
 )
-def test_what_looks_like_a_path_is_never_looked_up(path: str, hub: HubServer) -> None:
+def test_a_name_in_the_form_of_a_path_makes_no_request(path: str, hub: HubServer) -> None:
     assert split_name(path) is None
     assert latest_model(path) == Path(path)
     assert not hub.requests

@@ -21,7 +21,7 @@ BF16: dict[str, Any] = {"atol": 3e-2, "rtol": 2e-2}
 
 @pytest.fixture(autouse=True)
 def poison(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a kernel forgets to write is NaN, in outputs and in gradients."""
+    """What a kernel does not write is NaN, in outputs and in gradients."""
     for owner, name in (
         (torch, "empty"),
         (torch, "empty_like"),

@@ -259,8 +259,8 @@ def misplaced(model: ShardedDecoder) -> list[str]:
 
 @pytest.mark.parametrize("dp, tp", [(1, 1), (2, 2), (3, 2), (4, 3)])
 @pytest.mark.parametrize("vocab_size", [7, 100, 101])
-def test_torch_knows_the_position_of_every_shard(vocab_size, dp, tp):
-    """7 rows over tp 2, then dp 3: torch believes that row 6 is in process (2, 0), not in (2, 1)."""
+def test_torch_has_the_position_of_every_shard(vocab_size, dp, tp):
+    """7 rows over tp 2, then dp 3: torch places row 6 in process (2, 0), not in (2, 1)."""
     from torch.distributed.tensor import debug
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
@@ -277,7 +277,7 @@ def test_torch_knows_the_position_of_every_shard(vocab_size, dp, tp):
                 assert torch.equal(local(p), view[local_slices(p)]), name
         finally:
             dist.destroy_process_group()
-            debug._clear_sharding_prop_cache()  # torch remembers the mesh of the rank before
+            debug._clear_sharding_prop_cache()  # torch caches the mesh of the rank before
 
 
 def test_shards_are_those_of_torch_chunk():

@@ -195,7 +195,7 @@ def test_math_answers_can_be_graded_off_the_main_thread():
         ("9**9**9", 0.0),
     ],
 )
-def test_countdown_wants_each_number_once_and_the_exact_value(answer: str, score: float):
+def test_countdown_requires_each_number_once_and_the_exact_value(answer: str, score: float):
     assert countdown_score(answer, [3, 1, 2], 1) == score
 
 

@@ -627,7 +627,7 @@ def test_the_agreement_on_items_counts_both_verdicts_and_lists_where_they_differ
     assert json.loads(json.dumps(found.to_json()))["disagreements"][1]["id"] == "c"
 
 
-def test_a_judge_knows_how_far_it_agreed_as_a_reward():
+def test_a_judge_that_graded_rewards_counts_its_agreement():
     with serving(answer_about_items) as server:
         judge = Judge(server.url, retries=0)
         rewards = [judge.is_correct(*item[:3]) for item in ITEMS]

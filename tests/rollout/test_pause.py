@@ -212,9 +212,9 @@ def sampled_tokens(model: Decoder) -> list[int]:
     return asyncio.run(main()).tokens
 
 
-@pytest.mark.parametrize("knows", [True, False])
-def test_a_stop_string_across_the_seam_is_found(knows):
-    """By a sample that knows how much of the turn is there, as those of a trajectory do."""
+@pytest.mark.parametrize("is_given", [True, False])
+def test_a_stop_string_across_the_seam_is_found(is_given):
+    """By a sample that is given how much of the turn is there, as those of a trajectory are."""
     model = decoder(1)
     tokens = sampled_tokens(model)
     read = LETTERS.decode
@@ -236,13 +236,13 @@ def test_a_stop_string_across_the_seam_is_found(knows):
         engine.pause()
         engine.load(None, version=1)
         first = await sample
-        rest = Sampling(max_tokens=30 - at, stop=stop, num_begun=at if knows else 0)
+        rest = Sampling(max_tokens=30 - at, stop=stop, num_begun=at if is_given else 0)
         return first, await context.sample(rest)
 
     first, second = asyncio.run(main())
     assert (first.tokens, first.finish, first.version) == (tokens[:at], Finish.PAUSE, 0)
-    assert (second.tokens == tokens[at : at + 1]) is knows and second.version == 1
-    assert second.finish is Finish.STOP or not knows
+    assert (second.tokens == tokens[at : at + 1]) is is_given and second.version == 1
+    assert second.finish is Finish.STOP or not is_given
 
 
 class Fragments:

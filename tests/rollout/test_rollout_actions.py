@@ -101,12 +101,12 @@ def test_a_demonstration_has_the_tokens_and_decisions_of_the_rollout(prefill):
     where = scripted([COMPARE_AND_SWAP], prefill=prefill)
     (rolled,) = collect([TASK], where, independent(1))
     shown = demonstration(TASK, Taught(), Chat(LETTERS), 0, actions=SORTING, prefill=prefill)
-    wants = to_batch(trajectories_of([rolled]))
+    expected = to_batch(trajectories_of([rolled]))
     batch = to_batch(trajectories_of([shown]))
     assert next(shown.trajectories()).tokens == next(rolled.trajectories()).tokens
     assert next(shown.trajectories()).text == next(rolled.trajectories()).text
     for name in ("actions", "modes", "mask", "turns"):
-        assert getattr(batch, name).tolist() == getattr(wants, name).tolist(), name
+        assert getattr(batch, name).tolist() == getattr(expected, name).tolist(), name
 
 
 def test_plain_text_follows_the_grammar_and_may_not_hide_a_call():

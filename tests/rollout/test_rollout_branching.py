@@ -85,12 +85,12 @@ class Voice:
 
     def __init__(self, engine, tokens, turn, number) -> None:
         self.engine, self.tokens, self.turn, self.number = engine, tokens, turn, number
-        self.owed: list[tuple[int, float]] = []
+        self.pending: list[tuple[int, float]] = []
         if number is not None:
             engine.contexts.append(self)
 
     def append(self, tokens):
-        assert not self.owed, "an observation in the middle of a turn"
+        assert not self.pending, "an observation in the middle of a turn"
         self.tokens += tokens
 
     def fork(self, key=None, at=None):
@@ -104,15 +104,15 @@ class Voice:
     async def sample(self, sampling, grammar=None):
         for _ in range(self.engine.pause()):
             await asyncio.sleep(0)
-        if not self.owed:
+        if not self.pending:
             assert sampling.num_begun == 0
             text, entropies = self.engine.script(self.number, self.turn)
             self.turn += 1
-            self.owed = list(zip(LETTERS.encode(text), entropies, strict=True))
-        now, self.owed = self.owed[: sampling.max_tokens], self.owed[sampling.max_tokens :]
+            self.pending = list(zip(LETTERS.encode(text), entropies, strict=True))
+        now, self.pending = self.pending[: sampling.max_tokens], self.pending[sampling.max_tokens :]
         tokens, entropies = [t for t, _ in now], [h for _, h in now]
         self.tokens += tokens
-        finish = Finish.LENGTH if self.owed else Finish.STOP
+        finish = Finish.LENGTH if self.pending else Finish.STOP
         zeros = [0.0] * len(tokens)
         return Completion(tokens, tokens, zeros, entropies, [0] * len(tokens), finish, 0)
 
@@ -474,7 +474,7 @@ def test_aepos_first_attempt_is_read_over_all_its_contexts():
     assert len(episode.leaves) == 8
 
 
-def test_the_published_table_knows_attempts_that_ended_at_once():
+def test_the_published_table_has_attempts_that_ended_at_once():
     how = arpo(2, initial_rollouts=2, branch_probability=0.0, faithful=True)
     grow(how, scripted(lambda trajectory, turn: ("az", [SURE] * 2)))
     assert how.first_entropies == pytest.approx({(0, 0): 0.2, (0, 1): 0.2})
@@ -637,7 +637,7 @@ def test_failed_leaves_leave_no_trace_in_the_gradient():
     def gradient(some):
         rows = trajectories_of(some)
         batch = to_batch(rows)
-        reward = torch.arange(len(rows)).float() % 3  # random weights earn nothing by themselves
+        reward = torch.arange(len(rows)).float() % 3  # random weights earn nothing otherwise
         batch = batch.replace(reward=reward)
         _, credit, loss, reduction = build("arpo_hard")
         batch = batch.replace(advantages=credit(batch.zeros(), batch))

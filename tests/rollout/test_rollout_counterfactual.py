@@ -160,7 +160,7 @@ def test_replacing_is_a_choice_under_either_gate():
     assert [leaf.status for leaf in gone.leaves] == [Status.REPLACED, Status.DONE]
 
 
-def test_flatness_is_of_what_the_policy_did_by_itself():
+def test_flatness_is_of_the_attempts_without_a_forced_action():
     episode = Episode(TASK, [], [Leaf((0,), 0.0, Status.REPLACED), Leaf((0,), 1.0, twin=0)])
     assert is_flat(episode)
     episode.leaves.append(Leaf((0,), 1.0))
@@ -391,7 +391,7 @@ def test_every_logprob_of_a_twin_is_the_trainers(name, gate):
     with torch.no_grad():
         forest = Forest(rows, batch.mask, torch.device("cpu"))
         logp, _ = forest.logprobs(where.engine.decoder, allowed=allowed_of(where))
-        alone = [  # each row by itself: nothing shared
+        alone = [  # each row alone: nothing shared
             Forest([row], to_batch([row]).mask, torch.device("cpu")).logprobs(
                 where.engine.decoder, allowed=allowed_of(where)
             )[0]

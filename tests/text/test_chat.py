@@ -127,7 +127,7 @@ def test_wrong_uses_are_refused():
 
 
 def test_messages_and_tools_that_a_template_would_drop_are_refused():
-    chat = Chat(small_bpe(INSTRUCT))  # skips tool messages in silence
+    chat = Chat(small_bpe(INSTRUCT))  # skips tool messages silently
     for _ in range(2):
         with pytest.raises(TemplateError, match="does not write messages of role 'tool'"):
             chat.extend([message("tool", "5")], closed=True)

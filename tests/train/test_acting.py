@@ -61,7 +61,7 @@ def test_tools_that_the_environment_does_not_have_are_refused(tmp_path):
         build_run(recipe(tmp_path, "actions", str(other)))
 
 
-def test_forcing_calls_wants_calls_that_there_are(tmp_path):
+def test_forcing_calls_requires_actions_of_these_tools(tmp_path):
     with pytest.raises(ConfigError, match="no actions to force"):
         build_run(recipe(tmp_path, "compact", "", algo={"name": "cpo"}))
     branch = {"counterfactual": {"tools": ["abacus"]}}
@@ -75,7 +75,7 @@ def test_recorded_chats_go_with_actions(tmp_path):
     assert components.actions is not None
 
 
-def test_a_checkpoint_remembers_what_its_rows_stand_for(tmp_path):
+def test_a_checkpoint_stores_what_its_rows_stand_for(tmp_path):
     config = recipe(tmp_path, "actions", "compact", algo={"name": "cpo"})
     checkpoint = Path(train_recipe(config)["checkpoint"])
     names = action_names(checkpoint)

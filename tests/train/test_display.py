@@ -97,7 +97,7 @@ def test_the_order_of_values_is_the_order_of_bars(values):
 # labels
 
 
-def test_a_summary_speaks_of_reward_and_not_of_the_policy_loss():
+def test_a_summary_shows_the_reward_and_not_the_policy_loss():
     metrics = {"loss": 1e-9, "reward": 0.5, "tools/rate": 0.934, "unknown/name": 3.0}
     assert in_words(metrics, is_brief=True) == "reward 0.500  tools 93%"
     assert in_words({"loss": 2.0, "tokens_per_second": 5512.4}) == "loss 2.000  tokens/s 5,512"

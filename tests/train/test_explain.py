@@ -68,7 +68,11 @@ def called(*arguments: str):
 @pytest.mark.parametrize(
     ("recipe", "changes", "among_them"),
     [
-        ("quickstart", ("sft.steps=25",), {"frac_reward_zero_std", "accuracy"}),  # a look every 25
+        (
+            "quickstart",
+            ("sft.steps=25",),
+            {"frac_reward_zero_std", "accuracy"},
+        ),  # evaluated every 25
         ("quickstart", PPO, {"loss/value", "critic/grad_norm", "kl"}),
         ("quickstart", ("rollout.staleness=1",), {"staleness/max"}),
         (
@@ -318,20 +322,20 @@ def printed(out: io.StringIO) -> str:
     panels: list[str] = []
     with Display(2, stream=out) as display:
 
-        def look() -> None:
+        def save_panel() -> None:
             panel = Console(file=io.StringIO(), width=200, height=40, record=True)
             panel.print(display._panel())
             panels.append(panel.export_text())
 
-        look()  # before the first phase
+        save_panel()  # before the first phase
         for phase in PHASE_WORDS.values():
             display.phase(phase, 2)
-            look()
+            save_panel()
             display.update(1, {"loss": 1.0})
             display.update(2, metrics)
             for level in ("warn", "alarm"):
                 display.alarm("", level)
-            look()
+            save_panel()
         display.table(dict.fromkeys(SCORES, 0.25), dict.fromkeys(SCORES, 0.5))
         for leaf in range(len(task.leaves)):
             display.transcript(task, leaf)

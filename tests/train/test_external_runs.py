@@ -1,6 +1,6 @@
 """Whole runs whose tokens come from engines of others: vLLM, SGLang, and what they are refused for.
 
-SGLang is a stand-in that speaks its API (`tests.engine.fake_sglang`). The tests with a real vLLM need
+SGLang is a stand-in with its API (`tests.engine.fake_sglang`). The tests with a real vLLM need
 the interpreter that has it: `.venv/vllm/bin/python -m pytest -m vllm tests/train/test_external_runs.py`.
 """
 
@@ -314,11 +314,11 @@ def test_what_engines_of_others_cannot_do_is_refused(sections, fragment, tmp_pat
 
 
 def test_one_vllm_in_each_process_of_torchrun_is_refused():
-    crowd = ProcessGroup(1.0, torch.device("cpu"))
-    crowd.world = 2
+    group = ProcessGroup(1.0, torch.device("cpu"))
+    group.world = 2
     config = recipe(Path(), engine={"name": "vllm"})
     with pytest.raises(ConfigError, match=r"one vLLM in each of them.*engine\.url"):
-        refuse_external(config, "independent", crowd, with_engine=True)
+        refuse_external(config, "independent", group, with_engine=True)
 
 
 def test_a_family_without_a_decoder_of_ours_is_refused_with_the_engine_that_trains_it(tmp_path):

@@ -86,7 +86,7 @@ def test_the_sum_is_the_one_that_is_written_down():
     assert int(got) % 2**64 == want
 
 
-def test_numbers_rows_and_columns_that_change_places_are_noticed():
+def test_numbers_rows_and_columns_that_change_places_are_detected():
     tensor = torch.arange(12.0).reshape(3, 4)
     others = [tensor.flip(0), tensor.flip(1), tensor[[1, 0, 2]], tensor[:, [0, 2, 1, 3]]]
     assert len({one(tensor), *map(one, others)}) == 5
@@ -177,11 +177,11 @@ def test_critic_and_policy_have_separate_fingerprints():
     ]
 
 
-def test_weights_are_looked_at_once_between_two_updates(monkeypatch):
-    looks: list[int] = []
-    look = fingerprint.weights_prints
+def test_weights_are_read_once_between_two_updates(monkeypatch):
+    calls: list[int] = []
+    original = fingerprint.weights_prints
     monkeypatch.setattr(
-        fingerprint, "weights_prints", lambda learner: [looks.append(1), look(learner)][1]
+        fingerprint, "weights_prints", lambda learner: [calls.append(1), original(learner)][1]
     )
     learner = learner_of(decoder())
     recorder = StepRecorder(learner, train_steps=9)
@@ -192,7 +192,7 @@ def test_weights_are_looked_at_once_between_two_updates(monkeypatch):
             learner.policy.norm.weight += 1.0
         learner.optimizer.steps += 2
         records.append(recorder.record(step, before))
-    assert len(looks) == 3
+    assert len(calls) == 3
     assert [record.updates for record in records] == [0, 2]
     assert records[0].before != records[0].after == records[1].before != records[1].after
 

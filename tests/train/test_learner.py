@@ -34,12 +34,12 @@ def batch_of(seeds=range(5), name: str = "grpo"):
 def gradients_of(learner: Learner, rows, batch) -> dict[str, torch.Tensor]:
     taken: dict[str, torch.Tensor] = {}
 
-    def remember() -> dict[str, float]:
+    def record() -> dict[str, float]:
         taken.update({n: p.grad.clone() for n, p in learner.policy.named_parameters()})
         learner.discard()
         return {}
 
-    learner.optimizer.step = remember  # type: ignore[method-assign]
+    learner.optimizer.step = record  # type: ignore[method-assign]
     learner.update(rows, batch)
     return taken
 

@@ -71,12 +71,12 @@ def gradient_of(learner: Learner, rows, batch) -> torch.Tensor:
     """Of the head, [94, 32]."""
     taken = []
 
-    def remember() -> dict[str, float]:
+    def record() -> dict[str, float]:
         taken.append(learner.policy.head_weight.grad.clone())
         learner.discard()
         return {}
 
-    learner.optimizer.step = remember  # type: ignore[method-assign]
+    learner.optimizer.step = record  # type: ignore[method-assign]
     learner.update(rows, batch)
     return taken[0]
 
@@ -143,7 +143,7 @@ def test_a_step_leaves_padding_at_zero_and_moves_the_rest():
     assert moved[[CALL, TWO, DONE]].all() and not policy.head_weight[33:].any()
 
 
-def test_the_reference_speaks_where_a_token_was_chosen_and_of_tokens_alone():
+def test_the_reference_has_log_probs_where_a_token_was_chosen_and_for_tokens_alone():
     rows, batch = call_rows(), to_batch(call_rows())
     reference = Decoder(SHAPE).initialise(9)
     learner = learner_of(new_policy(), sft(), reference=reference)

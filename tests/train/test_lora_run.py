@@ -124,7 +124,7 @@ def test_a_checkpoint_is_the_merged_model_and_its_adapter(base, tmp_path):
     assert moved == 14
 
 
-def test_the_optimizer_knows_the_adapters_alone(base, tmp_path):
+def test_the_optimizer_holds_the_adapters_alone(base, tmp_path):
     components = build_run(recipe(base, tmp_path))
     learner = sft_learner(components, 3)
     shape, count = components.policy.shape, num_trained(components.policy.shape, 2, TARGETS[:-1])

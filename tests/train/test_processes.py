@@ -138,7 +138,7 @@ def test_alone_everything_is_trivial_and_there_is_no_process_group(alone):
     alone.barrier("x")
     alone.doing("sampling")
     assert not dist.is_initialized()
-    with pytest.raises(KeyError), alone.guarded():  # the caller's own business
+    with pytest.raises(KeyError), alone.guarded():  # the caller's own error
         raise KeyError("a")
     alone.close()
 

@@ -41,7 +41,7 @@ def changes(folder: Path) -> list[dict]:
     return [{k: v for k, v in json.loads(line).items() if k != "time"} for line in lines]
 
 
-def test_learning_rate_and_steps_change_on_resume_and_replays_know_it(tmp_path):
+def test_learning_rate_and_steps_change_on_resume_and_replays_use_them(tmp_path):
     assert "->" not in train(tmp_path, "train.steps=3")
     printed = train(tmp_path, "train.steps=5", "train.lr=2e-4", "train.schedule=linear")
     assert rates(tmp_path) == pytest.approx([1e-3, 1e-3, 1e-3, 2e-4 * 2 / 5, 2e-4 * 1 / 5])
@@ -107,7 +107,7 @@ def test_a_warm_up_goes_on_with_more_steps_and_another_rate(tmp_path):
     assert rates(tmp_path, "sft")[2] == pytest.approx(2e-3 * (0.1 + 0.9 * 0.5))
 
 
-def test_a_key_that_an_older_version_did_not_know_had_its_default():
+def test_a_key_that_an_older_version_did_not_have_had_its_default():
     config = load_config("quickstart")
     old = config.model_dump(mode="json")
     del old["rollout"]["staleness"], old["cluster"]

@@ -1,4 +1,4 @@
-"""Warm-ups from beginning to end: they learn, look at what is held out, stop, and resume exactly."""
+"""Warm-ups from beginning to end: they learn, evaluate held-out rows, stop, and resume exactly."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def metrics(folder: Path) -> list[dict]:
     return [{k: v for k, v in one.items() if not any(t in k for t in timed)} for one in found]
 
 
-def test_held_out_rows_are_looked_at_while_it_learns(tmp_path):
+def test_held_out_rows_are_evaluated_while_it_learns(tmp_path):
     data = write(tmp_path / "rows.jsonl", COPY)
     sft = {"data": data, "epochs": 4, "batch": 20, "eval_share": 0.2, "eval_every": 5}
     summary = train_recipe(recipe(tmp_path, sft))
@@ -45,7 +45,7 @@ def test_it_stops_once_held_out_tokens_are_followed(tmp_path):
     assert lines[-1]["accuracy"] == lines[-1]["eval/accuracy"] >= 0.99
 
 
-def test_an_environment_s_held_out_tasks_are_looked_at_too(tmp_path):
+def test_held_out_tasks_of_an_environment_are_evaluated_too(tmp_path):
     run = {"dir": str(tmp_path), "name": "run", "eval_tasks": 4, "trackers": []}
     config = recipe(
         tmp_path,

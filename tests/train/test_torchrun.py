@@ -581,7 +581,7 @@ def test_a_disk_that_takes_no_more_ends_all_with_the_cause_first(runs, tmp_path,
     lines = [line for line in screen.splitlines() if line.startswith("graft: ")]
     assert " of 2 on " in lines[0] and "failed: cannot write to" in lines[0], screen
     assert "last good checkpoint is intact" in lines[0]
-    # the other one may have found out by itself
+    # the other one may have failed as well
     assert re.search("stops, because rank|failed too: cannot write to", lines[1]), screen
     names = sorted(path.name for path in (folder / "run" / "checkpoints").iterdir())
     assert names[-1] == "sft-000008" and "rl-000020" not in names
@@ -599,7 +599,7 @@ def test_adapters_are_refused_where_matrices_are_split():
             }
         )
         with pytest.raises(ConfigError, match=r"lora.rank=4 .* use parallel.shard=false and"):
-            refuse_layout(config, crowd_of(2))
+            refuse_layout(config, processes_of(2))
         refuse_layout(config, ALONE)
     whole = check(
         {
@@ -609,7 +609,7 @@ def test_adapters_are_refused_where_matrices_are_split():
             "parallel": {"shard": False},
         }
     )
-    refuse_layout(whole, crowd_of(2))
+    refuse_layout(whole, processes_of(2))
 
 
 def test_groups_that_would_each_hold_all_of_a_split_model_are_refused():
@@ -621,8 +621,8 @@ def test_groups_that_would_each_hold_all_of_a_split_model_are_refused():
         }
     )
     with pytest.raises(ConfigError, match=r"each of 2 groups of parallel.tp=2"):
-        refuse_layout(config, crowd_of(4))
-    refuse_layout(config, crowd_of(2))
+        refuse_layout(config, processes_of(4))
+    refuse_layout(config, processes_of(2))
 
 
 def test_vllm_inside_of_torchruns_processes_is_refused():
@@ -632,12 +632,12 @@ def test_vllm_inside_of_torchruns_processes_is_refused():
     with pytest.raises(
         ConfigError, match=r"one vLLM in each of them; start a server .* engine.url"
     ):
-        refuse_external(config, "independent", crowd_of(2), with_engine=True)
-    refuse_external(config, "independent", crowd_of(2), with_engine=False)  # others sample
+        refuse_external(config, "independent", processes_of(2), with_engine=True)
+    refuse_external(config, "independent", processes_of(2), with_engine=False)  # others sample
 
 
-def crowd_of(count: int) -> Run:
-    """One of so many processes, before they have met."""
+def processes_of(count: int) -> Run:
+    """One of `count` processes, before they are connected."""
     found = Run(1.0, torch.device("cpu"))
     found.world = count
     return found

@@ -287,7 +287,7 @@ class StandInRun:
 
 
 def test_wandb_gets_a_step_per_phase_and_resumes_under_the_same_id(tmp_path, monkeypatch):
-    """Against a stand-in with the three calls we use: the real one wants an account."""
+    """Against a stand-in with the three calls we use: the real one needs an account."""
     from types import SimpleNamespace
 
     run, inits, ids = StandInRun(), [], iter(["abc123", "another"])

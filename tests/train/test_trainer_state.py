@@ -1,4 +1,4 @@
-"""What a trainer remembers, on the disk: names that know no layout, and what happens when it is cut."""
+"""The state of a trainer on the disk: names independent of the layout, and files that are cut."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def test_a_bf16_models_fp32_masters_are_part_of_it(tmp_path):
     found = cloned(learner)
     master = found["policy/master/model.layers.0.mlp.up_proj.weight"]
     assert master.dtype == torch.float32
-    assert not torch.equal(master, master.bfloat16().float())  # more than the weights know
+    assert not torch.equal(master, master.bfloat16().float())  # more digits than the weights hold
     save_tensors(found, tmp_path / "trainer", alone=True)
     wiped = {name: torch.zeros_like(tensor) for name, tensor in found.items()}
     load_tensors(wiped, tmp_path / "trainer", alone=True)

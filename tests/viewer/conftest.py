@@ -1,4 +1,4 @@
-"""Run folders to look at, a server that shows them, and a browser that opens its page."""
+"""Run folders, a server that shows them, and a browser that opens its page."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def chromium() -> Iterator[Any]:
 
 @pytest.fixture
 def page(chromium: Any) -> Iterator[Any]:
-    """A page of 1280 x 800 that must speak to 127.0.0.1 alone and raise no error."""
+    """A page of 1280 x 800 that may send requests to 127.0.0.1 only and raise no error."""
     context = chromium.new_context(viewport={"width": 1280, "height": 800}, accept_downloads=True)
     context.set_default_timeout(20_000)
     page = context.new_page()

@@ -134,7 +134,7 @@ SECRETS = {
 
 
 @pytest.mark.parametrize("name", SECRETS)
-def test_the_first_guess_does_not_know_what_is_hidden(name: str):
+def test_the_first_guess_does_not_depend_on_what_is_hidden(name: str):
     first = set[str]()
     for secret in SECRETS[name]:
         env = make(f"game:{name}-v0")
@@ -192,7 +192,7 @@ def test_two_moves_from_order_take_two_moves():
 
 
 def test_the_search_finds_shortest_ways_as_going_through_all_boards_does():
-    """From the ordered 3x3 board backwards, 12 moves deep: every board knows its distance."""
+    """From the ordered 3x3 board backwards, 12 moves deep: every board with its distance."""
     start = tuple(fifteen.goal(3))
     far, edge = {start: 0}, [start]
     for board in edge:

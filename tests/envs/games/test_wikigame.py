@@ -126,7 +126,7 @@ def test_going_back_is_not_allowed_without_regrets(wiki: Path):
         assert env.step(box(BACK))[1:4] == (-0.2, False, True)
 
 
-def test_eidetic_remembers_every_link(wiki: Path):
+def test_eidetic_keeps_every_link(wiki: Path):
     env = from_a_to_d(wiki, variant="eidetic")
     turn = env.step(box("C"))
     assert all(box(title) in turn.info["suffix"] for title in ("B", "C", "Trap", "D"))

@@ -1,4 +1,4 @@
-"""Graft envs in the hands of TRL's GRPOTrainer."""
+"""graft's environments in TRL's GRPOTrainer."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_acting_is_playing_and_the_reward_is_the_sum():
     assert env.get_reward() == 0.0
 
 
-def test_a_last_text_counts_as_an_action_where_the_caller_wants_that():
+def test_a_last_text_counts_as_an_action_where_the_caller_sets_that():
     factory = environment_factory(GUESS)
     envs = [factory(), factory(), factory()]
     for env in envs:
@@ -130,7 +130,7 @@ def test_trl_trains_two_steps_on_a_graft_env(
                 if "<tool_response>" in text:
                     completions.append("done")
                     continue
-                # every second rollout of a group knows the number, the others guess nonsense
+                # every second rollout of a group has the number, the others guess nonsense
                 hidden = self.environments[index]._env.answer
                 guess = hidden if index % 2 == 0 else "?"
                 call = {"name": "act", "arguments": {"action": f"\\boxed{{{guess}}}"}}

@@ -21,7 +21,7 @@ def write_corpus(path: Path, contents: Sequence[str]) -> str:
 
 
 class Echo:
-    """A source that answers with the query itself, `topk` times, and remembers how it was called."""
+    """A source that answers with the query itself, `topk` times, and records its calls."""
 
     fingerprint = "echo"
 

@@ -68,7 +68,7 @@ def test_words_of_any_text_are_whole_and_in_lower_case(text):
         assert word == word.casefold()
 
 
-def test_documents_without_words_are_no_obstacle(tmp_path):
+def test_documents_without_words_are_allowed(tmp_path):
     source = Bm25Source(write_corpus(tmp_path / "c.jsonl", ["...", "!", ""]))
     assert source.retrieve(["anything", "!", ""], 3) == [[], [], []]
 
