@@ -9,7 +9,7 @@ from graft.algos.credit import Credit
 
 
 def zero() -> Credit:
-    """Nobody deserves anything; whatever still changes was not learned from rewards."""
+    """All advantages are 0: what still changes was not learned from rewards."""
 
     def credit(advantages_NT: Tensor, batch: Batch) -> Tensor:
         return batch.zeros()

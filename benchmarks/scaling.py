@@ -269,7 +269,7 @@ def fit(rows: tuple[int, ...] = (32, 128), tries: int = 700) -> Verl:
 
 
 def fitted_mean(verl: Verl, seconds: float) -> Verl:
-    """The same software with answers so long that 16 GPUs take so many seconds in turns."""
+    """The same software with answers so long that 16 GPUs take `seconds` in turns."""
     low, high = 50.0, 20_000.0
     for _ in range(40):
         middle = (low + high) / 2

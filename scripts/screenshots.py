@@ -89,7 +89,7 @@ class Camera:
         return min(int(box["y"] + box["height"]) + 12, SIZE["height"])
 
 
-def pictures_of_a_sick_run(camera: Camera, step: int) -> None:
+def pictures_of_an_alarm(camera: Camera, step: int) -> None:
     """From the curves down to one token: run 0 learns, run 1 raised an alarm in this step."""
     page = camera.page
     page.wait_for_selector('.chart[data-metric="reward"] canvas[data-points]')
@@ -175,7 +175,7 @@ def main() -> None:
     step = reward_alarm(given.sick)
     with browsing() as new_page:
         with viewing(given.learns, given.sick) as url:
-            pictures_of_a_sick_run(Camera(new_page(), url, given.out), step)
+            pictures_of_an_alarm(Camera(new_page(), url, given.out), step)
         picture_of_a_report(new_page(), given.sick, given.out)
         if given.forked:
             with viewing(given.forked) as url:

@@ -102,7 +102,7 @@ class Processes:
             self._pipes.append(mine)
 
     def close(self) -> None:
-        """Kill them all; they hold nothing of value."""
+        """Kill them all; they hold no state to save."""
         for child in self._children:
             child.kill()
         for child in self._children:

@@ -1,4 +1,4 @@
-"""`graft doctor RECIPE`: a healthy recipe passes; of a sick one, the line that should fail does."""
+"""`graft doctor RECIPE`: a good recipe passes; of a bad one, the line that should fail does."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def checks_of(path: str, *overrides: str) -> dict[str, Check]:
     return {check.name: check for check in examine_recipe(load_config(path, overrides))}
 
 
-def sick(found: dict[str, Check]) -> list[str]:
+def failures(found: dict[str, Check]) -> list[str]:
     return [name for name, check in found.items() if check.verdict == "fail"]
 
 
@@ -169,34 +169,34 @@ def test_the_folder_of_the_run_is_not_touched(written, tmp_path):
 def test_a_recipe_for_many_processes_is_checked_by_one(written):
     found = checks_of(written, "parallel.tp=4", "cluster.address=auto")
     assert "parallel.tp=4, cluster.address=auto" in found["processes"].seen
-    assert sick(found) == []
+    assert failures(found) == []
 
 
 def test_a_chat_model_passes_and_a_template_that_drops_thoughts_is_named(written, chatty):
     model = (f"model.path={chatty}", "model.shape={}", "task.env=game:GuessTheNumber-v0")
     more = ("sft.steps=0", "sft.demo_args={}", "rollout.max_context=2048")
     found = checks_of(written, *model, *more, "model.chat_template=chatml")
-    assert sick(found) == []
+    assert failures(found) == []
     assert "is not trained" in found["ends"].seen  # the newline behind the end of a turn
     assert "<|im_end|>«" in found["loss mask"].seen
     template = chatty.parent / "forgetful.jinja"
     template.write_text(FORGETFUL)
     found = checks_of(written, *model, *more, f"model.chat_template={template}")
-    assert sick(found) == [] and "attempts" in found
+    assert failures(found) == [] and "attempts" in found
     assert "rewrites turn" in found["template"].seen
     assert "model.history=append" in found["template"].seen
     letter = ("model.history=template", f"model.chat_template={template}")
     found = checks_of(written, *model, *more, *letter)
-    assert sick(found) == [] and "a new context begins" in found["template"].seen
+    assert failures(found) == [] and "a new context begins" in found["template"].seen
     only_one = checks_of(
         written, *model, *more, f"model.chat_template={template}", "rollout.max_turns=1"
     )
-    assert "Here it does not matter" in only_one["template"].seen and sick(only_one) == []
+    assert "Here it does not matter" in only_one["template"].seen and failures(only_one) == []
 
 
 def test_a_missing_model_is_reported_once(written):
     found = checks_of(written, "model.path=./models/nowhere", "model.shape={}")
-    assert sick(found) == ["tokenizer"]
+    assert failures(found) == ["tokenizer"]
     assert "models/nowhere" in found["tokenizer"].seen
     assert found["model"].verdict == "warn" and list(found) == [
         "settings", "trackers", "tokenizer", "model",
@@ -205,7 +205,7 @@ def test_a_missing_model_is_reported_once(written):
 
 def test_a_missing_environment_is_reported_once(written):
     found = checks_of(written, "task.env=calculater", "model.alphabet=bytes")
-    assert sick(found) == ["env"]
+    assert failures(found) == ["env"]
     assert "did you mean 'calculator'" in found["env"].seen
     assert "its environment does not work" in found["model"].seen
 
@@ -215,7 +215,7 @@ def test_too_little_memory_fails_and_nothing_is_opened(written, monkeypatch):
         resources, "device_memory_of", lambda device: DeviceMemory(device, 1 << 26, False, "CPU")
     )
     found = checks_of(written)
-    assert sick(found) == ["memory"]
+    assert failures(found) == ["memory"]
     assert "of the 64 MB" in found["memory"].seen or "0.06 GB" in found["memory"].seen
     assert "larger device" in found["memory"].remedy and "torchrun" in found["memory"].remedy
     assert "would not fit" in found["model"].seen and "engine" not in found
@@ -230,7 +230,7 @@ def test_checkpoints_that_do_not_fit_on_the_disk_are_reported(written, monkeypat
 
 def test_a_reward_that_every_answer_earns_fails(written):
     found = checks_of(written, "task.reward=tests.test_doctor:always_one")
-    assert sick(found) == ["reward"]
+    assert failures(found) == ["reward"]
     assert "gold answers earn 1" in found["reward"].seen
     assert "garbage earns 1" in found["reward"].seen
 
@@ -311,7 +311,7 @@ def test_a_broken_tool_fails_and_the_others_answer(written):
         "rollout.max_context=2000",
         "model.shape.max_positions=2000",
     )
-    assert sick(found) == ["tool broken"]
+    assert failures(found) == ["tool broken"]
     assert "OSError: no route to host" in found["tool broken"].seen
     assert found["tool lonely"].verdict == "warn"
     assert "no route to test" in found["tool lonely"].seen
@@ -370,12 +370,12 @@ def test_arguments_are_made_up_from_the_schema():
 
 
 def test_an_engine_in_bad_health_fails_and_the_others_are_checked(written, monkeypatch):
-    def ill(self) -> None:
+    def unhealthy(self) -> None:
         raise EngineError("server http://host:1 does not answer")
 
-    monkeypatch.setattr(NativeEngine, "health", ill, raising=False)
+    monkeypatch.setattr(NativeEngine, "health", unhealthy, raising=False)
     found = checks_of(written)
-    assert sick(found) == ["engine"]
+    assert failures(found) == ["engine"]
     assert found["engine"].seen == "server http://host:1 does not answer"
     assert found["log-probs"].verdict == "pass"
 
@@ -389,7 +389,7 @@ def test_an_engine_that_samples_from_other_weights_is_found_out(written, monkeyp
 
     monkeypatch.setattr(NativeEngine, "load", wrong)
     found = checks_of(written, "rollout.staleness=1")
-    assert sick(found) == ["log-probs"]
+    assert failures(found) == ["log-probs"]
     assert "other weights" in found["log-probs"].remedy
 
 
@@ -399,7 +399,7 @@ def test_adapters_that_are_served_pass_and_others_do_not(written, chatty, monkey
         "task.env=arithmetic", "sft.steps=0", "sft.demo_args={}",
     )  # fmt: skip
     found = checks_of(written, *given)
-    assert sick(found) == []
+    assert failures(found) == []
     assert "of rank 2" in found["adapters"].seen
     score = NativeEngine.score
 
@@ -409,7 +409,7 @@ def test_adapters_that_are_served_pass_and_others_do_not(written, chatty, monkey
 
     monkeypatch.setattr(NativeEngine, "score", deaf)
     found = checks_of(written, *given)
-    assert sick(found) == ["learner"]
+    assert failures(found) == ["learner"]
     assert "does not serve the weights that are trained" in found["learner"].seen
 
 
@@ -421,14 +421,14 @@ def test_an_environment_that_breaks_is_named(written, monkeypatch):
 
     monkeypatch.setattr(Expression, "respond", respond)
     found = checks_of(written)
-    assert "reward" in sick(found) and "ZeroDivisionError" in found["reward"].seen
+    assert "reward" in failures(found) and "ZeroDivisionError" in found["reward"].seen
     assert found["attempts"].verdict in ("warn", "fail")
     assert "in the middle of it" in found["attempts"].seen
 
 
 def test_prompts_that_leave_no_room_fail(written):
     found = checks_of(written, "rollout.max_context=5", "rollout.max_tokens=4")
-    assert sick(found) == ["env", "attempts"]
+    assert failures(found) == ["env", "attempts"]
     assert "raise rollout.max_context=5" in found["env"].remedy
     assert "leave no space for an answer" in found["attempts"].seen
 
@@ -436,10 +436,10 @@ def test_prompts_that_leave_no_room_fail(written):
 def test_missing_trackers_fail(written, monkeypatch):
     assert checks_of(written, "run.trackers=[tensorboard]")["trackers"].verdict == "pass"
     found = checks_of(written, "run.trackers=[tensorbored]")
-    assert sick(found) == ["trackers"] and "tensorbored" in found["trackers"].seen
+    assert failures(found) == ["trackers"] and "tensorbored" in found["trackers"].seen
     monkeypatch.setitem(__import__("sys").modules, "wandb", None)
     found = checks_of(written, "run.trackers=[wandb]")
-    assert sick(found) == ["trackers"] and "pip install wandb" in found["trackers"].remedy
+    assert failures(found) == ["trackers"] and "pip install wandb" in found["trackers"].remedy
 
 
 def test_a_warm_up_from_rows_shows_its_first_row(written, tmp_path):
@@ -450,7 +450,7 @@ def test_a_warm_up_from_rows_shows_its_first_row(written, tmp_path):
         written, f"sft.data={rows}", "train.steps=0", "task.env=", "model.alphabet=bytes",
         "sft.demo_args={}",
     )  # fmt: skip
-    assert sick(found) == []
+    assert failures(found) == []
     assert f"the first row of {rows}: 2 of 6 tokens" in found["loss mask"].seen
     assert found["loss mask"].seen.endswith("task    2+3=\npolicy  »5<eos>«")
 
@@ -508,9 +508,9 @@ def test_a_server_takes_the_weights_and_a_dead_one_is_named(written, chatty):
     )  # fmt: skip
     with serving_sglang(other, tokenizer) as server:
         found = checks_of(written, *given, f"engine.url=[{server.url}]")
-    assert sick(found) == []
+    assert failures(found) == []
     assert "a copy of them" in found["engine"].seen
     assert "at temperature 0.7" in found["log-probs"].seen
     found = checks_of(written, *given, f"engine.url=[{server.url}]")
-    assert sick(found) == ["model"]
+    assert failures(found) == ["model"]
     assert server.url in found["model"].seen

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.gpu
 
 
 def rollouts(dtype: torch.dtype, pauses: int = 0):
-    """A policy and rows of its own; with pauses, every sample is cut so many times on the way."""
+    """A policy and rows of its own; with pauses, every sample is cut `pauses` times on the way."""
     tokenizer = FastTokenizer.characters(make("calculator").alphabet)
     shape = ModelShape(
         vocab_size=tokenizer.vocab_size,

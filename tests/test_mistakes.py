@@ -389,7 +389,7 @@ MODULES = [
             ("Mine.demonstrate (FILE.py:", "None", "Author.POLICY"), {"sft.steps": 1}),
     Mistake("demonstrate texts", "class Mine(Env):\n    def demonstrate(self, rng):\n        return ['3']",
             ("Mine.demonstrate (FILE.py:", "'3' is no entry", "Author.POLICY"), {"sft.steps": 1}),
-    Mistake("demonstrate nobody", "class Mine(Env):\n    def demonstrate(self, rng):\n"
+    Mistake("demonstrate unknown author", "class Mine(Env):\n    def demonstrate(self, rng):\n"
             "        return [('me', '3')]",
             ("Mine.demonstrate", "('me', '3') is no entry"), {"sft.steps": 1}),
     Mistake("tool of a global", "ENV = Env()\n\n\ndef look() -> str:\n    '''Look.'''\n"

@@ -13,7 +13,7 @@ METHODS = ("grpo", "arpo", "aepo")
 
 
 def own(tokens: int) -> dict[str, tuple[str, ...]]:
-    """What a method changes in ARPO's recipe; entropy is measured over so many tokens."""
+    """What a method changes in ARPO's recipe; entropy is measured over `tokens` tokens."""
     return {
         "grpo": ("rollout.branch=independent",),
         "aepo": ("algo.name=aepo", f"rollout.branch={{aepo: {{tokens: {tokens}}}}}"),

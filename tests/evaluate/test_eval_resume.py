@@ -192,7 +192,7 @@ def test_a_torn_last_line_is_dropped_and_a_bad_line_hides_nothing(tmp_path):
     last = SampleFile(path, {"set": "a"})
     assert last.kept["t", 1].reward == 0.5
     last.close()
-    path.write_bytes(lines[0][:7])  # killed in its very first line
+    path.write_bytes(lines[0][:7])  # killed in its first line
     empty = SampleFile(path, {"set": "a"})
     assert empty.kept == {} and path.read_bytes() == lines[0]
     empty.close()

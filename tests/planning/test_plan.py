@@ -159,7 +159,7 @@ def test_logits_are_kept_where_they_take_a_small_share_of_the_device():
     # 0.08 of 150 GB holds 39,490 rows of 151,936 in bf16
     assert head_bytes(SMALL, BF16, 39_490, H200) == 39_490 * 151_936 * 2
     assert head_bytes(SMALL, BF16, 39_491, H200) == footprint.FUSED_CHUNK_BYTES
-    # of a larger micro-batch just so many may be trained
+    # of a larger micro-batch only 39,490 rows may be trained
     assert most_head_bytes(SMALL, BF16, 65_536, H200) == 39_490 * 151_936 * 2
     # the share is of the whole device, whatever is free of it
     shared = replace(H200, available=40 * 10**9, total=150 * 10**9)

@@ -218,7 +218,7 @@ def test_a_run_of_several_processes_is_compared_by_numbers(copy):
 def test_the_kl_term_can_be_removed_and_doubled(held):
     def loss(*overrides: str) -> float:
         found = replay(held, 5, overrides=["train.epochs=1", "train.minibatches=1", *overrides])
-        assert_same(found)  # the recorded settings first, as ever
+        assert_same(found)  # the recorded settings first, as always
         assert found.other is not None
         return found.other.metrics["loss"]
 

@@ -168,7 +168,7 @@ def versions(episodes) -> list[int]:
 
 @pytest.fixture
 def closing():
-    """Crews that are closed whatever happens."""
+    """Collectors that are closed at the end of a test."""
     collectors: list = []
     yield lambda collector: collectors.append(collector) or collector
     for collector in collectors:

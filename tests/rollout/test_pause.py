@@ -102,7 +102,7 @@ def setup_of(
 
 
 async def decoded(engine: NativeEngine, count: int, growing: asyncio.Task) -> None:
-    """Until the engine has drawn so many tokens."""
+    """Until the engine has drawn `count` tokens."""
     while engine.stats["decode_tokens"] < count and not growing.done():
         await asyncio.sleep(0)
 

@@ -1,4 +1,4 @@
-"""An environment that hangs on the event loop: who it is, where, and a signal that still ends it."""
+"""An environment that hangs on the event loop: its name, the line, and a signal that still ends it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reading the folder of a run: what grows, what was cut back, who holds it, how it stands."""
+"""Reading the folder of a run: what grows, what was cut back, which process holds it, its state."""
 
 from __future__ import annotations
 

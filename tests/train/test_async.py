@@ -108,7 +108,7 @@ def without_times(lines: list[dict]) -> list[dict]:
 
 
 @pytest.mark.parametrize("copies", [False, True], ids=["the learner's weights", "a copy of them"])
-def test_with_nothing_ahead_a_collector_on_a_thread_gives_the_very_numbers_of_the_loop(
+def test_with_nothing_ahead_a_collector_on_a_thread_gives_the_same_numbers_as_the_loop(
     tmp_path, monkeypatch, copies
 ):
     expected = trained(recipe(tmp_path / "here", run={"eval_every": 2}))

@@ -325,7 +325,7 @@ def same(one, other) -> None:
 
 
 @pytest.mark.parametrize("prefill", ["", "So:\n"])
-def test_spans_are_the_very_episode_of_the_demonstration(prefill):
+def test_spans_are_the_same_episode_as_the_demonstration(prefill):
     chat = Chat(LETTERS)
     shown = demonstration(SWAPPING, Taught(), chat, 0, actions=SORTING, prefill=prefill)
     speller = ActionSpeller(SORTING, LETTERS)

@@ -89,7 +89,7 @@ def test_actions_are_learned_from_calls_as_text_and_from_spans(tmp_path):
 
 
 def test_a_warm_up_that_died_twice_ends_with_the_same_metrics(tmp_path, monkeypatch):
-    """No goodbye, as after kill -9: what lies behind the last checkpoint is done again."""
+    """Without cleaning up, as after kill -9: what lies behind the last checkpoint is done again."""
     rows = [*COPY[:40], chat("q", "x" * 300), {"messages": 3}, *COPY[40:]]
     configs = {}
     for name in ("whole", "broken"):
