@@ -24,7 +24,7 @@ from graft.models.io.save import save_model
 from graft.models.io.tensor_names import hf_names
 from graft.text.tokenizer import FastTokenizer
 from graft.types import Completion, Finish, Sampling
-from tests.engine.engine_kit import TOOLS, dense_logp, tiny_decoder, tools_space
+from tests.engine.engine_kit import TOOLS, dense_logp, tiny_decoder
 from tests.engine.fake_sglang import FakeSGLang, serving_sglang
 
 TOKENIZER = FastTokenizer.bytes()
@@ -432,8 +432,6 @@ def test_a_sample_that_the_server_does_not_stop_ends_empty_after_a_while(stage, 
 def test_what_sglang_cannot_do_is_refused(stage, folder, tmp_path):
     set_up = stage()
     engine, [fake] = set_up.engine(), set_up.fakes
-    with pytest.raises(EngineError, match=r"engine 'sglang' cannot apply a Grammar"):
-        set_up.engine(space=tools_space())
     with pytest.raises(EngineError, match=r"engine\.sync=memory"):
         set_up.engine(sync="memory")
     with pytest.raises(EngineError, match="must list servers"):

@@ -21,7 +21,6 @@ from typing import Any
 import pytest
 import torch
 
-from graft.actions.space import ActionSpace
 from graft.engine.errors import EngineError
 from graft.engine.native.engine import NativeEngine
 from graft.models.decoder import Decoder
@@ -29,7 +28,7 @@ from graft.models.io.save import save_model
 from graft.models.io.tensor_names import hf_names
 from graft.text.tokenizer import FastTokenizer
 from graft.types import Completion, Finish, Sampling
-from tests.engine.engine_kit import TOOLS, dense_logp, tiny_decoder, tools_space
+from tests.engine.engine_kit import TOOLS, dense_logp, tiny_decoder
 
 pytest.importorskip("vllm")
 pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("ignore")]
@@ -289,13 +288,6 @@ def test_score_agrees_with_the_native_engine(engine, decoder):
 def test_what_vllm_cannot_do_is_refused(engine, folder, decoder):
     from graft.engine.remote.vllm import VLLMEngine
 
-    space = tools_space()
-    with pytest.raises(EngineError, match=r"cannot apply a Grammar \(ActionSpace has 5 extra"):
-        VLLMEngine(folder, tokenizer=TOKENIZER, space=space)
-    table = torch.ones(1, TOKENIZER.vocab_size, dtype=torch.bool).numpy()
-    table[0, 3] = False
-    with pytest.raises(EngineError, match="forbids some of it"):
-        VLLMEngine(folder, tokenizer=TOKENIZER, space=ActionSpace(258, allowed=table))
     with pytest.raises(EngineError, match="cannot set logprobs_mode"):
         VLLMEngine(folder, tokenizer=TOKENIZER, args={"logprobs_mode": "raw_logprobs"})
     with pytest.raises(EngineError, match=r"tensor_parallel_size=2.*engine\.url"):

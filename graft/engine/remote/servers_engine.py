@@ -14,7 +14,6 @@ from pathlib import Path
 from threading import Thread
 from typing import Any
 
-from graft.actions.space import ActionSpace
 from graft.engine.errors import EngineError
 from graft.engine.remote.endpoint import EndpointError
 from graft.engine.remote.server_pool import ServerContext, ServerPool
@@ -73,13 +72,12 @@ class ServersEngine(StatelessEngine):
         tokenizer: Tokenizer,
         eos_ids: Sequence[int] = (),
         seed: int = 0,
-        space: ActionSpace | None = None,
         deadline: float = 600.0,
         exchange: Path,
         sync: str = "auto",
     ) -> None:
         name = self.protocol_type.name
-        super().__init__(name, model_folder, tokenizer, eos_ids, seed, space, deadline)
+        super().__init__(name, model_folder, tokenizer, eos_ids, seed, deadline)
         if not urls or isinstance(urls, str):
             raise EngineError(f"engine.url={urls!r}: must list servers, such as [http://host:8000]")
         if sync not in ("auto", "file"):

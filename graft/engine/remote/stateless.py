@@ -21,7 +21,6 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any, Protocol
 
-from graft.actions.space import ActionSpace
 from graft.engine.checks import check_fork, check_free, check_positions, check_prompt, check_tokens
 from graft.engine.errors import EngineError
 from graft.engine.stop_strings import StopStrings, TokenPieces
@@ -152,10 +151,8 @@ class StatelessEngine:
         tokenizer: Tokenizer,
         eos_ids: Sequence[int],
         seed: int,
-        space: ActionSpace | None,
         deadline: float,
     ) -> None:
-        check_space(space, name)
         self.where, self.folder = f"engine '{name}'", Path(model_folder)
         self.config = model_config(self.folder, self.where)
         self.vocab_size: int = self.config["vocab_size"]
@@ -237,22 +234,6 @@ class StatelessEngine:
 
     def _load(self, weights: Mapping[str, Any], version: int) -> None:
         raise NotImplementedError
-
-
-def check_space(space: ActionSpace | None, name: str) -> None:
-    """EngineError for an action space with more, or less, than the whole vocabulary."""
-    if space is None:
-        return
-    if space.extra or space.num_modes > 1:
-        raise EngineError(
-            f"engine '{name}' cannot apply a Grammar (ActionSpace has {space.extra} extra actions and "
-            f"{space.num_modes} modes); use engine.name=native or drop the actions"
-        )
-    if space.allowed is not None and not space.allowed.all():
-        raise EngineError(
-            f"engine '{name}' samples from the whole vocabulary, but the ActionSpace forbids some of "
-            "it; use engine.name=native or drop the actions"
-        )
 
 
 def model_config(folder: Path, where: str) -> dict[str, Any]:

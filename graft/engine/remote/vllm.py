@@ -13,7 +13,6 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from graft.actions.space import ActionSpace
 from graft.engine.errors import EngineError
 from graft.engine.remote.stateless import StatelessContext, StatelessEngine, seed_of
 from graft.engine.remote.top_entropy import known_tokens
@@ -39,7 +38,6 @@ class VLLMEngine(StatelessEngine):
     tokenizer     only to find stop strings
     eos_ids       stop tokens of every sample
     seed          of every draw, together with the context's key and its length
-    space         must be the whole vocabulary: vLLM has no modes and no extra actions
     deadline      seconds for a completion, a score or new weights
     max_context   tokens of the longest context
     args          arguments of vLLM itself, such as {"gpu_memory_utilization": 0.5}
@@ -53,13 +51,12 @@ class VLLMEngine(StatelessEngine):
         tokenizer: Tokenizer,
         eos_ids: Sequence[int] = (),
         seed: int = 0,
-        space: ActionSpace | None = None,
         deadline: float = 600.0,
         max_context: int = 4096,
         args: Mapping[str, Any] | None = None,
         dtype: str = "float32",
     ) -> None:
-        super().__init__("vllm", model_folder, tokenizer, eos_ids, seed, space, deadline)
+        super().__init__("vllm", model_folder, tokenizer, eos_ids, seed, deadline)
         self.window = min(max_context, self.config.get("max_position_embeddings") or max_context)
         has_weights = any(any(self.folder.glob(kind)) for kind in ("*.safetensors", "*.bin"))
         arguments = engine_arguments(args or {}, self.folder, has_weights)
