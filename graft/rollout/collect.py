@@ -67,7 +67,6 @@ def collect(
     branch: Branch,
     *,
     concurrency: int = 256,
-    on_episode: Callable[[Episode], None] | None = None,
     indices: Sequence[int] | None = None,
 ) -> list[Episode]:
     """Episodes of all tasks, in the order of the tasks; at most `concurrency` at a time.
@@ -75,9 +74,7 @@ def collect(
     `indices` are the positions of the tasks, where these are only some of those attempted together.
     """
     return run(
-        lambda: collect_async(
-            tasks, setup, branch, concurrency=concurrency, on_episode=on_episode, indices=indices
-        )
+        lambda: collect_async(tasks, setup, branch, concurrency=concurrency, indices=indices)
     )
 
 
