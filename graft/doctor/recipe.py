@@ -14,6 +14,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -169,8 +170,8 @@ class Examination:
         config, chat = self.config, self.chat
         if not config.task.env or chat is None:
             return
-        task = next(TaskStream(config.task.env, config.run.seed))
-        env = self._env(config.task.args)(task)
+        [task] = self._tasks(1)
+        env = self._make_env(task)
         try:
             observation, info = env.reset(task.seed)
             if env.observe_as == "raw":
@@ -193,8 +194,7 @@ class Examination:
     def _template(self) -> Iterator[Check]:
         config, chat = self.config, self.chat
         assert chat is not None
-        env = self._env(config.task.args)
-        matters = not self.has_env or is_chatty(config, env)
+        matters = not self.has_env or is_chatty(config, self._make_env)
         seen = "a conversation that grows keeps every earlier turn, thoughts and tools included"
         if note := chat.history_note():
             here = "Here it does not matter: no message follows an attempt's first turn"
@@ -203,33 +203,33 @@ class Examination:
         vocab_size = chat.tokenizer.vocab_size
         if not is_transformers_only(config, source_of(config)):
             vocab_size = recipe_shape(config).vocab_size
-        stop = env(Task("probe", config.task.env)).stop if self.has_env else ()
+        stop = self._make_env(Task("probe", config.task.env)).stop if self.has_env else ()
         yield ends(chat, vocab_size, stop)
 
-    def _env(self, args: dict[str, Any]) -> Callable[[Task], Any]:
+    @property
+    def _make_env(self) -> Callable[[Task], Any]:
         assert self.chat is not None
-        return env_factory(self.config, args, self.chat.tokenizer)
+        return env_factory(self.config, self.config.task.args, self.chat.tokenizer)
+
+    def _tasks(self, count: int) -> list[Task]:
+        """The first tasks of the run."""
+        return list(islice(TaskStream(self.config.task.env, self.config.run.seed), count))
 
     def _reward(self) -> Check:
         config, chat = self.config, self.chat
         assert chat is not None
         reward = make_reward(config.task.reward) if config.task.reward else None
-        trial = RewardTrial(self._env(config.task.args), reward, chat, config.rollout.max_turns)
+        trial = RewardTrial(self._make_env, reward, chat, config.rollout.max_turns)
         number, tries = (JUDGED, 1) if getattr(reward, "blocking", False) else (REWARDED, TRIES)
-        stream = TaskStream(config.task.env, config.run.seed)
-        tasks = [next(stream) for _ in range(number)]
-        return reward_check(trial, tasks, config.sft.demo_args, tries)
+        return reward_check(trial, self._tasks(number), config.sft.demo_args, tries)
 
     def _tools(self) -> Iterator[Check]:
-        config = self.config
-        task = next(TaskStream(config.task.env, config.run.seed))
-        env = self._env(config.task.args)(task)
-        deadline = min(TOOL_DEADLINE, config.rollout.deadline)
-        yield from tool_checks(env, deadline)
+        [task] = self._tasks(1)
+        deadline = min(TOOL_DEADLINE, self.config.rollout.deadline)
+        yield from tool_checks(self._make_env(task), deadline)
 
     def _isolation(self) -> Check:
-        task = next(TaskStream(self.config.task.env, self.config.run.seed))
-        return isolation_check(self._env(self.config.task.args), task)
+        return isolation_check(self._make_env, self._tasks(1)[0])
 
     def _model(self) -> Check:
         components = self.components = build_run(self.config)
@@ -270,9 +270,7 @@ class Examination:
             reward=None,  # tried already, and calls may cost money
             deadline=min(rollout.deadline, ASKING / 2),
         )
-        stream = TaskStream(self.config.task.env, self.config.run.seed)
-        tasks = [next(stream) for _ in range(TASKS)]
-        self.episodes = collect(tasks, setup, independent(SAMPLES))
+        self.episodes = collect(self._tasks(TASKS), setup, independent(SAMPLES))
         leaves = [leaf for episode in self.episodes for leaf in episode.leaves]
         failed = sum(not leaf.status.is_trainable for leaf in leaves)
         sampled = self._sampled()
@@ -318,9 +316,8 @@ class Examination:
                 Task("row:1", ""), chats[0], components.chat, marks, speller, config.task.prefill
             )
             return row, f"the first row of {sft.data}"
-        task = next(TaskStream(config.task.env, config.run.seed))
         try:
-            return self._taught(components, task), "a demonstration"
+            return self._taught(components, self._tasks(1)[0]), "a demonstration"
         except (NotImplementedError, ValueError, AttributeError):
             rows = trajectories_of(self.episodes)
             if not rows:
