@@ -246,24 +246,19 @@ def _prepared(
     config: Config, record: StepRecord | None, device: str, overrides: Sequence[str] = ()
 ) -> Config:
     """The run's settings for one process that attempts no tasks: no environment, no reward."""
-    model = config.model
+    keys: dict[str, object] = {"parallel.tp": 1}
     if device:
-        model = model.model_copy(update={"device": device})
+        keys["model.device"] = device
     if record is not None:
-        model = model.model_copy(update={"dtype": record.dtype})
+        keys["model.dtype"] = record.dtype
         config = _with_rates(config, record, overrides)
-    parallel = config.parallel.model_copy(update={"tp": 1})
-    return config.model_copy(update={"model": model, "parallel": parallel, "task": TaskSection()})
+    return config.changed(keys).model_copy(update={"task": TaskSection()})
 
 
 def _with_rates(config: Config, record: StepRecord, overrides: Sequence[str] = ()) -> Config:
     """With the learning rates of the step, which may have been changed on resume."""
-    for key, value in {**record.rates, "train.steps": record.train_steps}.items():
-        if not _is_among(key, overrides):
-            section, _, name = key.partition(".")
-            changed = getattr(config, section).model_copy(update={name: value})
-            config = config.model_copy(update={section: changed})
-    return config
+    rates = {**record.rates, "train.steps": record.train_steps}
+    return config.changed({k: value for k, value in rates.items() if not _is_among(k, overrides)})
 
 
 def _is_among(key: str, overrides: Sequence[str]) -> bool:
