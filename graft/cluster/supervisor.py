@@ -45,8 +45,7 @@ def train_on_cluster(config: Config, display: Display) -> Finished:
         )
     ray = ray_module()
     ran_before = ray.is_initialized()
-    run = config.run.model_copy(update={"dir": str(Path(config.run.dir).absolute())})
-    config = config.model_copy(update={"run": run})
+    config = config.changed({"run.dir": str(Path(config.run.dir).absolute())})
     try:
         with Watchdog(display.note):
             if not ran_before:

@@ -191,15 +191,14 @@ def config_for(model: str, env: str, recipe: str, overrides: Sequence[str]) -> C
         return config
     said = [text.partition("=")[0] for text in overrides]
     kept = {
-        section: {
+        f"task.{section}": {
             key: value
             for key, value in getattr(config.task, section).items()
             if {f"task.{section}", f"task.{section}.{key}"} & {*said} or _fits(env, key)
         }
         for section in ("args", "eval_args")
     }
-    task = config.task.model_copy(update={"env": env, **kept})
-    return config.model_copy(update={"task": task})
+    return config.changed({"task.env": env, **kept})
 
 
 def _bare_config(model: str, env: str, overrides: Sequence[str]) -> Config:

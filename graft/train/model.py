@@ -55,9 +55,8 @@ def pin_model(config: Config, folder: Path) -> tuple[Config, str]:
             return config, ""
         known = {"path": path, "name": named[0], "commit": named[1]}
         write_json(file, known)
-    model = config.model.model_copy(update={"path": f"{known['name']}@{known['commit']}"})
     note = f"the model is {known['name']} of the hub, commit {known['commit']}"
-    return config.model_copy(update={"model": model}), note
+    return config.changed({"model.path": f"{known['name']}@{known['commit']}"}), note
 
 
 def open_policy(
