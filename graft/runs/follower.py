@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 
 EVERY = 1.0
 """Seconds between two reads of a run that is followed."""
-SHOWN_BEFORE = 10
-"""Past steps that plain output begins with; the live table shows `REMEMBERED`."""
-REMEMBERED = 2000
+PAST_STEPS = 10
+"""Past steps that plain output begins with; the live table shows `LIVE_STEPS` of them."""
+LIVE_STEPS = 2000
 
 
 class StepClock:
@@ -55,11 +55,11 @@ class Follower:
             sleep(every)
 
     def _show_past(self) -> None:
-        most = REMEMBERED if self.display.is_live else SHOWN_BEFORE
+        most = LIVE_STEPS if self.display.is_live else PAST_STEPS
         rows = deque((row for row in self._metrics.new() if is_step(row)), maxlen=most)
         for row in rows:
             self._step(row)
-        for row in deque(self._alarms.new(), maxlen=SHOWN_BEFORE):
+        for row in deque(self._alarms.new(), maxlen=PAST_STEPS):
             self._alarm(row)
         if not rows:
             self.display.note(f"{self.record.path}: no step is done yet")
@@ -70,7 +70,7 @@ class Follower:
         if self._metrics.rewritten != before:
             self._phase = ""
             self.display.note("the run resumed from its last checkpoint")
-            rows = iter(deque(rows, maxlen=SHOWN_BEFORE))
+            rows = iter(deque(rows, maxlen=PAST_STEPS))
         for row in rows:
             if is_step(row):
                 self._step(row)
