@@ -7,6 +7,7 @@ import os
 import shutil
 import sys
 import traceback
+from contextlib import closing
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -250,11 +251,8 @@ def play(
     from graft.commands.envs import open_env
     from graft.commands.envs import play as play_env
 
-    env = open_env(env_id, wrappers, overrides or [])
-    try:
+    with closing(open_env(env_id, wrappers, overrides or [])) as env:
         result = play_env(env, seed)
-    finally:
-        env.close()
     if as_json:
         typer.echo(json.dumps(result))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from contextlib import closing
 from typing import Annotated
 
 import typer
@@ -87,8 +88,7 @@ def make(
     if not out:
         raise ConfigError("--out FILE is missing; give a name that ends in .jsonl or .parquet")
     of_env, teacher = share_out(env_id, overrides or [], split, progress)
-    env = open_env(env_id, wrappers, of_env)
-    try:
+    with closing(open_env(env_id, wrappers, of_env)) as env:
         made = make_rows(
             env_id,
             env,
@@ -101,8 +101,6 @@ def make(
             teacher=teacher,
             say=progress,
         )
-    finally:
-        env.close()
     typer.echo(json.dumps(made.to_json()) if as_json else made.sentence)
 
 

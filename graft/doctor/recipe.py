@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -171,15 +172,12 @@ class Examination:
         if not config.task.env or chat is None:
             return
         [task] = self._tasks(1)
-        env = self._make_env(task)
-        try:
+        with closing(self._make_env(task)) as env:
             observation, info = env.reset(task.seed)
             if env.observe_as == "raw":
                 length = len(chat.tokenizer.encode(str(observation)))
             else:
                 length = len(chat.prompt(as_messages(observation), info.get("tools")))
-        finally:
-            env.close()
         self.has_env = True
         most = config.rollout.max_context
         seen = f"{config.task.env}: its first prompt has {length:,} tokens of {most:,}"
@@ -363,9 +361,8 @@ class Examination:
 
 
 def examine_recipe(config: Config) -> Iterator[Check]:
-    with tempfile.TemporaryDirectory(prefix="graft-doctor-", ignore_cleanup_errors=True) as folder:
-        examination = Examination(config, Path(folder))
-        try:
-            yield from examination.lines()
-        finally:
-            examination.close()
+    with (
+        tempfile.TemporaryDirectory(prefix="graft-doctor-", ignore_cleanup_errors=True) as folder,
+        closing(Examination(config, Path(folder))) as examination,
+    ):
+        yield from examination.lines()

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any
@@ -51,8 +51,7 @@ class RewardTrial:
 
     def earned(self, task: Task, actions: Sequence[str]) -> float:
         """The reward of these actions, one per turn; the last one is repeated until the episode ends."""
-        env = self.make_env(task)
-        try:
+        with closing(self.make_env(task)) as env:
             observation, info = env.reset(task.seed)
             posed = replace(
                 task,
@@ -75,8 +74,6 @@ class RewardTrial:
                     break
                 observed = self._encode(turn.observation)
                 tip = episode.append(Span(tip, Author.ENV, observed, text=turn.observation))
-        finally:
-            env.close()
         leaf = Leaf((tip,), total, info=last_info(last_seen))
         episode.leaves.append(leaf)
         if self.reward is None:
@@ -85,28 +82,21 @@ class RewardTrial:
 
     def gold(self, task: Task) -> str | None:
         """The right answer as text, if the environment has one."""
-        env = self.make_env(task)
-        try:
+        with closing(self.make_env(task)) as env:
             answer = env.reset(task.seed)[1].get("answer")
-        finally:
-            env.close()
         if isinstance(answer, list | tuple) and answer:
             answer = answer[0]
         return str(answer) if isinstance(answer, str | int | float) else None
 
     def lesson(self, task: Task, demo_args: Mapping[str, Any], number: int) -> list[str] | None:
         """The turns of the environment's demonstration; None if it has none."""
-        env = self.make_env(task)
-        try:
+        with closing(self.make_env(task)) as env:
             env.reset(task.seed)
             teach = getattr(env, "demonstrate", None)
-            if teach is None:
-                return None
-            with suppress(NotImplementedError):
-                return turns(teach(random.Random(number), **demo_args))
-            return None
-        finally:
-            env.close()
+            if teach is not None:
+                with suppress(NotImplementedError):
+                    return turns(teach(random.Random(number), **demo_args))
+        return None
 
     def taught(
         self, task: Task, demo_args: Mapping[str, Any], tries: int, floor: float

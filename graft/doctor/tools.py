@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import closing
 from typing import Any
 
 from graft.doctor.deadline import checked
@@ -46,12 +47,10 @@ def tools_of(env: Env) -> list[Any]:
 
 def tool_checks(env: Env, deadline: float) -> Iterator[Check]:
     """A line per tool; the environment is closed afterwards."""
-    try:
+    with closing(env):
         for tool in tools_of(env):
             name = f"tool {tool.name}"
             yield from checked(name, lambda tool=tool, name=name: answer_of(tool, name), deadline)
-    finally:
-        env.close()
 
 
 def answer_of(tool: Any, name: str) -> Check:
