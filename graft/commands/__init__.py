@@ -1,1 +1,1 @@
-"""One file per command; `graft.cli` registers them."""
+"""The commands; `graft.cli` registers them."""
