@@ -81,6 +81,9 @@ class SandboxHost:
             if method in ("landlock", "none"):
                 self.scratch = tempfile.mkdtemp(prefix="graft-scratch-")
                 files.callback(shutil.rmtree, self.scratch, ignore_errors=True)
+                Path(self.scratch).chmod(
+                    0o711
+                )  # root's children are other users, each with a folder
             self._errors: BinaryIO = files.enter_context(tempfile.TemporaryFile())
             self._requests, theirs = socket.socketpair()
             files.enter_context(self._requests)

@@ -140,9 +140,11 @@ def clear_inheritable_capabilities() -> None:
 
 
 def keep_capability(number: int) -> None:
-    """Give up every capability but one below 32, for good."""
-    sets = (ctypes.c_uint32 * 6)(1 << number, 1 << number)
-    syscall("capset", _OWN_PROCESS, sets)
+    """Give up every capability but one below 32, for good; a container's root may not have that one."""
+    held = (ctypes.c_uint32 * 6)()
+    syscall("capget", _OWN_PROCESS, held)
+    kept = held[1] & 1 << number
+    syscall("capset", _OWN_PROCESS, (ctypes.c_uint32 * 6)(kept, kept))
 
 
 def has_capability(number: int) -> bool:
