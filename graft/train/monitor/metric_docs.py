@@ -13,7 +13,7 @@ text without a slash.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from difflib import get_close_matches
 from pathlib import Path
@@ -23,10 +23,6 @@ from graft.registry import UnknownName
 
 INSTALLED = Path(__file__).with_name("metrics.md")
 CHECKOUT = Path(__file__).parents[3] / "docs" / "metrics.md"
-
-
-class MetricDocsError(ValueError):
-    """docs/metrics.md does not have the form that `parse` reads."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,93 +65,35 @@ class MetricPage:
     """Words that commands print and that are not metrics."""
 
 
-def parse(text: str, source: str = "metrics.md") -> MetricPage:
-    """Read the page; a line that does not fit its form is an error with its number.
+def parse(text: str) -> MetricPage:
+    """Read the page.
 
     >>> page = parse("# M\\n## Area\\n### `a/b`\\nWhat.\\n\\n**Healthy:** 0.\\n\\n**Range:** 0 to 1\\n")
     >>> page.areas["Area"][0]
     MetricDoc(name='a/b', what='What.', healthy='0.', cases=(), range=(0.0, 1.0))
     """
     page = MetricPage()
-    seen: dict[str, int] = {}
-    area = name = ""
-    texts: dict[str, str] = {}
-    cases: list[str] = []
-    opened = 0
-
-    def fail(number: int, problem: str) -> MetricDocsError:
-        return MetricDocsError(f"{source}, line {number}: {problem}")
-
-    def close() -> None:
-        nonlocal name
-        if name:
-            if missing := [part for part in ("what", "healthy") if part not in texts]:
-                raise fail(opened, f"metric `{name}` has no text for: {', '.join(missing)}")
-            if texts.get("if not") == "" and not cases:
-                raise fail(opened, f"metric `{name}` has an empty list of cases")
-            limits = _range(texts["range"]) if "range" in texts else None
-            doc = MetricDoc(name, texts["what"], texts["healthy"], tuple(cases), limits)
-            page.areas[area].append(doc)
-        name = ""
-
-    def claim(key: str, number: int) -> None:
-        if key in seen:
-            raise fail(number, f"{key!r} is on line {seen[key]} already")
-        seen[key] = number
-
-    for number, line in _lines(text):
-        if line.startswith("## "):
-            close()
-            area = line[3:].strip()
-        elif line.startswith("### "):
-            close()
-            if (heading := re.fullmatch(r"### `(.+)`", line)) is None:
-                raise fail(number, f"{line!r} is no metric; write ### `name`")
-            name, opened, texts, cases = heading[1], number, {}, []
-            claim(name, number)
-            page.areas.setdefault(area, [])
-        elif name:
-            if line.startswith("- ") and texts.get("if not") == "":
-                cases.append(line[2:])
-                continue
-            part, content = _paragraph(line)
-            if part in texts:
-                raise fail(number, f"metric `{name}` has a second paragraph for: {part}")
-            if part == "range" and _range(content) is None:
-                raise fail(number, f"range {content!r} is neither '0 to 0.6' nor 'from 1'")
-            texts[part] = content
-            if part == "if not" and content:
-                cases.append(content)
-        elif row := re.fullmatch(r"\| (.+?) \| (.+) \|", line):
-            key, content = row[1], row[2]
-            if key in ("name", "word"):  # the head of the table
-                continue
-            claim(key, number)
+    for area in re.split(r"^## ", text, flags=re.M)[1:]:
+        heading, _, body = area.partition("\n")
+        _, *metrics = re.split(r"^### `(.+)`$", body, flags=re.M)
+        if metrics:
+            pairs = zip(metrics[::2], metrics[1::2], strict=True)
+            page.areas[heading.strip()] = [_metric_doc(name, content) for name, content in pairs]
+            continue
+        for key, content in re.findall(r"^\| (.+?) \| (.+) \|$", body, flags=re.M):
             if metric := re.fullmatch(r"`(.+)`", content):
-                if metric[1] not in seen:
-                    raise fail(number, f"{key!r} is short for {content}, which is no metric above")
                 page.aliases[key] = metric[1]
-            else:
+            elif key not in ("name", "word"):  # the head of a table
                 page.words[key] = MetricDoc(key, content)
-    close()
     return page
 
 
-def _lines(text: str) -> Iterator[tuple[int, str]]:
-    """(number, line) of the lines with text below the first area."""
-    is_inside = False
-    for number, line in enumerate(text.splitlines(), 1):
-        is_inside = is_inside or line.startswith("## ")
-        if is_inside and line.strip():
-            yield number, line.strip()
-
-
-def _paragraph(line: str) -> tuple[str, str]:
-    """("healthy", "Falls.") for "**Healthy:** Falls."; "what" for a line without a mark."""
-    found = re.fullmatch(r"\*\*(Healthy|If not|Range):\*\* ?(.*)", line)
-    if found is None:
-        return "what", line
-    return found[1].lower(), found[2]
+def _metric_doc(name: str, content: str) -> MetricDoc:
+    what, *marked = re.split(r"^\*\*(Healthy|If not|Range):\*\*", content, flags=re.M)
+    texts = dict(zip(marked[::2], map(str.strip, marked[1::2]), strict=True))
+    cases = [line.removeprefix("- ") for line in texts.get("If not", "").splitlines() if line]
+    limits = _range(texts.get("Range", ""))
+    return MetricDoc(name, what.strip(), texts.get("Healthy", ""), tuple(cases), limits)
 
 
 def _range(text: str) -> tuple[float | None, float | None] | None:
@@ -172,7 +110,7 @@ def _read_page() -> MetricPage:
         raise FileNotFoundError(
             f"the texts of metrics are neither at {INSTALLED} nor at {CHECKOUT}: reinstall graft-rl"
         )
-    return parse(found.read_text(encoding="utf-8"), str(found))
+    return parse(found.read_text(encoding="utf-8"))
 
 
 PAGE = _read_page()
