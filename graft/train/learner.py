@@ -3,18 +3,12 @@
     N rows (trajectories), T tokens behind the prompt
 
 Weights of the loss are computed once on the whole (mini-)batch, so neither loss nor gradient depends
-on how rows fall into micro-batches. The engine holds the same tensors: after `update` it already has
-the new weights.
-
-The batch stays on the CPU, and each micro-batch is sent to the device in turn. Between the first and
-the last of a step nothing is read from the device, so a GPU computes one micro-batch while the host
-prepares the next; metrics are read once, before the optimizer's step.
+on how rows fall into micro-batches. The batch stays on the CPU, and each micro-batch is sent to the
+device in turn. Between the first and the last of a step nothing is read from the device, so a GPU
+computes one micro-batch while the host prepares the next; metrics are read once, before the step.
 
 A policy may have actions beyond the vocabulary; its reference has none. So the two are compared only
 where a vocabulary token was chosen, and by the logits of such tokens (see `algos.losses.with_kl`).
-
-With several processes each learns from its share of the rows (`train.micro_batches`), and all report
-the same metrics. Processes of one tensor-parallel group have the same share.
 
 With adapters (`models.lora.training`) the optimizer holds only the adapters, which are merged into the
 policy after each step. The reference is then the policy with the adapters that RL started with.
@@ -37,16 +31,12 @@ from graft.models.critic import Critic
 from graft.models.decoder import Decoder
 from graft.models.lora.training import Lora
 from graft.models.parallel.shards import is_sharded
-from graft.models.shape import ARCHITECTURES
 from graft.models.tree.forest import Forest
-from graft.protocols import Engine
-from graft.tolerances import tolerances
 from graft.train.distributed.process_group import ALONE, ProcessGroup
 from graft.train.micro_batches import share_out
 from graft.train.optimizer import NonFinite, Optimizer
-from graft.train.run_dir.folder import RunStopped
 from graft.transfer import transfer
-from graft.types import Author, Episode, Leaf, Span, Task, Trajectory
+from graft.types import Trajectory
 from graft.user_code import is_users_own, named
 
 SAMPLING_GAP = "sampling/sampling_logp_difference"
@@ -54,9 +44,6 @@ SAMPLING_GAP = "sampling/sampling_logp_difference"
 
 IMPORTANCE = "sampling/importance_sampling_ratio"
 """Metrics of the weights between engine and learner: mean, and ess, the share of tokens that count."""
-
-CHECKED = 48
-"""Tokens that engine and learner score before training begins."""
 
 
 @dataclass(slots=True)
@@ -148,10 +135,8 @@ class Learner:
             yield self.reference, None if self.allowed is None else self.allowed[:, :vocab_size]
         elif self.lora is not None and self.anchor is not None:
             tokens = None if self.allowed is None else self.allowed.clone()
-            if tokens is not None:
-                tokens[:, vocab_size:] = (
-                    False  # it is the policy, which has head rows for other actions
-                )
+            if tokens is not None:  # the policy has head rows for other actions
+                tokens[:, vocab_size:] = False
             with self.lora.using(self.anchor):
                 yield self.policy, tokens
 
@@ -329,69 +314,6 @@ class Learner:
         for optimizer in (self.optimizer, self.critic_optimizer):
             if optimizer is not None:
                 optimizer.clear()
-
-
-@torch.no_grad()
-def check_served(
-    learner: Learner,
-    engine: Engine,
-    publish: Callable[[], None] | None = None,
-    length: int = CHECKED,
-) -> float:
-    """Stop a run whose engine does not serve the weights that are trained; else the mean distance of
-    the log-probs of the two, over a text of `length` tokens.
-
-    `publish` gives the policy's weights to the engine; None: it has the same tensors. Fresh LoRA
-    adapters are a no-op, so the check loads random non-zero ones first.
-    """
-    publish = publish or (lambda: engine.load(None, version=engine.version))
-    lora = learner.lora
-    tokens = _probe_tokens(learner, length)
-    with nullcontext() if lora is None else lora.using(lora.random_snapshot()):
-        publish()
-        scored = engine.score([tokens], [[1]], [tokens[1:]], 0, learner.temperature)[0][0][0]
-        served = torch.tensor(scored)
-        trained = _logprobs_of(tokens, learner)
-    if lora is not None:
-        publish()  # drops whatever it has cached of them
-    gap = float((served - trained).abs().mean())
-    most = tolerances(learner.policy.dtype).probe_gap
-    if not gap <= most:
-        raise RunStopped(
-            f"the engine does not serve the weights that are trained: with the same "
-            f"{'weights' if lora is None else 'adapters'} its log-probs of {len(scored)} tokens are "
-            f"{gap:.3g} away from the learner's on average, and rounding explains {most:g} at most. "
-            "Nothing was trained; another version of the engine may do better, and engine.name=native "
-            f"has the learner's own tensors ({', '.join(ARCHITECTURES)} models)"
-        )
-    return gap
-
-
-def _probe_tokens(learner: Learner, length: int) -> list[int]:
-    """A text that mode 0 allows; the same for every run."""
-    allowed = torch.ones(learner.policy.shape.vocab_size, dtype=torch.bool)
-    if learner.allowed is not None:
-        allowed = learner.allowed[0, : len(allowed)].cpu()
-    tokens = allowed.nonzero()[:, 0]
-    count = max(min(length, learner.policy.shape.max_positions), 2)
-    generator = torch.Generator().manual_seed(0)
-    return tokens[torch.randint(len(tokens), (count,), generator=generator)].tolist()
-
-
-def _logprobs_of(tokens: Sequence[int], learner: Learner) -> Tensor:
-    """The learner's log-probs of all tokens but the first, on the CPU."""
-    rest = list(tokens[1:])
-    count = len(rest)
-    episode = Episode(Task("served", ""))
-    episode.append(Span(None, Author.TASK, list(tokens[:1])))
-    zeros = [0.0] * count
-    policy = Span(0, Author.POLICY, rest, rest, zeros, zeros, [0] * count, [True] * count)
-    episode.leaves.append(Leaf((episode.append(policy),)))
-    forest = Forest(
-        list(episode.trajectories()), torch.ones(1, count, dtype=torch.bool), learner.policy.device
-    )
-    logp, _ = forest.logprobs(learner.policy, learner.temperature, learner.allowed)
-    return logp[0].cpu()
 
 
 def _read(reports: list[dict[str, Tensor]]) -> list[dict[str, float]]:

@@ -16,14 +16,14 @@ from graft.models.io.hub import origin_of
 from graft.models.lora.training import Lora, base_of
 from graft.train.actions import allowed_table
 from graft.train.components import RunComponents
-from graft.train.distributed.collector import load_engines
-from graft.train.distributed.process_group import ALONE, ProcessGroup
-from graft.train.learner import CHECKED, Learner, check_served
+from graft.train.distributed.process_group import ProcessGroup
+from graft.train.engine_check import check_engine
+from graft.train.learner import Learner
 from graft.train.memory.device_memory import device_memory_of
 from graft.train.memory.plan import choose_micro, has_reference
 from graft.train.model import load_base
 from graft.train.optimizer import Optimizer, Schedule, schedule
-from graft.train.rollout_engine import NoEngine, is_external, ways
+from graft.train.rollout_engine import ways
 from graft.train.run_dir.checkpoint import ADAPTER_FOLDER, latest_model
 
 TRANSFORMERS_MICRO = 2048
@@ -65,32 +65,22 @@ def make_learner(components: RunComponents, reference: Decoder | None) -> Learne
     With adapters there is no reference model: the present adapters are kept as the reference.
     """
     config, algo, policy = components.config, components.algo, components.policy
-    train, preset = config.train, algo.preset
-    plan = rate_plan(config)
-
-    def optimizer(module: torch.nn.Module, lr: float) -> Optimizer:
-        return Optimizer(
-            [module],
-            lr=lr,
-            schedule=plan,
-            weight_decay=train.weight_decay,
-            betas=train.betas,
-            max_grad_norm=train.max_grad_norm,
-            processes=components.processes,
-        )
-
+    train, preset, plan = config.train, algo.preset, rate_plan(config)
     lora = make_lora(components)
-    critic = make_critic(policy) if preset.needs_critic else None
+    critic = critic_optimizer = None
+    if preset.needs_critic:
+        critic, critic_lr = make_critic(policy), config.algo.critic_lr or train.lr
+        critic_optimizer = make_optimizer(components, critic, critic_lr, plan)
     learner = Learner(
         policy=policy,
-        optimizer=optimizer(lora or policy, train.lr),
+        optimizer=make_optimizer(components, lora or policy, train.lr, plan),
         loss=algo.loss,
         reduction=algo.reduction,
         tokens_per_micro=micro_budget(config, policy, components.processes),
         temperature=config.rollout.temperature,
         allowed=allowed_table(components.actions, policy),
         critic=critic,
-        critic_optimizer=optimizer(critic, config.algo.critic_lr or train.lr) if critic else None,
+        critic_optimizer=critic_optimizer,
         value_clip=preset.value_clip,
         reference=reference,
         lora=lora,
@@ -102,6 +92,21 @@ def make_learner(components: RunComponents, reference: Decoder | None) -> Learne
     )
     check_engine(components, learner)
     return learner
+
+
+def make_optimizer(
+    components: RunComponents, module: torch.nn.Module, lr: float, plan: Schedule
+) -> Optimizer:
+    train = components.config.train
+    return Optimizer(
+        [module],
+        lr=lr,
+        schedule=plan,
+        weight_decay=train.weight_decay,
+        betas=train.betas,
+        max_grad_norm=train.max_grad_norm,
+        processes=components.processes,
+    )
 
 
 def rate_plan(config: Config) -> Schedule:
@@ -131,31 +136,6 @@ def set_rates(learner: Learner, config: Config) -> None:
         critic.schedule = learner.optimizer.schedule
 
 
-def check_engine(components: RunComponents, learner: Learner) -> None:
-    """Once in a run, where the engine may serve other weights than are trained: compare log-probs."""
-    config, engine = components.config, components.engine
-    is_certain = learner.lora is None and not is_external(config)
-    if is_certain or components.is_checked or isinstance(engine, NoEngine):
-        return
-
-    def publish() -> None:
-        load_engines(
-            components.weights_to_publish(),
-            engine.version,
-            engine,
-            components.processes,
-            engine.load,
-        )
-
-    gap = check_served(learner, engine, publish, min(CHECKED, config.rollout.max_context - 1))
-    components.is_checked = True
-    if is_external(config):
-        what = "log-probs" if learner.lora is None else "log-probs with adapters"
-        components.notes.append(
-            f"{config.engine.name}: {what} agree with the learner's, {gap:.1g} apart on average"
-        )
-
-
 def make_critic(policy: Any) -> Any:
     if not isinstance(policy, Decoder):
         raise ConfigError(
@@ -174,15 +154,7 @@ def sft_learner(components: RunComponents, steps: int) -> Learner:
     config, policy, sft = components.config, components.policy, components.config.sft
     lora = make_lora(components)
     plan = schedule("linear", sft.warmup, steps, 0.1)
-    optimizer = Optimizer(
-        [lora or policy],
-        lr=sft.lr,
-        schedule=plan,
-        weight_decay=config.train.weight_decay,
-        betas=config.train.betas,
-        max_grad_norm=config.train.max_grad_norm,
-        processes=components.processes,
-    )
+    optimizer = make_optimizer(components, lora or policy, sft.lr, plan)
     loss, reduction = make("sft", LOSSES, "loss"), make("token", REDUCTIONS, "reduction")
     learner = Learner(
         policy,
@@ -198,7 +170,7 @@ def sft_learner(components: RunComponents, steps: int) -> Learner:
     return learner
 
 
-def micro_budget(config: Config, policy: Any, processes: ProcessGroup = ALONE) -> int:
+def micro_budget(config: Config, policy: Any, processes: ProcessGroup) -> int:
     """Tokens of a micro-batch: the recipe's number, or what fits into memory."""
     if not isinstance(policy, Decoder):  # its memory use is not known
         return config.train.tokens_per_micro or TRANSFORMERS_MICRO

@@ -52,9 +52,8 @@ def train_step(
     with hooks.learning(step, rollouts):
         result = learn(step, rollouts, algo, learner)
         hooks.on_learned(step)
-        result.metrics["time/sync"] = source.publish(
-            step
-        )  # nothing to send where tensors are shared
+        # nothing to send where tensors are shared
+        result.metrics["time/sync"] = source.publish(step)
         hooks.on_published(step, rollouts, result)
 
 
