@@ -1,25 +1,20 @@
 """The memory that a recipe needs on a device, and the sizes that a recipe leaves open.
 
-    N parameters, b bytes of a weight, T tokens of a micro-batch
-
-Everything is computed from the model's shape and the recipe, before anything is allocated:
+Everything is computed from the model's shape and the recipe, before anything is allocated. With N
+parameters of b bytes and T tokens of a micro-batch:
 
     always    weights N b, fp32 masters 4N (of a bf16 model), AdamW's moments 8N, the KV pool
     learning  gradients N b (and 4N of their fp32 sum), activations of T tokens, their logits or a chunk
     sampling  the logits of one step
 
-Where kernels run, a bf16 model has no bf16 gradients: products add to the fp32 sums, 4N that are always
-allocated.
-
-Where processes split the model (`DeviceMemory.ways`), each holds its part of masters, moments and
-gradients, and temporarily two whole layers, embedding and head; the native engine samples from a separate
-copy, as it does where sampling runs ahead of learning.
-
-With adapters (`lora.rank`) masters, moments and sums are those of A and B alone, and weight gradients are
-freed at once. A GPU run keeps the base weights in host memory; a CPU run keeps them beside the weights.
-
 Learning and sampling take turns, so the total is `always` plus the larger of the two. Sizes that the recipe
 leaves open are chosen here: first those of the trainer, then the KV pool from the rest.
+
+kernels    a bf16 model has no bf16 gradients: products add to the fp32 sums, 4N that are always allocated
+processes  that split the model (`DeviceMemory.ways`) hold their part of masters, moments and gradients, and
+           temporarily two whole layers, embedding and head; the native engine has a copy of its own
+adapters   masters, moments and sums are those of A and B alone, and weight gradients are freed at once; a
+           GPU run keeps the base weights in host memory, a CPU run beside the weights
 """
 
 from __future__ import annotations
@@ -66,7 +61,6 @@ GPU_MICROS = (32768, 16384, 8192, 4096, 2048)
 
 COMFORT = 0.2
 """Share of the memory that the KV pool must get with a large micro-batch."""
-
 
 When = Literal["always", "learning", "sampling"]
 
@@ -117,106 +111,84 @@ class RunSizes:
     config: Config
     shape: ModelShape
     dtype: torch.dtype
-    device_memory: DeviceMemory
+    memory: DeviceMemory
 
     def account(self, kv_tokens: int, micro: MicroBatchSize) -> MemoryPlan:
         config, shape, dtype = self.config, self.shape, self.dtype
-        device_memory, work = self.device_memory, workload_of(config)
+        memory, work = self.memory, workload_of(config)
         params = num_parameters(shape)
         preset = resolve_preset(config.algo.name)
         tokens = largest_micro(config, micro.tokens)
-        when: When = "always" if sums_in_place(dtype, device_memory.fused) else "learning"
+        when: When = "always" if sums_in_place(dtype, memory.fused) else "learning"
         items = [
-            *(self._split(params) if device_memory.ways > 1 else self._whole(params, when)),
-            MemoryItem("engine's weights", self._copied(params), "always", self._copied_by),
+            *(self._split(params) if memory.ways > 1 else self._whole(params, when)),
+            *self._engine_copy(params),
             MemoryItem("KV pool", kv_tokens * kv_bytes(shape, dtype), "always", "engine.kv_tokens"),
-            MemoryItem(
-                "runtime", RUNTIME.get(device_memory.device.type, RUNTIME["cuda"]), "always", ""
-            ),
+            MemoryItem("runtime", RUNTIME.get(memory.device.type, RUNTIME["cuda"]), "always", ""),
         ]
         copies = 1
         if has_reference(config) and not config.lora.rank:
             # a part of a split one is fp32, like the policy's
-            held = (
-                params * dtype.itemsize
-                if device_memory.ways == 1
-                else 4 * params // device_memory.ways
-            )
+            held = params * dtype.itemsize if memory.ways == 1 else 4 * params // memory.ways
             items.append(MemoryItem("reference", held, "always", "algo.kl_coef"))
         if preset.needs_critic and config.train.steps:
             copies = 2  # one backward pass through both graphs
             body = params - (0 if shape.tied else shape.head_rows * shape.width)
             state = body * dtype.itemsize + optimizer_state_bytes(body, dtype)
-            grads = gradient_bytes(body, dtype, device_memory.fused)
-            if device_memory.ways > 1:
-                state, grads = 12 * body // device_memory.ways, 4 * body // device_memory.ways
+            grads = gradient_bytes(body, dtype, memory.fused)
+            if memory.ways > 1:
+                state, grads = 12 * body // memory.ways, 4 * body // memory.ways
             items.append(MemoryItem("critic", state, "always", "algo.name"))
             items.append(MemoryItem("critic's gradients", grads, when, "algo.name"))
-        kept = activation_bytes(shape, dtype, tokens, work, device_memory.fused, micro.recompute)
-        head = most_head_bytes(shape, dtype, tokens, device_memory)
+        kept = activation_bytes(shape, dtype, tokens, work, memory.fused, micro.recompute)
+        head = most_head_bytes(shape, dtype, tokens, memory)
         trains_head = bool(shape.extra) or "lm_head" in config.lora.targets
-        if config.lora.rank and trains_head and sums_in_place(dtype, device_memory.fused):
+        if config.lora.rank and trains_head and sums_in_place(dtype, memory.fused):
             # a head without an fp32 sum gets its gradient in fp32, then in the weights' dtype
             head += shape.head_rows * shape.width * (4 + dtype.itemsize)
-        key = "train.tokens_per_micro"
+        step = decode_bytes(shape, dtype, running(config), kv_tokens, memory)
         items += [
-            MemoryItem("activations", copies * kept, "learning", key),
-            MemoryItem("logits", head, "learning", key),
-            MemoryItem(
-                "a decoding step",
-                decode_bytes(shape, dtype, running(config), kv_tokens, device_memory),
-                "sampling",
-                "rollout.samples",
-            ),
+            MemoryItem("activations", copies * kept, "learning", "train.tokens_per_micro"),
+            MemoryItem("logits", head, "learning", "train.tokens_per_micro"),
+            MemoryItem("a decoding step", step, "sampling", "rollout.samples"),
         ]
         counted = [item for item in items if item.bytes]
-        return MemoryPlan(counted, device_memory.available, device_memory.usable, kv_tokens, *micro)
-
-    def _whole(self, params: int, when: When) -> Iterator[MemoryItem]:
-        yield MemoryItem("weights", params * self.dtype.itemsize, "always", "model")
-        yield from self._trained(params, when)
+        return MemoryPlan(counted, memory.available, memory.usable, kv_tokens, *micro)
 
     def _split(self, params: int) -> Iterator[MemoryItem]:
         """One process's part, and the layers gathered while they are computed."""
-        shape, itemsize = self.shape, self.dtype.itemsize
+        shape, ways = self.shape, self.memory.ways
         held = 0 if self.config.parallel.offload else 1
         ends = shape.head_rows * shape.width * (1 if shape.tied else 2)
-        layer = (params - ends) // shape.layers
-        yield MemoryItem(
-            "weights, a part", held * 4 * params // self.device_memory.ways, "always", "parallel"
-        )
-        yield MemoryItem(
-            "AdamW moments", held * 8 * params // self.device_memory.ways, "always", "parallel"
-        )
-        yield MemoryItem(
-            "gradients, a part", 4 * params // self.device_memory.ways, "learning", "parallel"
-        )
-        yield MemoryItem("gathered layers", (2 * layer + ends) * itemsize, "learning", "model")
+        gathered = (2 * ((params - ends) // shape.layers) + ends) * self.dtype.itemsize
+        yield MemoryItem("weights, a part", held * 4 * params // ways, "always", "parallel")
+        yield MemoryItem("AdamW moments", held * 8 * params // ways, "always", "parallel")
+        yield MemoryItem("gradients, a part", 4 * params // ways, "learning", "parallel")
+        yield MemoryItem("gathered layers", gathered, "learning", "model")
 
-    @property
-    def _copied_by(self) -> str:
-        return "parallel.shard" if self.device_memory.ways > 1 else "rollout.staleness"
-
-    def _copied(self, params: int) -> int:
-        """Bytes of the native engine's own copy of the weights."""
-        is_apart = self.device_memory.ways > 1 or self.config.rollout.staleness > 0
+    def _engine_copy(self, params: int) -> Iterator[MemoryItem]:
+        """The native engine's own copy of the weights, where it does not share the learner's."""
         is_ours = self.config.engine.name == "native" and not self.config.cluster.address
-        return params * self.dtype.itemsize if is_apart and is_ours else 0
+        is_split = self.memory.ways > 1
+        if is_ours and (is_split or self.config.rollout.staleness):
+            key = "parallel.shard" if is_split else "rollout.staleness"
+            yield MemoryItem("engine's weights", params * self.dtype.itemsize, "always", key)
 
-    def _trained(self, params: int, when: When) -> Iterator[MemoryItem]:
-        """Optimizer state and gradients."""
+    def _whole(self, params: int, when: When) -> Iterator[MemoryItem]:
+        """Weights, optimizer state and gradients of one process that holds all."""
         shape, dtype, lora = self.shape, self.dtype, self.config.lora
+        yield MemoryItem("weights", params * dtype.itemsize, "always", "model")
         if not lora.rank:
             masters = 4 * params if dtype.itemsize < 4 else 0
             yield MemoryItem("fp32 masters", masters, "always", "model")
             yield MemoryItem("AdamW moments", 8 * params, "always", "model")
-            grads = gradient_bytes(params, dtype, self.device_memory.fused)
+            grads = gradient_bytes(params, dtype, self.memory.fused)
             yield MemoryItem("gradients", grads, when, "model")
             return
         trained = num_trained(shape, lora.rank, lora.targets)
         yield MemoryItem("adapters", 4 * trained, "always", "lora.rank")
         yield MemoryItem("AdamW moments", 8 * trained, "always", "lora.rank")
-        if self.device_memory.device.type == "cpu":
+        if self.memory.device.type == "cpu":
             base = sum(out * into for out, into in target_sizes(shape, lora.targets))
             yield MemoryItem("base", base * dtype.itemsize, "always", "lora.targets")
         grads = adapter_gradient_bytes(shape, dtype, lora.rank, lora.targets)
@@ -226,16 +198,16 @@ class RunSizes:
         return self.account(kv_tokens, micro).fits
 
     def choose_micro(self) -> MicroBatchSize:
-        train, cpu = self.config.train, self.device_memory.device.type == "cpu"
+        train, cpu = self.config.train, self.memory.device.type == "cpu"
         sizes = (CPU_MICRO,) if cpu else GPU_MICROS
         if train.tokens_per_micro:
             sizes = (train.tokens_per_micro,)
-        kv_tokens, page = self.config.engine.kv_tokens, page_size(self.config, self.device_memory)
+        kv_tokens, page = self.config.engine.kv_tokens, page_size(self.config, self.memory)
         least = kv_tokens or smallest_pool(self.config, page)
         recompute = train.recompute
         if recompute is None:  # recompute only where the longest row needs it
             recompute = not self.fits(least, MicroBatchSize(sizes[-1], False))
-        comfort = int(self.device_memory.available * COMFORT) // kv_bytes(self.shape, self.dtype)
+        comfort = int(self.memory.available * COMFORT) // kv_bytes(self.shape, self.dtype)
         ample = kv_tokens or max(min(wanted_pool(self.config, page), comfort), least)
         choices = [MicroBatchSize(tokens, recompute) for tokens in sizes]
         for micro in choices:
@@ -248,16 +220,13 @@ class RunSizes:
     def choose_pool(self, micro: MicroBatchSize) -> int:
         if self.config.engine.kv_tokens:
             return self.config.engine.kv_tokens
-        page, per_token = (
-            page_size(self.config, self.device_memory),
-            kv_bytes(self.shape, self.dtype),
-        )
-        if self.device_memory.device.type == "cpu":  # pages are allocated when first written
+        page, per_token = page_size(self.config, self.memory), kv_bytes(self.shape, self.dtype)
+        if self.memory.device.type == "cpu":  # pages are allocated when first written
             most = min(CPU_TOKENS, CPU_BYTES // per_token)
         else:
-            share = int(self.device_memory.available * GPU_SHARE) // per_token
+            share = int(self.memory.available * GPU_SHARE) // per_token
             most = min(share, wanted_pool(self.config, page))
-        left = (self.device_memory.usable - self.account(0, micro).total) // per_token
+        left = (self.memory.usable - self.account(0, micro).total) // per_token
         return max(smallest_pool(self.config, page), min(most, left))
 
 
@@ -302,10 +271,10 @@ def check_fits(
     largest = sorted(memory.items, key=lambda item: -item.bytes)[:3]
     named = ", ".join(f"{item.name} {gigabytes(item.bytes)}" for item in largest)
     name = device_memory.name or device_memory.device.type
+    way_out = remedy(config, shape, dtype, device_memory)
     raise ConfigError(
         f"this recipe needs {gigabytes(memory.total)} and {name} has {gigabytes(memory.usable)} to use "
-        f"(mostly {named}). "
-        f"{remedy(config, shape, dtype, device_memory)}. `graft plan` shows all entries"
+        f"(mostly {named}). {way_out}. `graft plan` shows all entries"
     )
 
 
