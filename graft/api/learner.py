@@ -138,7 +138,6 @@ class PolicyLearner:
         from graft.train.run_dir.interrupt import Interrupt
 
         listed = _checked(episodes)
-        _refuse_the_dead(listed)
         for engine in self.policy.engines:
             engine.check_idle()
         self.trainer.temperature = _temperature(listed)
@@ -284,19 +283,6 @@ def _checked(episodes: Any) -> list[Episode]:
     if not episodes:
         raise UserCodeError("step() was given no episodes; there is nothing to learn from")
     return list(episodes)
-
-
-def _refuse_the_dead(episodes: Sequence[Episode]) -> None:
-    from graft.train.run_dir.folder import RunStopped
-    from graft.train.step_metrics import commonest_failure, is_dead
-
-    if is_dead(episodes):
-        count = sum(len(episode.leaves) for episode in episodes)
-        raise RunStopped(
-            f"none of the {count} attempts came to its end, mostly: {commonest_failure(episodes)}. Nothing "
-            "was trained: repair the environment or tool. leaf.status says how each attempt ended, and "
-            "span.info['traceback'] where it broke"
-        )
 
 
 def _refuse_lone_attempts(episodes: Sequence[Episode], preset: Any) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean
 
 import torch
@@ -13,7 +13,7 @@ from graft.rollout.batching import trajectories_of
 from graft.rollout.collect import is_flat
 from graft.train.rollout_source import StepRollouts
 from graft.train.run_dir.folder import RunStopped
-from graft.types import Author, Episode, Leaf, Status, Trajectory
+from graft.types import Author, Episode, Leaf, Span, Status, Trajectory
 
 
 def step_metrics(
@@ -26,7 +26,7 @@ def step_metrics(
 ) -> dict[str, float]:
     """All metrics of a step that took `seconds` to learn; `updated` are the learner's."""
     episodes = rollouts.episodes
-    sampled = sum(len(s) for e in episodes for s in e.spans if s.author is Author.POLICY)
+    sampled = sum(_num_sampled(episode.spans) for episode in episodes)
     spans = {id(span): span for row in trajectories for span in row.spans}.values()  # each once
     age = (step - 1 - batch.versions[batch.mask]).float()
     assert batch.advantages is not None
@@ -68,12 +68,8 @@ def describe(episodes: Sequence[Episode]) -> dict[str, float]:
     rewards = torch.tensor([leaf.reward for leaf in ended])
     groups = [[x.reward for x in e.leaves if x.twin is None and _has_reward(x)] for e in episodes]
     spreads = torch.tensor([torch.tensor(g).std(correction=0) for g in groups if g])
-    lengths = torch.tensor(
-        [
-            float(sum(len(s) for s in row.spans if s.author is Author.POLICY))
-            for row in trajectories_of(episodes)
-        ]
-    )
+    rows = trajectories_of(episodes)
+    lengths = torch.tensor([float(_num_sampled(row.spans)) for row in rows])
     calls = torch.tensor([leaf.metrics.get("tool_calls", 0.0) for leaf in leaves])
     failures = sum(leaf.metrics.get("tool_failures", 0.0) for leaf in leaves)
     turns = [leaf.metrics.get("turns", 0.0) for leaf in leaves]
@@ -87,24 +83,21 @@ def describe(episodes: Sequence[Episode]) -> dict[str, float]:
         "completions/mean_length": float(lengths.mean()),
         "completions/min_length": float(lengths.min()),
         "completions/max_length": float(lengths.max()),
-        "completions/clipped_ratio": _share(leaf.status == "truncated" for leaf in leaves),
+        "completions/clipped_ratio": _share([leaf.status == "truncated" for leaf in leaves]),
         "rollout/turns": sum(turns) / len(turns),
         "rollout/failed": 1.0 - len(ended) / len(leaves),
-        "rollout/no_room": _share(_had_no_room(leaf) for leaf in leaves),
+        "rollout/no_room": _share([_had_no_room(leaf) for leaf in leaves]),
         "tools/rate": float((calls > 0).float().mean()),
         "tools/call_frequency": float(calls.mean()),
         "tools/failure_frequency": failures / max(float(calls.sum()), 1.0),
         **{n: sum(leaf.metrics.get(n, 0.0) for leaf in leaves) / len(leaves) for n in by_tool},
-        "tools/calls_made": _calls_made(episodes),
+        # without refused calls; a call that several attempts share counts once
+        "tools/calls_made": float(
+            sum(s.info.get("tool_calls", 0) for e in episodes for s in e.spans)
+        ),
         **_describe_forks(episodes),
         **_describe_twins(twins, len(leaves), episodes),
     }
-
-
-def _calls_made(episodes: Sequence[Episode]) -> float:
-    """Of the step, without refused calls; a call that several attempts share counts once."""
-    spans = (span for episode in episodes for span in episode.spans)
-    return float(sum(span.info.get("tool_calls", 0) for span in spans))
 
 
 def _describe_forks(episodes: Sequence[Episode]) -> dict[str, float]:
@@ -115,8 +108,8 @@ def _describe_forks(episodes: Sequence[Episode]) -> dict[str, float]:
     if not decided:
         return {}
     roots = sum(s.parent == 0 and s.author is Author.POLICY for s in spans)
-    sampled = sum(len(span) for span in spans if span.author is Author.POLICY)
-    in_rows = sum(len(s) for row in trajectories for s in row.spans if s.author is Author.POLICY)
+    sampled = _num_sampled(spans)
+    in_rows = sum(_num_sampled(row.spans) for row in trajectories)
     forks = sum(info["forks"] for info in decided)
     return {
         "branch/roots": roots / len(episodes),
@@ -125,6 +118,10 @@ def _describe_forks(episodes: Sequence[Episode]) -> dict[str, float]:
         "branch/entropy_change": sum(info["entropy_change"] for info in decided) / len(decided),
         "branch/shared_tokens": 1.0 - sampled / max(in_rows, 1),
     }
+
+
+def _num_sampled(spans: Iterable[Span]) -> int:
+    return sum(len(span) for span in spans if span.author is Author.POLICY)
 
 
 def _had_no_room(leaf: Leaf) -> bool:
@@ -154,9 +151,8 @@ def _describe_twins(
     }
 
 
-def _share(flags: Iterator[bool]) -> float:
-    listed = list(flags)
-    return sum(listed) / max(len(listed), 1)
+def _share(flags: Sequence[bool]) -> float:
+    return sum(flags) / max(len(flags), 1)
 
 
 def is_dead(episodes: Sequence[Episode]) -> bool:
@@ -166,35 +162,29 @@ def is_dead(episodes: Sequence[Episode]) -> bool:
     return Status.DONE not in statuses and failed * 4 >= len(statuses)
 
 
-def failures(episodes: Sequence[Episode]) -> list[str]:
-    return [s.info["error"] for e in episodes for s in e.spans if "error" in s.info]
-
-
 def commonest_failure(episodes: Sequence[Episode], none: str = "no reason was recorded") -> str:
     """The most frequent reason of failed attempts; `none` where there is none."""
-    reasons = failures(episodes)
+    reasons = _failures(episodes)
     return max(set(reasons), key=reasons.count) if reasons else none
+
+
+def _failures(episodes: Sequence[Episode]) -> list[str]:
+    return [s.info["error"] for e in episodes for s in e.spans if "error" in s.info]
 
 
 def refuse_unusable(episodes: Sequence[Episode], trajectories: Sequence[Trajectory]) -> None:
     """Stop a run whose step has nothing to learn from."""
     if is_dead(episodes):
-        raise RunStopped(_why_it_died(episodes))
+        count = sum(len(episode.leaves) for episode in episodes)
+        raise RunStopped(
+            f"none of the {count} attempts of this step came to its end; {len(_failures(episodes))} failed, "
+            f"mostly: {commonest_failure(episodes)}. Nothing was trained, and saved files are intact. Repair "
+            "the environment or tool and try again; errors.log in the run's folder has the traceback, as has "
+            "span.info['traceback'], and GRAFT_DEBUG=1 prints it"
+        )
     if not any(span.author is Author.POLICY for row in trajectories for span in row.spans):
         longest = max(len(episode.spans[0]) for episode in episodes)
         raise RunStopped(
             f"no attempt sampled a single token: prompts of up to {longest} tokens fill the context; "
             "raise rollout.max_context"
         )
-
-
-def _why_it_died(episodes: Sequence[Episode]) -> str:
-    reasons = failures(episodes)
-    common = commonest_failure(episodes)
-    count = sum(len(episode.leaves) for episode in episodes)
-    return (
-        f"none of the {count} attempts of this step came to its end; {len(reasons)} failed, mostly: "
-        f"{common}. Nothing was trained; the last "
-        "checkpoint is intact. Repair the environment or tool and run the same command again; errors.log in "
-        "the run's folder has the traceback, GRAFT_DEBUG=1 prints it"
-    )
