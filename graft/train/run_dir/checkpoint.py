@@ -1,15 +1,13 @@
 """Checkpoints: Hugging Face folders with the trainer's state beside the weights.
 
-Each is written under a temporary name and renamed when it is complete, so every checkpoint with a final name
-is whole. `rl-000040` holds the state *after* step 40 of the phase `rl`.
+`rl-000040` holds the state *after* step 40 of the phase `rl`. It is written under a temporary name and
+renamed when all processes have written their parts, so every checkpoint with a final name is whole.
 
-A run that trains adapters writes them into the folder `adapter`, in PEFT's form. The weights beside it
-are the merged ones, so its checkpoints are ordinary models. The adapter has a separate folder because
-transformers would apply an adapter beside merged weights a second time.
-
-The optimizer's state is in the folder `trainer`, under names that do not depend on the layout (see
-`train.run_dir.optimizer_state`): a run may resume with another number of processes. Each process writes its
-part; the first one writes the rest and renames the folder when all have finished.
+    model.safetensors, ...   the weights, with adapters merged: an ordinary model
+    adapter/                 of a run that trains adapters, in PEFT's form. A folder of its own, because
+                             transformers would apply an adapter beside merged weights a second time
+    trainer/                 the optimizer's state, under names that do not depend on the layout
+                             (`optimizer_state`): a run may resume with another number of processes
 """
 
 from __future__ import annotations
@@ -30,8 +28,8 @@ from graft.train.learner import Learner
 from graft.train.run_dir.folder import RunStopped
 from graft.train.run_dir.names import named
 from graft.train.run_dir.optimizer_state import load_tensors, tensors_of
+from graft.train.run_dir.trackers import PHASES, Phase
 
-PHASES = ("sft", "rl")
 ACTION_NAMES = "actions.json"
 """Beside actions.safetensors: the names of its rows."""
 ADAPTER_FOLDER = "adapter"
@@ -43,7 +41,7 @@ class Checkpoint:
     """A complete checkpoint on disk."""
 
     path: Path
-    phase: str
+    phase: Phase
     step: int
 
     def state(self) -> dict[str, Any]:
@@ -51,8 +49,7 @@ class Checkpoint:
         return json.loads((self.path / "state.json").read_text(encoding="utf-8"))
 
     def restore(self, learner: Learner) -> None:
-        """Load optimizers, critic and random states; the policy's weights and adapters are loaded when they
-        are built."""
+        """Load optimizers, critic and random states; `build_run` loads the policy and its adapters."""
         if not (self.path / TRAINER_FOLDER).is_dir():
             raise RunStopped(
                 f"{self.path} has no folder {TRAINER_FOLDER!r}: an older version of graft wrote it. Its "

@@ -41,7 +41,6 @@ CHANGES = "changes.jsonl"
 """Settings that changed when the run was resumed: {"time": ..., "phase": "rl", "step": 40, "changed":
 {"train.lr": [1e-06, 5e-07]}}, a line each time."""
 
-
 NOT_WRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.ENOTDIR)
 """Errors that more free space would not solve."""
 
@@ -72,8 +71,9 @@ class RunFolder:
         self.config = config
         self.changed: dict[str, tuple[Any, Any]] = {}
         """Settings that changed since the run was last started: key -> old value, new value."""
+        self.is_ours = False
+        """Whether this process owns the folder."""
         self._lock: Any = None
-        self._has_claimed = False
 
     @property
     def checkpoints(self) -> Path:
@@ -83,11 +83,6 @@ class RunFolder:
     def has_checkpoint(self) -> bool:
         return any(self.checkpoints.glob("*/state.json"))
 
-    @property
-    def is_ours(self) -> bool:
-        """Whether this process owns the folder."""
-        return self._has_claimed
-
     def claim(self) -> None:
         """Take ownership of the folder, or raise with the reason."""
         with out_of_disk(Path(self.config.run.dir)):
@@ -96,7 +91,7 @@ class RunFolder:
             before = self.path / "config.yaml"
             if before.exists():
                 self._same_run(before)
-            self._has_claimed = True
+            self.is_ours = True
 
     def begin(self) -> None:
         """Write the settings; a finished run keeps those it was trained with."""
@@ -131,16 +126,17 @@ class RunFolder:
             for key, (was, now) in differing.items()
             if key not in allowed
         ]
-        if has_checkpoint and refused:
+        if not has_checkpoint:
+            return
+        if refused:
             raise RunStopped(
                 f"{self.path} holds a run with other settings ({'; '.join(refused)}). Give this run "
                 f"another run.name, with model.path={self.path} model.shape={{}} if it is to start from "
                 "these weights, or remove the folder to start over. Learning rate, steps and what is "
                 "logged, saved or evaluated may change"
             )
-        if has_checkpoint:
-            self.changed = {key: both for key, both in differing.items() if key not in UNREPORTED}
-        if has_checkpoint and not self.config.run.resume:
+        self.changed = {key: both for key, both in differing.items() if key not in UNREPORTED}
+        if not self.config.run.resume:
             raise RunStopped(
                 f"{self.path} holds checkpoints and run.resume is false. Give this run another "
                 "run.name, or remove the folder to start over"

@@ -22,18 +22,14 @@ class Interrupt:
         """`waits`: signals only set `is_pending`, which the caller polls. The processes of a group must
         stop together."""
         self.waits = waits
+        self.is_pending = False
+        """Whether a stop was requested."""
         self._previous: Any = None
         self._own: Any = None
-        self._is_pending = False
-
-    @property
-    def is_pending(self) -> bool:
-        """Whether a stop was requested."""
-        return self._is_pending
 
     def ask(self) -> None:
         """Request a stop, as a signal does."""
-        self._is_pending = True
+        self.is_pending = True
 
     @property
     def _is_ours(self) -> bool:  # only the main thread may set handlers
@@ -53,16 +49,15 @@ class Interrupt:
                 signal.signal(signal.SIGINT, self._own)
 
     def _end(self, number: int, frame: FrameType | None) -> None:
-        if (
-            signal.getsignal(signal.SIGINT) is signal.SIG_IGN
-        ):  # started in the background by a script
+        # a script that starts a process in the background has it ignore SIGINT
+        if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
             raise KeyboardInterrupt
         signal.raise_signal(signal.SIGINT)
 
     def _wait(self, number: int, frame: FrameType | None) -> None:
-        if self._is_pending:
+        if self.is_pending:
             raise KeyboardInterrupt
-        self._is_pending = True
+        self.is_pending = True
 
     @contextmanager
     def held(self) -> Iterator[None]:
@@ -70,11 +65,11 @@ class Interrupt:
         if not self._is_ours or self.waits:
             yield
             return
-        self._is_pending = False
+        self.is_pending = False
         previous = signal.signal(signal.SIGINT, self._wait)
         try:
             yield
         finally:
             signal.signal(signal.SIGINT, previous)
-        if self._is_pending:
+        if self.is_pending:
             raise KeyboardInterrupt

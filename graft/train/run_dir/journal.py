@@ -22,6 +22,7 @@ from graft.train.run_dir.fingerprint import StepRecord
 from graft.train.run_dir.folder import RunFolder, RunStopped, out_of_disk
 from graft.train.run_dir.metrics_log import MetricsLog
 from graft.train.run_dir.token_log import write_learned
+from graft.train.run_dir.trackers import Phase
 from graft.types import Episode
 
 ERRORS = "errors.log"
@@ -50,10 +51,12 @@ class Journal:
 
     def resume(self, newest: Checkpoint | None, alarms: Mapping[str, Any], dtype: str) -> None:
         """Remove records after the checkpoint that the run resumes from; None: all records."""
-        phase, step = ("sft", -1) if newest is None else (newest.phase, newest.step)
         if self._metrics is not None:
             with out_of_disk(self.folder.path):
-                self._metrics.truncate_after(phase, step)
+                if newest is None:
+                    self._metrics.truncate_after("sft", -1)
+                else:
+                    self._metrics.truncate_after(newest.phase, newest.step)
         self.alarms = Alarms(
             dtype,
             staleness=self.config.rollout.staleness,
@@ -72,7 +75,7 @@ class Journal:
                 self._metrics.alarm(warning | {"phase": "sft" if self.config.sft.is_on else "rl"})
         self.display.alarm(text, "warn")
 
-    def log(self, step: int, metrics: dict[str, float], phase: str, failure: str = "") -> None:
+    def log(self, step: int, metrics: dict[str, float], phase: Phase, failure: str = "") -> None:
         """Record a step's metrics and the alarms they raise; `failure` is the commonest failure."""
         if self._metrics is None:
             return

@@ -56,20 +56,13 @@ class MetricsLog:
             except Exception as error:  # not logged in, no network, ...: train without it
                 self._drop(name, error)
             else:
-                made = self._trackers[name]
-                missing = [one for one in METHODS if not callable(getattr(made, one, None))]
-                if missing:
-                    self._trackers.clear()
-                    self.close()
-                    wanted = f"a tracker with {', '.join(METHODS)}; it lacks {', '.join(missing)}"
-                    raise refusal(UserObject(factory, "tracker"), made, wanted)
+                self._check(factory, self._trackers[name])
 
-    def log(self, step: int, metrics: Mapping[str, float], phase: str = "rl") -> None:
-        """Append one line to `metrics.jsonl` and log to the trackers; phase is "sft" or "rl"."""
-        named = _phase(phase)
+    def log(self, step: int, metrics: Mapping[str, float], phase: Phase = "rl") -> None:
+        """Append one line to `metrics.jsonl` and log to the trackers."""
         values = {name: _number(value) for name, value in metrics.items()}
-        self._log.append(record(step, values, named))
-        self._each_tracker(lambda tracker: tracker.log(step, values, named))
+        self._log.append(record(step, values, phase))
+        self._each_tracker(lambda tracker: tracker.log(step, values, phase))
 
     def episodes(self, step: int, episodes: Iterable[Episode]) -> Path:
         """Write `episodes/step_000012.jsonl`, one line per task. Written atomically."""
@@ -83,13 +76,12 @@ class MetricsLog:
         """Append one line to `alarms.jsonl`."""
         append_row(self.folder / "alarms.jsonl", alarm)
 
-    def truncate_after(self, phase: str, step: int) -> None:
+    def truncate_after(self, phase: Phase, step: int) -> None:
         """Remove everything after `step` of `phase`, where a run resumes.
 
         After ("rl", 20) sft lines stay, and rl lines up to 20; after ("sft", 20) no rl line stays.
         """
-        named = _phase(phase)
-        last = _order(named, step)
+        last = _order(phase, step)
         _truncate_after(last, self._log)
         for folder in (self.folder / "episodes", self.folder / "learned"):
             for path in folder.glob("step_*"):
@@ -101,12 +93,20 @@ class MetricsLog:
             log = JsonlLog(alarms)
             _truncate_after(last, log)
             log.close()
-        self._each_tracker(lambda tracker: tracker.truncate_after(named, step))
+        self._each_tracker(lambda tracker: tracker.truncate_after(phase, step))
 
     def close(self) -> None:
         self._log.close()
         self._each_tracker(lambda tracker: tracker.close())
         self._trackers.clear()
+
+    def _check(self, factory: Any, made: Tracker) -> None:
+        missing = [one for one in METHODS if not callable(getattr(made, one, None))]
+        if missing:
+            self._trackers.clear()
+            self.close()
+            wanted = f"a tracker with {', '.join(METHODS)}; it lacks {', '.join(missing)}"
+            raise refusal(UserObject(factory, "tracker"), made, wanted)
 
     def __enter__(self) -> MetricsLog:
         return self
@@ -155,13 +155,6 @@ def read_metrics(path: str | Path) -> list[dict[str, Any]]:
         if row is not None and row.get("phase") in PHASES and "step" in row:
             records.append(row)
     return records
-
-
-def _phase(name: str) -> Phase:
-    for phase in PHASES:
-        if phase == name:
-            return phase
-    raise ValueError(f"phase {name!r} is none of {', '.join(PHASES)}")
 
 
 def _order(phase: Phase, step: int) -> tuple[int, int]:
