@@ -149,10 +149,12 @@ def find_recipe(name: str) -> Path:
     )
 
 
-def load_config(recipe: str | Path | Mapping[str, Any], overrides: Sequence[str] = ()) -> Config:
+def load_config(
+    recipe: str | Path | Mapping[str, Any], overrides: Sequence[str] = (), where: str = "the dict"
+) -> Config:
     """Read, override, check. Every error names the key; for a typo also the nearest valid key.
 
-    A dict of sections is a recipe too, called "run" unless it has a run.name.
+    A dict of sections is a recipe too, called "run" unless it has a run.name; errors call it `where`.
     """
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
@@ -163,7 +165,7 @@ def load_config(recipe: str | Path | Mapping[str, Any], overrides: Sequence[str]
             f"a recipe is a file, a bundled name or a dict of sections, not {type(recipe).__name__}"
         )
     if isinstance(recipe, Mapping):
-        path, name = "the dict", "run"
+        path, name = where, "run"
     else:
         path = find_recipe(str(recipe))
         name = path.stem
@@ -194,6 +196,19 @@ def load_config(recipe: str | Path | Mapping[str, Any], overrides: Sequence[str]
         raise ConfigError(f"{path} with {list(overrides)}: {error}") from error
     config = check(values, where=str(path))
     return config if config.run.name else config.changed({"run.name": name})
+
+
+def read_arguments(given: Sequence[str]) -> dict[str, Any]:
+    """["digits=[2,2]", "tool=true"] -> {"digits": [2, 2], "tool": True}: key=value with YAML values."""
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+    from yaml import YAMLError
+
+    try:
+        values: Any = OmegaConf.to_container(OmegaConf.from_dotlist(list(given)))
+    except (YAMLError, OmegaConfBaseException, ValueError) as error:
+        raise ConfigError(f"cannot read {' '.join(given)}: {error}") from error
+    return values
 
 
 def _check_colons(override: str, value: Any) -> None:

@@ -17,6 +17,7 @@ from graft.api.progress import ProgressLine
 from graft.api.settings import settings
 from graft.config import Config, ConfigError
 from graft.evaluate.estimates import Estimate
+from graft.evaluate.eval_spec import EvalSpec
 from graft.evaluate.task_set import TaskSet
 from graft.evaluate.task_sets import read_sets
 from graft.protocols import Env
@@ -118,7 +119,6 @@ def evaluate(
     seed         of the draws
     progress     None: a line in a terminal or a notebook; True or False: always, never
     """
-    from graft.evaluate.eval_spec import EvalSpec
     from graft.evaluate.evaluator import pose, temperature_of
 
     ks = sorted({k} if isinstance(k, int) else set(k))
@@ -136,7 +136,7 @@ def evaluate(
     limits = {"max_tokens": max_tokens, "max_turns": max_turns, "max_context": max_context}
     config = _config(owner, {name: value for name, value in limits.items() if value is not None})
     config = settings(config, run={"seed": seed})
-    asked = EvalSpec(
+    spec = EvalSpec(
         config=config,
         sets=_sets(owner, on, config, data, reward),
         tasks=tasks,
@@ -146,13 +146,13 @@ def evaluate(
         k=ks,
         solved=solved,
     )
-    posed = pose(asked, owner.chat)
+    posed = pose(spec, owner.chat)
     total = sum(len(one.list) for one in posed) * samples
     with (
         engine_for(policy, seed) as engine,
         ProgressLine("evaluate", total, "attempts", progress) as line,
     ):
-        return _measured(asked, posed, engine, line)
+        return _measured(spec, posed, engine, line)
 
 
 def _config(policy: Policy, limits: Mapping[str, Any]) -> Config:
@@ -188,13 +188,11 @@ def _sets(
     return sets if reward is None else [replace(one, reward=reward) for one in sets]
 
 
-def _no_env(task: Task) -> Env:
-    raise AssertionError("the set brings the environment")
-
-
-def _measured(asked: Any, posed: Sequence[Any], engine: PolicyEngine, line: ProgressLine) -> Scores:
+def _measured(
+    spec: EvalSpec, posed: Sequence[Any], engine: PolicyEngine, line: ProgressLine
+) -> Scores:
     from graft.evaluate.candidates import Candidate
-    from graft.evaluate.evaluator import Evaluator
+    from graft.evaluate.evaluator import Evaluator, no_env
     from graft.evaluate.table import ScoreTable
     from graft.train.build import make_setup
 
@@ -206,10 +204,10 @@ def _measured(asked: Any, posed: Sequence[Any], engine: PolicyEngine, line: Prog
         @property
         def setup(self) -> Any:
             return make_setup(
-                asked.config.model_copy(update={"task": type(asked.config.task)()}),
+                spec.config.model_copy(update={"task": type(spec.config.task)()}),
                 engine.sampler,
                 policy.chat,
-                env=_no_env,
+                env=no_env,
                 actions=policy.actions,
             )
 
@@ -220,7 +218,7 @@ def _measured(asked: Any, posed: Sequence[Any], engine: PolicyEngine, line: Prog
     name += f" +{policy.version}" if policy.version else ""  # updates since it was loaded
     who = Candidate(name, policy.path or Path(), f"version {policy.version}")
     problems: list[str] = []
-    evaluator = PolicyEvaluator(asked)
+    evaluator = PolicyEvaluator(spec)
     with tempfile.TemporaryDirectory(prefix="graft-evaluate-") as folder, engine.sampling(object()):
         try:
             results = {
@@ -229,14 +227,4 @@ def _measured(asked: Any, posed: Sequence[Any], engine: PolicyEngine, line: Prog
             }
         finally:
             evaluator.close()
-    return Scores(
-        ScoreTable(
-            sets=list(results),
-            rows={name: results},
-            caption=asked.caption,
-            samples=asked.samples,
-            k=asked.k,
-            solved=asked.solved,
-            problems=problems,
-        )
-    )
+    return Scores(ScoreTable.of(spec, {name: results}, problems))

@@ -157,17 +157,16 @@ def load(
 
 def _described(source: str | None) -> tuple[Config, Path | None, Config | None]:
     """Settings of the model at `source` and its folder: a run says which template and actions it has."""
-    from graft.evaluate.candidates import check_readable, run_behind
+    from graft.evaluate.candidates import check_readable, recipe_of, run_behind
     from graft.train.run_dir.checkpoint import latest_model, located
 
     if source is None:
         return settings(), None, None
-    place = located(source)
-    run, path = run_behind(place), latest_model(source)
+    path, file = latest_model(source), recipe_of(run_behind(located(source)))
     check_readable(path)
-    if run is None or not (run / "config.yaml").is_file():
+    if not file:
         return settings(model={"path": source}), path, None
-    recipe = load_config(run / "config.yaml")
+    recipe = load_config(file)
     model = recipe.model.model_copy(update={"path": source, "shape": {}})
     own = settings().model_copy(update={"model": model, "actions": recipe.actions})
     return own, path, recipe

@@ -6,11 +6,11 @@ import inspect
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from graft.config import read_arguments
 from graft.envs import ENVS, find, make
 from graft.envs.entry import family_of, missing
 from graft.envs.games.base import BOX, Game
 from graft.envs.webshop.env import WebShop
-from graft.registry import load
 from graft.types import Turn
 
 COMMANDS = (
@@ -121,24 +121,16 @@ def open_env(env_id: str, wrappers: str, overrides: Sequence[str]) -> Any:
 
     `wrappers` are names, "python_tool,concat", or a recipe's list: "[{max_history: {turns: 2}}]".
     """
-    from omegaconf import OmegaConf
-    from omegaconf.errors import OmegaConfBaseException
-
     bad = [text for text in overrides if "=" not in text]
     if bad:
         raise ValueError(f"{bad[0]!r} is not key=value; arguments of the environment look like n=3")
     listed = [f"wrappers={wrappers}"] if wrappers.startswith("[") else []
+    arguments = read_arguments([*overrides, *listed])
     try:
-        args = OmegaConf.to_container(OmegaConf.from_dotlist([*overrides, *listed]))
-    except OmegaConfBaseException as error:
-        raise ValueError(f"cannot read {' '.join([*overrides, *listed])}: {error}") from error
-    assert isinstance(args, dict)
-    settings = {"wrappers": wrappers, **{str(key): value for key, value in args.items()}}
-    try:
-        return make(env_id, **settings)
+        return make(env_id, **{"wrappers": wrappers, **arguments})
     except TypeError as error:  # an unknown argument, or one of a wrong type
-        build = load(entry, "env") if isinstance(entry := find(env_id).build, str) else entry
-        raise ValueError(f"{env_id}: {error}; its signature is {signature_of(build)}") from error
+        signature = signature_of(find(env_id).builder())
+        raise ValueError(f"{env_id}: {error}; its signature is {signature}") from error
 
 
 def signature_of(build: Callable[..., Any]) -> str:

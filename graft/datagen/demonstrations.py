@@ -29,14 +29,13 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from graft.config import ConfigError
+from graft.config import ConfigError, read_arguments
 from graft.data.errors import DataError
 from graft.datagen.row_file import new_rows
 from graft.envs import find
-from graft.envs.base import Wrapper, as_messages
+from graft.envs.base import as_messages
 from graft.envs.entry import family_of
 from graft.envs.splits import check_split
-from graft.registry import load
 from graft.rollout.recorded import spans_of_trace
 from graft.rollout.setup import draw_key
 from graft.train.tasks import HELD_OUT_SEEDS, TRAIN_SEEDS
@@ -130,22 +129,13 @@ def share_out(
 
     ["digits=[2,2]", "demo_args.tool_rate=1"] -> ["digits=[2,2]", "split=train"], {"tool_rate": 1}
     """
-    from omegaconf import OmegaConf
-    from omegaconf.errors import OmegaConfBaseException
-    from yaml import YAMLError
-
     check_split(split)
     of_env = [text for text in given if not text.startswith(OF_TEACHER)]
     if any(text.startswith("split=") for text in of_env):
         raise ConfigError("split=... is an option here: --split train or --split test")
     of_teacher = [text.removeprefix(OF_TEACHER) for text in given if text.startswith(OF_TEACHER)]
-    try:
-        teacher: Any = OmegaConf.to_container(OmegaConf.from_dotlist(of_teacher))
-    except (YAMLError, OmegaConfBaseException, ValueError) as error:
-        raise ConfigError(f"cannot read {' '.join(of_teacher)}: {error}") from error
-    build = find(env_id).build
-    build = load(build, "env") if isinstance(build, str) else build
-    if "split" in inspect.signature(build).parameters:
+    teacher = read_arguments(of_teacher)
+    if "split" in find(env_id).parameters():
         return [*of_env, f"split={split}"], teacher
     if split == "test":
         say(
@@ -170,7 +160,6 @@ class TaskPoser:
     def rows(self) -> Iterator[tuple[Row | None, bytes]]:
         """Endless rows, each with the identity of its task; None if there is no demonstration."""
         start = self.seed * TRAIN_SEEDS + (HELD_OUT_SEEDS if self.split == "test" else 0)
-        is_first = True
         for number in count(start):
             observation, info = self.env.reset(number)
             messages = list(as_messages(observation))
@@ -179,12 +168,9 @@ class TaskPoser:
             if self.form == "tasks":
                 row = self._task_row(messages, answer, info, number)
             else:
-                row = self._chat_row(messages, info, number, is_first)
-            is_first = False
+                row = self._chat_row(messages, info, number, is_first=number == start)
             shown: list[Any] = [messages, answer]
-            if (
-                answer is None and row is not None
-            ):  # prompts may be identical, as with a hidden board
+            if answer is None and row is not None:  # a hidden board: prompts are identical
                 shown.append(row.get("spans"))
             text = json.dumps(shown, ensure_ascii=False).encode("utf-8", "replace")
             yield row, blake2b(text, digest_size=8).digest()
@@ -192,9 +178,7 @@ class TaskPoser:
     def _task_row(
         self, messages: list[Any], answer: Any, info: Mapping[str, Any], seed: int
     ) -> Row:
-        inner = self.env
-        while isinstance(inner, Wrapper):
-            inner = inner.env
+        inner = getattr(self.env, "unwrapped", self.env)
         if answer is None or getattr(inner, "max_turns", 1) != 1:
             raise ConfigError(
                 f"{self.env_id} has no answer to compare a text with, so its tasks "

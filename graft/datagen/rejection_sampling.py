@@ -15,7 +15,6 @@ spans.
 from __future__ import annotations
 
 import asyncio
-import inspect
 import json
 import time
 from collections import Counter
@@ -25,11 +24,11 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
-from graft.config import Config, ConfigError, check, load_config
+from graft.config import Config, ConfigError
 from graft.datagen.attempt_log import AttemptLog
+from graft.datagen.model_recipe import config_for
 from graft.datagen.row_file import check_place, new_rows
-from graft.envs import find
-from graft.evaluate.candidates import check_readable, fingerprint, run_behind
+from graft.evaluate.candidates import check_readable, fingerprint
 from graft.evaluate.eval_spec import EndpointSpec
 from graft.evaluate.evaluator import (
     DOWN_AFTER,
@@ -40,7 +39,6 @@ from graft.evaluate.evaluator import (
     temperature_of,
 )
 from graft.evaluate.run import read_endpoint
-from graft.registry import load
 from graft.rollout.branches.branch import independent
 from graft.rollout.collect import build_episode
 from graft.rollout.failure import concurrently
@@ -176,49 +174,6 @@ def sample_rows(
         return gather(log, condition, RejectionSampling(out, str(attempts_path), tasks), keep)
     finally:
         log.close()
-
-
-def config_for(model: str, env: str, recipe: str, overrides: Sequence[str]) -> Config:
-    """The recipe of the model's run, or the named one, with this environment ("": its own)."""
-    run = run_behind(Path(model)) if model else None
-    if not recipe and run is not None and (run / "config.yaml").is_file():
-        recipe = str(run / "config.yaml")
-    if recipe:
-        config = load_config(recipe, overrides)
-    else:
-        config = _bare_config(model, env, overrides)
-    if env in ("", config.task.env):
-        return config
-    said = [text.partition("=")[0] for text in overrides]
-    kept = {
-        f"task.{section}": {
-            key: value
-            for key, value in getattr(config.task, section).items()
-            if {f"task.{section}", f"task.{section}.{key}"} & {*said} or _fits(env, key)
-        }
-        for section in ("args", "eval_args")
-    }
-    return config.changed({"task.env": env, **kept})
-
-
-def _bare_config(model: str, env: str, overrides: Sequence[str]) -> Config:
-    from omegaconf import OmegaConf
-    from omegaconf.errors import OmegaConfBaseException
-    from yaml import YAMLError
-
-    base = {"model": {"path": model or "none"}, "task": {"env": env}}
-    try:
-        values = OmegaConf.merge(base, OmegaConf.from_dotlist(list(overrides)))
-        return check(OmegaConf.to_container(values), where="overrides")
-    except (YAMLError, OmegaConfBaseException) as error:
-        raise ConfigError(f"cannot read {' '.join(overrides)}: {error}") from error
-
-
-def _fits(env: str, key: str) -> bool:
-    """Whether this environment also takes an argument of another one, and does not fix it."""
-    entry = find(env)
-    build = load(entry.build, "env") if isinstance(entry.build, str) else entry.build
-    return key in inspect.signature(build).parameters and key not in entry.args
 
 
 def pose_one(config: Config, chat: Chat, seed: int, server: EndpointSpec | None = None) -> Any:

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from graft.config import Config, ConfigError
-from graft.datagen.rejection_sampling import config_for
+from graft.datagen.model_recipe import config_for
 from graft.envs.own_task import own_task
-from graft.evaluate.candidates import check_readable, run_behind
+from graft.evaluate.candidates import check_readable, recipe_of, run_behind
 from graft.evaluate.evaluator import temperature_of
 from graft.protocols import Env
 from graft.rollout.branches.branch import independent
@@ -61,11 +61,9 @@ class SingleRollout:
             for span in (self.episode.spans[index] for index in self.episode.walk(tip))
         ]
         broken = {} if leaf.status.is_trainable else {"error": self._error(leaf)}
-        reward = leaf.reward if self.is_graded else None
-        status = str(leaf.status)
         return {
-            "reward": reward,
-            "status": status,
+            "reward": leaf.reward if self.is_graded else None,
+            "status": str(leaf.status),
             **broken,
             "metrics": leaf.metrics,
             "spans": spans,
@@ -121,9 +119,7 @@ def attempt(
 
 def _config(path: Path, env: str, recipe: str, overrides: Sequence[str]) -> Config:
     """The recipe of the run, or a model's with `env`."""
-    run = run_behind(path)
-    has_recipe = bool(recipe) or (run is not None and (run / "config.yaml").is_file())
-    if not env and not has_recipe:
+    if not env and not recipe and not recipe_of(run_behind(path)):
         raise ConfigError(
             f"'{path}' has no config.yaml of a run, so the environment is unknown; give "
             "--env ID, as `graft envs` lists them"

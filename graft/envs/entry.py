@@ -5,6 +5,7 @@ Families keep their own tables of entries (`GAMES`, `REASONING`, ...); `ENVS` in
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
 from functools import cache
 from importlib.util import find_spec
@@ -12,6 +13,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from graft.data.hub import locate
+from graft.registry import load
 
 NOTHING: Mapping[str, Any] = MappingProxyType({})
 
@@ -26,6 +28,14 @@ class EnvEntry(NamedTuple):
     """Most actions in one episode; None: drawn with the instance, or unlimited."""
     needs: tuple[str, ...] = ()
     """What must be installed or present: "package:reasoning-gym", "data:axon-rl/GSM-8k", "sandbox"."""
+
+    def builder(self) -> Callable[..., Any]:
+        """`build`, imported."""
+        return load(self.build, "env") if isinstance(self.build, str) else self.build
+
+    def parameters(self) -> Mapping[str, inspect.Parameter]:
+        """The arguments that `build` takes."""
+        return inspect.signature(self.builder()).parameters
 
 
 def family_of(env_id: str) -> str:

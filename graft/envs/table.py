@@ -57,7 +57,7 @@ def make(
     that render chats take the `tokenizer`.
     """
     given, (env_id, entry) = env_id, _entry_of(env_id)
-    build: Any = load(entry.build, "env") if isinstance(entry.build, str) else entry.build
+    build: Any = entry.builder()
     if not callable(build):
         raise UserCodeError(
             f"env {env_id!r} is {seen(build)}; name a class, or a function that returns an environment: "

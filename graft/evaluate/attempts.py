@@ -41,28 +41,16 @@ class Attempts(EpisodeBuilder):
         started = time.perf_counter()
         trajectory = await self.start(number)
         await trajectory.finish()
-        return self._told(trajectory, time.perf_counter() - started)
+        return self._sample_of(trajectory, time.perf_counter() - started)
 
     def failed(self, number: int, failure: RolloutFailure) -> StoredSample:
         """The task could not be posed."""
         task = self.episode.task
-        return StoredSample(
-            task=task.id,
-            seed=task.seed,
-            sample=number,
-            source=task.data_source or task.env,
-            text="",
-            answer="",
-            reward=0.0,
-            status=str(failure.status),
-            prompt_tokens=0,
-            tokens=0,
-            tool_calls=0,
-            seconds=0.0,
-            error=str(failure),
-        )
+        source = task.data_source or task.env
+        status, error = str(failure.status), str(failure)
+        return StoredSample(task.id, task.seed, number, source, status=status, error=error)
 
-    def _told(self, trajectory: LiveTrajectory, seconds: float) -> StoredSample:
+    def _sample_of(self, trajectory: LiveTrajectory, seconds: float) -> StoredSample:
         leaf, spans, task = trajectory.leaf, self.episode.spans, self.episode.task
         assert leaf is not None, "call finish() first"
         written = [

@@ -17,7 +17,8 @@ from graft.models.io.gguf_read import open_gguf
 from graft.models.io.hub import origin_of
 from graft.models.io.load import INDEX, ModelFileError, read_config, read_json, shape_of
 from graft.models.shape import ARCHITECTURES
-from graft.train.run_dir.checkpoint import PHASES, checkpoints
+from graft.train.run_dir.checkpoint import checkpoints
+from graft.train.run_dir.trackers import PHASES
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +44,12 @@ def run_behind(path: Path) -> Path | None:
     return above.parent if is_checkpoint else None
 
 
+def recipe_of(run: Path | None) -> str:
+    """The recipe in a run's folder; "" where there is none."""
+    file = None if run is None else run / "config.yaml"
+    return "" if file is None or not file.is_file() else str(file)
+
+
 def model_name(path: Path) -> str:
     """The display name of a model: its file, its folder, or its name on the hub."""
     if (named := origin_of(path)) is not None:
@@ -54,29 +61,25 @@ def candidates(
     path: Path, run: Path | None, every: bool, say: Callable[[str], None]
 ) -> list[Candidate]:
     """The models to evaluate, oldest first; each one is checked to be readable."""
-    if run is None:
+    if run is None or path != run:
         check_readable(path)
-        return [Candidate(model_name(path), path, fingerprint(path))]
-    if path != run:
-        check_readable(path)
-        return [Candidate(path.absolute().name, path, fingerprint(path))]
+        name = model_name(path) if run is None else path.absolute().name
+        return [Candidate(name, path, fingerprint(path))]
     listed = checkpoints(run / "checkpoints")
     if not listed:
         raise ConfigError(f"'{run}' has no complete checkpoint yet; try again after its first")
     found: list[Candidate] = []
-    for checkpoint in listed if every else listed[-1:]:
+    for folder in [checkpoint.path for checkpoint in (listed if every else listed[-1:])]:
         try:
-            check_readable(checkpoint.path)
-            found.append(
-                Candidate(checkpoint.path.name, checkpoint.path, fingerprint(checkpoint.path))
-            )
+            check_readable(folder)
+            found.append(Candidate(folder.name, folder, fingerprint(folder)))
         except (ModelFileError, OSError) as error:
-            if not is_gone(checkpoint.path):
+            if not is_gone(folder):
                 raise ModelFileError(
-                    f"checkpoint {checkpoint.path.name} cannot be read: {error}. Remove its folder, "
-                    f"or evaluate the others one by one: graft eval {run}/checkpoints/NAME"
+                    f"checkpoint {folder.name} cannot be read: {error}. Remove its folder, or evaluate "
+                    f"the others one by one: graft eval {run}/checkpoints/NAME"
                 ) from error
-            say(f"{checkpoint.path.name} was deleted in the meantime; skipped")
+            say(f"{folder.name} was deleted in the meantime; skipped")
     if not found:
         raise ConfigError(f"the checkpoints of '{run}' were deleted in the meantime; try again")
     return found
@@ -98,10 +101,7 @@ def check_readable(path: Path) -> None:
         open_gguf(path)
         return
     config = read_config(path)
-    if config.get("model_type", "") in (
-        "",
-        *ARCHITECTURES,
-    ):  # other families are read by transformers
+    if config.get("model_type", "") in ("", *ARCHITECTURES):  # transformers reads other families
         shape_of(config, path / "config.json")
     files = set(path.glob("*.safetensors"))
     if (path / INDEX).exists():
@@ -110,9 +110,7 @@ def check_readable(path: Path) -> None:
         raise ModelFileError(f"'{path}' holds no model*.safetensors; save or download it again")
     for file in sorted(files):
         try:
-            with safe_open(
-                file, framework="pt"
-            ):  # reads the header and checks the length of the file
+            with safe_open(file, framework="pt"):  # reads the header and checks the file's length
                 pass
         except (SafetensorError, OSError) as error:
             raise ModelFileError(

@@ -11,14 +11,14 @@ interval is a bootstrap of the tasks' differences, p a test that swaps the two s
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from graft.config import ConfigError
 from graft.evaluate.estimates import Difference, compare
-from graft.evaluate.results import EvalResult
+from graft.evaluate.results import SUMMARY, EvalResult
 from graft.evaluate.table import ScoreTable, drawn
 
 COLUMNS = ("set", "measure", "tasks", "ours", "theirs", "difference", "p")
@@ -43,23 +43,20 @@ def read_earlier(where: str) -> EarlierEvaluation:
     """A table's JSON file, or a folder that has one: an evaluations folder, or a run's."""
     path = Path(where)
     if path.is_dir():
-        found = [
-            file
-            for file in (path / "table.json", path / "evaluations" / "table.json")
-            if file.is_file()
-        ]
-        if not found:
+        inside = (path / "table.json", path / "evaluations" / "table.json")
+        found = next((file for file in inside if file.is_file()), None)
+        if found is None:
             raise ConfigError(
                 f"--against '{where}' has no table.json, nor evaluations/table.json; name the JSON "
                 "file of an earlier `graft eval`"
             )
-        path = found[0]
+        path = found
     if not path.is_file():
         raise ConfigError(f"--against '{where}': there is no such file or folder")
     try:
         table = json.loads(path.read_text(encoding="utf-8"))
         return EarlierEvaluation(
-            path, {row["checkpoint"]: _cells(row, table) for row in table["rows"]}
+            path, {row["checkpoint"]: _results(row, table) for row in table["rows"]}
         )
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(
@@ -68,7 +65,7 @@ def read_earlier(where: str) -> EarlierEvaluation:
         ) from error
 
 
-def _cells(row: Mapping[str, Any], table: Mapping[str, Any]) -> dict[str, EvalResult]:
+def _results(row: Mapping[str, Any], table: Mapping[str, Any]) -> dict[str, EvalResult]:
     results: dict[str, EvalResult] = {}
     for label, scores in row["scores"].items():
         attempts = scores["attempts"]
@@ -81,9 +78,7 @@ def _cells(row: Mapping[str, Any], table: Mapping[str, Any]) -> dict[str, EvalRe
             sources=[""] * len(attempts),
             rewards=[[float(reward) for reward in one["rewards"]] for one in attempts.values()],
             votes=[[int(vote) for vote in one["votes"]] for one in attempts.values()],
-            **{name: scores[name] for name in ("tool_calls", "tool_rate", "failed", "overlong")},
-            tokens=scores["tokens"],
-            seconds=scores["seconds"],
+            **{name: scores[name] for name in SUMMARY if name != "missing"},
         )
     return results
 
@@ -100,9 +95,7 @@ class TaskComparison:
 
     def to_json(self) -> dict[str, Any]:
         names = {name: getattr(self, name) for name in ("set", "measure", "ours", "theirs")}
-        ours, theirs = self.difference.ours, self.difference.theirs
-        text = self.difference._asdict() | {"ours": ours, "theirs": theirs}
-        return names | {"scores": text}
+        return names | {"scores": self.difference._asdict()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,8 +140,7 @@ def set_beside(table: ScoreTable, earlier: EarlierEvaluation) -> Comparison:
             if theirs is None:
                 notes.append(f"{label}: the earlier evaluation has no such set.")
                 continue
-            known = set(theirs.tasks)
-            if not known & set(ours.tasks):
+            if not set(theirs.tasks) & set(ours.tasks):
                 notes.append(f"{label}: no task is in both evaluations.")
                 continue
             if text := _unlike(ours, theirs):
@@ -173,10 +165,7 @@ def _measures(
 
 def _unlike(ours: EvalResult, theirs: EvalResult) -> str:
     """Settings that change a task or its grade while its name stays."""
-    which: Sequence[str] = ("env", "args", "data", "reward", "wrappers", "has_tools")
-    unlike = [
-        f"{key} {theirs.settings.get(key)!r} then, {ours.settings.get(key)!r} now"
-        for key in which
-        if ours.settings.get(key) != theirs.settings.get(key)
-    ]
+    keys = ("env", "args", "data", "reward", "wrappers", "has_tools")
+    pairs = [(key, theirs.settings.get(key), ours.settings.get(key)) for key in keys]
+    unlike = [f"{key} {then!r} then, {now!r} now" for key, then, now in pairs if then != now]
     return f"not the same settings: {'; '.join(unlike)}." if unlike else ""

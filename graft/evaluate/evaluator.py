@@ -73,14 +73,11 @@ def pose(spec: EvalSpec, chat: Chat) -> list[TaskList]:
 def _pose(spec: EvalSpec, tasks: TaskSet, chat: Chat) -> TaskList:
     if tasks.reward:
         make_reward(tasks.reward)  # a judge without an address is refused here
-    [first] = held_out_tasks(tasks.env, 1)
-    turns = spec.config.rollout.max_turns
-    rows = pose_one(tasks, first, chat, turns)
-    if spec.endpoint is not None and spec.endpoint.api == "chat":
-        env = tasks.factory(chat.tokenizer)(first)
-        env.close()
-        refuse_broken_in(f"set {tasks.label!r}", env, turns, "--no-tools")
     config = spec.config
+    [first] = held_out_tasks(tasks.env, 1)
+    env, rows = pose_one(tasks, first, chat, config.rollout.max_turns)
+    if spec.endpoint is not None and spec.endpoint.api == "chat":
+        refuse_broken_in(f"set {tasks.label!r}", env, config.rollout.max_turns, "--no-tools")
     wanted = spec.tasks or config.run.eval_tasks or DEFAULT_TASKS
     if rows is not None and tasks.is_whole and not spec.tasks:
         wanted = rows
@@ -91,10 +88,6 @@ def _pose(spec: EvalSpec, tasks: TaskSet, chat: Chat) -> TaskList:
         name = tasks.label if tasks.is_whole else tasks.env  # a benchmark keeps its own name
         listed = [Task(f"{name}:test:{seed}", tasks.env, seed=seed) for seed in seeds]
     return TaskList(tasks, listed, spec.settings(tasks, len(listed)), spec.draws(tasks))
-
-
-def chat_of(spec: EvalSpec, model: Candidate | None) -> Chat:
-    return chat_with(spec.config, spec.endpoint, None if model is None else model.path)
 
 
 def chat_with(config: Config, endpoint: EndpointSpec | None, model: Path | None) -> Chat:
@@ -133,17 +126,14 @@ def setup_behind(
     )
     asyncio.run(engine.inspect())
     setup = make_setup(config, engine, chat, env)
-    return replace(
-        setup,
-        max_context=WITHOUT_LIMIT if endpoint.api == "chat" else setup.max_context,
-        deadline=setup.deadline * 1.1
-        + 1,  # the engine's own message comes first, and has more detail
-    )
+    max_context = WITHOUT_LIMIT if endpoint.api == "chat" else setup.max_context
+    # the engine's own message comes first, and has more detail
+    return replace(setup, max_context=max_context, deadline=setup.deadline * 1.1 + 1)
 
 
-def temperature_of(config: Config, spec: float | None, samples: int, once: str) -> float:
-    """The temperature of attempts: `asked`, or the recipe's. `once` is the advice for a single attempt."""
-    temperature = config.rollout.temperature if spec is None else spec
+def temperature_of(config: Config, given: float | None, samples: int, once: str) -> float:
+    """The temperature of attempts: the given one, or the recipe's. `once` is the advice for a single one."""
+    temperature = config.rollout.temperature if given is None else given
     if not temperature and samples > 1:
         raise ConfigError(
             f"{samples} greedy attempts at a task are {samples} times the same; give a temperature, "
@@ -295,8 +285,8 @@ class Evaluator:
         if samples and not is_any_done and failed * 4 >= len(samples):
             raise RunStopped(
                 f"{where}: no attempt came to its end, and {failed / len(samples):.0%} failed, mostly: "
-                f"{commonest(samples)}. Repair the environment or tool and run the same command "
-                "again; what was finished is kept"
+                f"{commonest(samples)}. Repair the environment or tool and run the same command again; "
+                "what was finished is kept"
             )
 
     def close(self) -> None:
@@ -316,8 +306,8 @@ class EndpointEvaluator(Evaluator):
     def mount(self, model: Candidate) -> bool:
         spec, endpoint = self.spec, self.spec.endpoint
         assert endpoint is not None
-        chat = chat_of(spec, model)
-        self._setup = replace(setup_behind(endpoint, spec.config, chat, _no_env), reward=None)
+        chat = chat_with(spec.config, endpoint, model.path)
+        self._setup = replace(setup_behind(endpoint, spec.config, chat, no_env), reward=None)
         return True
 
     @property
@@ -334,7 +324,7 @@ class EndpointEvaluator(Evaluator):
         return is_servers_fault(sample.status, sample.error)
 
 
-def _no_env(task: Task) -> Any:
+def no_env(task: Task) -> Any:
     raise AssertionError("the set brings the environment")
 
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from graft.config import ConfigError
+from graft.config import ConfigError, read_arguments
 from graft.engine.native.engine import NativeEngine
 from graft.models.device import choose_device, choose_dtype
 from graft.models.extra_actions import ACTIONS
@@ -24,18 +24,11 @@ from graft.types import Message, Sampling
 
 def read_variables(given: Sequence[str]) -> dict[str, Any]:
     """Template variables from texts: ["enable_thinking=false"] -> {"enable_thinking": False}."""
-    import yaml
-
-    found: dict[str, Any] = {}
     for text in given:
-        name, has_value, value = text.partition("=")
+        name, has_value, _ = text.partition("=")
         if not name or not has_value:
             raise ConfigError(f"--template-arg {text!r} is not name=value")
-        try:
-            found[name] = yaml.safe_load(value)
-        except yaml.YAMLError as error:
-            raise ConfigError(f"--template-arg {text!r}: {error}") from error
-    return found
+    return read_arguments(given)
 
 
 class Generator:

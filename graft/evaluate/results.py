@@ -25,6 +25,8 @@ from graft.rewards.answers import in_words, normalise, parse_number
 
 _FORMULA = re.compile(r"[0-9\\^=+*/<>]")
 """Characters of mathematics: an answer with one keeps its punctuation, else x-1 would equal x+1."""
+SUMMARY = ("tool_calls", "tool_rate", "failed", "overlong", "tokens", "missing", "seconds")
+"""Fields of a result that describe all of its attempts."""
 ALMOST = 1e-9
 """A sum of rewards that should be 1 may have been rounded."""
 
@@ -98,14 +100,13 @@ class EvalResult:
         return math.fsum(values) / max(len(values), 1)
 
     def values(self, what: str, solved: float = 1.0) -> list[float]:
+        return list(self.by_task(what, solved).values())
+
+    def by_task(self, what: str, solved: float = 1.0) -> dict[str, float]:
         """One number per task: "avg", "pass@8", "maj@8"; tasks with fewer attempts are left out.
 
         solved  the least reward of a right attempt
         """
-        return list(self.by_task(what, solved).values())
-
-    def by_task(self, what: str, solved: float = 1.0) -> dict[str, float]:
-        """`values` by the id of the task."""
         name, _, number = what.partition("@")
         groups = zip(self.tasks, self.rewards, self.votes, strict=True)
         if name == "avg":
@@ -144,8 +145,7 @@ class EvalResult:
 
     def summary(self) -> dict[str, Any]:
         """The numbers without the single attempts."""
-        names = ("tool_calls", "tool_rate", "failed", "overlong", "tokens", "missing", "seconds")
-        return {name: getattr(self, name) for name in names}
+        return {name: getattr(self, name) for name in SUMMARY}
 
 
 def numbered(answers: Sequence[str]) -> list[int]:
@@ -183,7 +183,7 @@ class ResultsFile:
         """Lines that are no results: a process was killed while it wrote."""
         text = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
         for line in filter(None, text.split("\n")):
-            if (result := read_cell(line)) is None:
+            if (result := read_result(line)) is None:
                 self.broken += 1
             else:
                 self.results.append(result)
@@ -199,11 +199,8 @@ class ResultsFile:
 
     def under(self, set: str, settings: Mapping[str, Any]) -> list[EvalResult]:
         """All checkpoints on this set under these settings, the latest computed first."""
-        return [
-            result
-            for result in self.results[::-1]
-            if (result.set, result.settings) == (set, settings)
-        ]
+        wanted = set, settings
+        return [one for one in self.results[::-1] if (one.set, one.settings) == wanted]
 
     def append(self, result: EvalResult) -> None:
         """On the disk when this returns."""
@@ -212,7 +209,7 @@ class ResultsFile:
         self.results.append(result)
 
 
-def read_cell(line: str) -> EvalResult | None:
+def read_result(line: str) -> EvalResult | None:
     try:
         values = json.loads(line)
         return EvalResult(**{field.name: values[field.name] for field in fields(EvalResult)})

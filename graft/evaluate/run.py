@@ -15,15 +15,22 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
-from graft.config import Config, ConfigError, TaskSection, check, load_config
-from graft.evaluate.candidates import Candidate, candidates, model_name, place, run_behind
+from graft.config import Config, ConfigError, load_config
+from graft.evaluate.candidates import (
+    Candidate,
+    candidates,
+    model_name,
+    place,
+    recipe_of,
+    run_behind,
+)
 from graft.evaluate.comparison import Comparison, read_earlier, set_beside
 from graft.evaluate.eval_spec import EndpointSpec, EvalSpec, read_k
 from graft.evaluate.evaluator import (
     EndpointEvaluator,
     Evaluator,
     TaskList,
-    chat_of,
+    chat_with,
     pose,
     temperature_of,
 )
@@ -86,7 +93,7 @@ def evaluate_checkpoints(
     earlier = read_earlier(str(named(against))) if against else None
     server = read_endpoint(source, endpoint, model, api)
     run = run_behind(Path(source)) if source else None
-    config, recipe_tasks = _settings(source, run, recipe, overrides, on, server)
+    config = _settings(source, run, recipe, overrides, on, server)
     temperature = temperature_of(config, temperature, samples, "one attempt")
     if not 0 < top_p <= 1:
         raise ConfigError(f"--top-p {top_p:g}: must lie in (0, 1]; 1 keeps every token")
@@ -97,7 +104,7 @@ def evaluate_checkpoints(
     found = _models(source, run, every_checkpoint, server, say)
     spec = EvalSpec(
         config=config if server is not None else sampling_only(config, found[-1].path),
-        sets=read_sets(on, args, recipe_tasks, has_tools=tools),
+        sets=read_sets(on, args, config.task, has_tools=tools),
         tasks=tasks,
         samples=samples,
         temperature=temperature,
@@ -106,19 +113,17 @@ def evaluate_checkpoints(
         solved=solved,
         endpoint=server,
     )
-    task_lists = pose(spec, chat_of(spec, found[-1]))
+    task_lists = pose(spec, chat_with(spec.config, server, found[-1].path))
     folder = (run or Path(config.run.dir) / config.run.name) / "evaluations"
     results_file = ResultsFile(folder / f"{name}.jsonl")
     if results_file.broken:
         say(
-            f"{results_file.path} has {results_file.broken} unreadable line(s), of a process that was killed"
+            f"{results_file.path} has {results_file.broken} unreadable line(s), left by a killed process"
         )
     try:
         table = fill(spec, task_lists, found, results_file, say)
     except KeyboardInterrupt:
-        say(
-            f"interrupted; every finished attempt is in {folder}, the same command completes the rest"
-        )
+        say(f"interrupted; finished attempts are in {folder}, the same command completes the rest")
         raise
     compared = None if earlier is None else set_beside(table, earlier)
     _write(table, compared, folder, name)
@@ -150,32 +155,20 @@ def _settings(
     overrides: Sequence[str],
     on: str,
     server: EndpointSpec | None,
-) -> tuple[Config, TaskSection]:
-    """The recipe, or the defaults of a model without one; and its task settings for other sets."""
-    if not recipe and run is not None and (run / "config.yaml").is_file():
-        recipe = str(run / "config.yaml")
+) -> Config:
+    """The recipe, or the defaults of a model without one."""
+    recipe = recipe or recipe_of(run)
     if recipe:
-        config = load_config(recipe, overrides)
-        return config, config.task
+        return load_config(recipe, overrides)
     if not on or (run is not None and server is None):
         raise ConfigError(
             f"'{run or source}' has no config.yaml of a run, which would name the environment "
             "and limits to evaluate with; give --recipe, or for a model --on"
         )
-    from omegaconf import OmegaConf
-    from omegaconf.errors import OmegaConfBaseException
-    from yaml import YAMLError
-
     server_name = "" if server is None else server.model or "endpoint"
     name = server_name.rpartition("/")[2] or model_name(Path(source))
     values = {**PLAIN, "model": {"path": source or "none"}, "run": {"name": name}}
-    try:
-        given = OmegaConf.from_dotlist(list(overrides))
-        merged: Any = OmegaConf.to_container(OmegaConf.merge(OmegaConf.create(values), given))
-    except (YAMLError, OmegaConfBaseException, ValueError) as error:
-        raise ConfigError(f"{list(overrides)}: {error}") from error
-    config = check(merged, where="settings")
-    return config, config.task
+    return load_config(values, overrides, "settings")
 
 
 def _models(
@@ -241,17 +234,16 @@ def to_table(
     task_lists: Sequence[TaskList],
     found: Sequence[Candidate],
     results_file: ResultsFile,
-    unfinished: Sequence[EvalResult] = (),
-    problems: Sequence[str] = (),
+    unfinished: Sequence[EvalResult],
+    problems: Sequence[str],
 ) -> ScoreTable:
     """All results of these settings, also of checkpoints that the run has deleted since."""
     now = {model.name: model.weights for model in found}
     rows: dict[str, dict[str, EvalResult]] = {}
     for one in task_lists:
         for result in results_file.under(one.tasks.label, one.settings):
-            if (
-                now.get(result.checkpoint, result.weights) == result.weights
-            ):  # not of an older model of the same name
+            # not of an older model of the same name
+            if now.get(result.checkpoint, result.weights) == result.weights:
                 rows.setdefault(result.checkpoint, {}).setdefault(result.set, result)
     for result in unfinished:
         rows.setdefault(result.checkpoint, {})[result.set] = result
@@ -262,15 +254,8 @@ def to_table(
         for result in results.values()
         if result.overlong
     ]
-    return ScoreTable(
-        sets=[one.tasks.label for one in task_lists],
-        rows={name: rows[name] for name in sorted(rows, key=place)},
-        caption=spec.caption,
-        samples=spec.samples,
-        k=spec.k,
-        solved=spec.solved,
-        problems=[*problems, *cramped],
-    )
+    shown = {name: rows[name] for name in sorted(rows, key=place)}
+    return ScoreTable.of(spec, shown, [*problems, *cramped])
 
 
 def _write(table: ScoreTable, compared: Comparison | None, folder: Path, name: str) -> None:

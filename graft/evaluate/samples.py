@@ -36,18 +36,18 @@ class StoredSample:
     """Its number among the attempts at this task, from 0."""
     source: str
     """The task's data_source."""
-    text: str
+    text: str = ""
     """Everything after the prompt, tools' answers included."""
-    answer: str
+    answer: str = ""
     """The final answer in the policy's last turn; "" for an attempt that did not end."""
-    reward: float
+    reward: float = 0.0
     """0 where the attempt failed."""
-    status: str
-    prompt_tokens: int
-    tokens: int
+    status: str = Status.DONE
+    prompt_tokens: int = 0
+    tokens: int = 0
     """Sampled ones."""
-    tool_calls: int
-    seconds: float
+    tool_calls: int = 0
+    seconds: float = 0.0
     error: str = ""
 
     @property

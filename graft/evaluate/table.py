@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from graft.evaluate.estimates import Estimate
+from graft.evaluate.eval_spec import EvalSpec
 from graft.evaluate.results import EvalResult
 
 HEAD, SOURCE, TASKS, CALLS = ("checkpoint", "set"), "data source", "tasks", "calls"
@@ -34,6 +35,13 @@ class ScoreTable:
     """The least reward of a right attempt, for pass@k."""
     problems: list[str] = field(default_factory=list[str])
     """Why it is not complete."""
+
+    @classmethod
+    def of(
+        cls, spec: EvalSpec, rows: Mapping[str, Mapping[str, EvalResult]], problems: list[str]
+    ) -> ScoreTable:
+        sets = [tasks.label for tasks in spec.sets]
+        return cls(sets, rows, spec.caption, spec.samples, spec.k, spec.solved, problems)
 
     @property
     def measures(self) -> list[str]:
@@ -82,22 +90,13 @@ class ScoreTable:
 
     def to_json(self, with_tasks: bool = True) -> dict[str, Any]:
         """`with_tasks` adds the rewards and votes, which a later comparison reads."""
-        rows = [
-            {
-                "checkpoint": name,
-                "scores": {
-                    label: self._scores(result, with_tasks) for label, result in results.items()
-                },
-            }
-            for name, results in self.rows.items()
-        ]
-        settings = {
-            label: next(
-                results[label].settings for results in self.rows.values() if label in results
-            )
-            for label in self.sets
-            if any(label in results for results in self.rows.values())
-        }
+        rows: list[dict[str, Any]] = []
+        settings: dict[str, Any] = {}
+        for name, results in self.rows.items():
+            scores = {label: self._scores(one, with_tasks) for label, one in results.items()}
+            rows.append({"checkpoint": name, "scores": scores})
+            settings = {label: one.settings for label, one in results.items()} | settings
+        settings = {label: settings[label] for label in self.sets if label in settings}
         found = {"caption": self.caption, "solved": self.solved, "sets": settings, "rows": rows}
         return {**found, "problems": self.problems}
 

@@ -9,17 +9,17 @@ fixes: `earl:calc-count` stays one task, whatever mix the recipe draws from.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from graft.config import ConfigError, TaskSection
+from graft.config import ConfigError, TaskSection, read_arguments
 from graft.envs import find
 from graft.envs.base import as_messages
 from graft.envs.dataset.base import DatasetEnv
 from graft.evaluate.task_set import TaskSet
-from graft.registry import UnknownName, load
+from graft.protocols import Env
+from graft.registry import UnknownName
 from graft.text.chat import Chat
 from graft.types import Task
 
@@ -84,40 +84,32 @@ def _set_of(label: str, env: str, given: dict[str, Any], recipe: TaskSection) ->
 def _arguments(env: str, recipe: TaskSection) -> dict[str, Any]:
     if env == recipe.env:
         return {**recipe.args, **recipe.eval_args}
-    entry = find(env)
-    build = load(entry.build, "env") if isinstance(entry.build, str) else entry.build
-    held_out = {"split": "test"} if "split" in inspect.signature(build).parameters else {}
+    held_out = {"split": "test"} if "split" in find(env).parameters() else {}
     carried = {**recipe.args, **held_out, **recipe.eval_args}
-    return {key: value for key, value in carried.items() if key not in entry.args}
+    return {key: value for key, value in carried.items() if key not in find(env).args}
 
 
 def _read_argument(text: str, labels: list[str]) -> tuple[str, str, Any]:
     """LABEL.key=value; labels may contain dots and colons, so known labels are matched."""
-    from omegaconf import OmegaConf
-    from omegaconf.errors import OmegaConfBaseException
-    from yaml import YAMLError
-
     label = max((one for one in labels if text.startswith(f"{one}.")), key=len, default="")
     key, has_value, _ = (rest := text[len(label) + 1 :]).partition("=")
     if not label or not key or not has_value:
         raise ConfigError(
             f"--args {text!r} is not LABEL.key=value with one of the labels {', '.join(labels)}"
         )
-    try:
-        return label, key, OmegaConf.to_container(OmegaConf.from_dotlist([rest]))[key]  # pyright: ignore
-    except (YAMLError, OmegaConfBaseException) as error:
-        raise ConfigError(f"--args {text!r}: {error}") from error
+    return label, key, read_arguments([rest])[key]
 
 
-def pose_one(tasks: TaskSet, task: Task, chat: Chat, max_turns: int) -> int | None:
+def pose_one(tasks: TaskSet, task: Task, chat: Chat, max_turns: int) -> tuple[Env, int | None]:
     """Pose a task and render its prompt, so that an unusable set is refused before anything is sampled.
 
-    Returns the number of tasks; None where they are generated without end.
+    Returns its environment, closed, and the number of tasks; None where they are generated without end.
     """
     try:
         env = tasks.factory(chat.tokenizer)(task)
         try:
-            rows = size_of(env)
+            inner = getattr(env, "unwrapped", env)
+            rows = len(inner.numbers) if isinstance(inner, DatasetEnv) else None
             if rows == 0:
                 raise ValueError("it has no tasks")
             observation, info = env.reset(task.seed)
@@ -135,10 +127,4 @@ def pose_one(tasks: TaskSet, task: Task, chat: Chat, max_turns: int) -> int | No
             f"Arguments come from the recipe; change them for this set with --args "
             f"'{tasks.label}.key=value', for all with task.args={{...}}"
         ) from error
-    return rows
-
-
-def size_of(env: Any) -> int | None:
-    """The number of rows of a dataset; larger seeds would repeat them."""
-    inner = getattr(env, "unwrapped", env)
-    return len(inner.numbers) if isinstance(inner, DatasetEnv) else None
+    return env, rows

@@ -9,7 +9,7 @@ import pytest
 from graft.config import ConfigError, TaskSection, load_config
 from graft.envs.tool_env import ToolEnv
 from graft.evaluate.eval_spec import EvalSpec, read_k
-from graft.evaluate.evaluator import TaskList, chat_of, pose
+from graft.evaluate.evaluator import TaskList, chat_with, pose
 from graft.evaluate.task_set import TaskSet, listed
 from graft.evaluate.task_sets import read_sets
 from graft.text.tokenizer import FastTokenizer
@@ -53,7 +53,7 @@ def eval_spec(sets: list[TaskSet], tasks: int | None) -> EvalSpec:
 
 
 def pose_all(spec: EvalSpec) -> list[TaskList]:
-    return pose(spec, chat_of(spec, None))
+    return pose(spec, chat_with(spec.config, spec.endpoint, None))
 
 
 @pytest.mark.parametrize(("tasks", "rows"), [(None, 7), (4, 4), (200, 7)])

@@ -34,153 +34,123 @@ DEEP_SEARCH = (
     "graded by Qwen2.5-72B as a judge"
 )
 
+
+def mathematics(name: str, title: str, hub: str, **more: Any) -> Benchmark:
+    shared: dict[str, Any] = {
+        "split": "test",
+        "question_key": "problem|question",
+        "answer_key": "answer",
+        "reward": "math_answer",
+        "wrappers": (PYTHON, SYSTEM),
+        "published": MATHEMATICS,
+    }
+    return Benchmark(name=name, title=title, hub=hub, **shared | more)
+
+
+def knowledge(
+    name: str, title: str, rows: int, hub_rows: int | None, unconfirmed: str
+) -> Benchmark:
+    return Benchmark(
+        name=name,
+        title=title,
+        hub="axon-rl/search-eval",
+        split=name,
+        question_key="question|problem",
+        answer_key="answer|golden_answers",
+        reward="f1",
+        rows=rows,
+        hub_rows=hub_rows,
+        wrappers=(PYTHON, SEARCH, SYSTEM),
+        published=KNOWLEDGE,
+        unconfirmed=unconfirmed,
+    )
+
+
+def deep_search(name: str, title: str, hub: str, **more: Any) -> Benchmark:
+    shared: dict[str, Any] = {
+        "answer_key": "answer",
+        "reward": JUDGE,
+        "wrappers": (PYTHON, SEARCH, SYSTEM),
+        "published": DEEP_SEARCH,
+    }
+    return Benchmark(name=name, title=title, hub=hub, **shared | more)
+
+
 ARPO: tuple[Benchmark, ...] = (
-    Benchmark(
-        name="aime24",
-        title="AIME 2024",
-        hub="HuggingFaceH4/aime_2024",
-        split="train",
-        question_key="problem|question",
-        answer_key="answer",
-        reward="math_answer",
-        rows=30,
-        wrappers=(PYTHON, SYSTEM),
-        published=MATHEMATICS,
+    mathematics("aime24", "AIME 2024", "HuggingFaceH4/aime_2024", split="train", rows=30),
+    mathematics(
+        "aime25", "AIME 2025", "math-ai/aime25", rows=30, unconfirmed="columns of the hub's file"
     ),
-    Benchmark(
-        name="aime25",
-        title="AIME 2025",
-        hub="math-ai/aime25",
-        split="test",
-        question_key="problem|question",
-        answer_key="answer",
-        reward="math_answer",
-        rows=30,
-        wrappers=(PYTHON, SYSTEM),
-        published=MATHEMATICS,
-        unconfirmed="columns of the hub's file",
+    mathematics(
+        "math500", "MATH-500", "HuggingFaceH4/MATH-500", rows=500, args={"source_key": "level"}
     ),
-    Benchmark(
-        name="math500",
-        title="MATH-500",
-        hub="HuggingFaceH4/MATH-500",
-        split="test",
-        question_key="problem|question",
-        answer_key="answer",
-        reward="math_answer",
-        rows=500,
-        args={"source_key": "level"},
-        wrappers=(PYTHON, SYSTEM),
-        published=MATHEMATICS,
-    ),
-    Benchmark(
-        name="math",
-        title="MATH",
-        hub="DigitalLearningGmbH/MATH-lighteval",
-        split="test",
-        question_key="problem|question",
+    mathematics(
+        "math",
+        "MATH",
+        "DigitalLearningGmbH/MATH-lighteval",
         answer_key="answer|solution",
-        reward="math_answer",
         hub_rows=5000,
         part="data",
         args={"source_key": "level"},
-        wrappers=(PYTHON, SYSTEM),
-        published=MATHEMATICS,
         unconfirmed="how many rows ARPO asks; folders of the hub's dataset",
     ),
-    Benchmark(
-        name="gsm8k",
-        title="GSM8K",
-        hub="openai/gsm8k",
-        split="test",
+    mathematics(
+        "gsm8k",
+        "GSM8K",
+        "openai/gsm8k",
         question_key="question|problem",
-        answer_key="answer",
-        reward="math_answer",
         rows=500,
         hub_rows=1319,
         part="main",
-        wrappers=(PYTHON, SYSTEM),
-        published=MATHEMATICS,
         unconfirmed="which 500 of the 1,319 rows are asked",
     ),
-    *(
-        Benchmark(
-            name=name,
-            title=title,
-            hub="axon-rl/search-eval",
-            split=split,
-            question_key="question|problem",
-            answer_key="answer|golden_answers",
-            reward="f1",
-            rows=rows,
-            hub_rows=hub_rows,
-            wrappers=(PYTHON, SEARCH, SYSTEM),
-            published=KNOWLEDGE,
-            unconfirmed=unconfirmed,
-        )
-        for name, title, split, rows, hub_rows, unconfirmed in (
-            ("hotpotqa", "HotpotQA", "hotpotqa", 200, 512, "which 200 rows are asked"),
-            ("2wiki", "2WikiMultihopQA", "2wiki", 200, 512, "which 200 rows are asked"),
-            ("musique", "MuSiQue", "musique", 200, 512, "which 200 rows are asked"),
-            ("bamboogle", "Bamboogle", "bamboogle", 125, None, "rows of the hub's split"),
-        )
-    ),
-    Benchmark(
-        name="webwalker",
-        title="WebWalkerQA",
-        hub="callanwu/WebWalkerQA",
+    knowledge("hotpotqa", "HotpotQA", 200, 512, "which 200 rows are asked"),
+    knowledge("2wiki", "2WikiMultihopQA", 200, 512, "which 200 rows are asked"),
+    knowledge("musique", "MuSiQue", 200, 512, "which 200 rows are asked"),
+    knowledge("bamboogle", "Bamboogle", 125, None, "rows of the hub's split"),
+    deep_search(
+        "webwalker",
+        "WebWalkerQA",
+        "callanwu/WebWalkerQA",
         split="main",
         question_key="question|Question",
         answer_key="answer|Answer",
-        reward=JUDGE,
         rows=200,
         hub_rows=680,
         args={"source_key": "info.difficulty_level|Info.Difficulty_Level"},
-        wrappers=(PYTHON, SEARCH, SYSTEM),
-        published=DEEP_SEARCH,
         unconfirmed="which 200 rows are asked; whether columns are capitalised (both are read)",
     ),
-    Benchmark(
-        name="gaia",
-        title="GAIA",
-        hub="gaia-benchmark/GAIA",
+    deep_search(
+        "gaia",
+        "GAIA",
+        "gaia-benchmark/GAIA",
         split="validation",
         question_key="Question|question",
         answer_key="Final answer|answer",
-        reward=JUDGE,
         rows=103,
         hub_rows=165,
         part="2023/validation/metadata.parquet",
         args={"source_key": "Level|level", "empty_key": "file_name"},
-        wrappers=(PYTHON, SEARCH, SYSTEM),
         published=f"{DEEP_SEARCH}; questions that are text alone",
         unconfirmed="which 103 of the rows without a file are asked; rows of the hub's file",
     ),
-    Benchmark(
-        name="hle",
-        title="Humanity's Last Exam",
-        hub="cais/hle",
+    deep_search(
+        "hle",
+        "Humanity's Last Exam",
+        "cais/hle",
         split="test",
         question_key="question|Question",
-        answer_key="answer",
-        reward=JUDGE,
         hub_rows=2500,
         args={"source_key": "category", "empty_key": "image"},
-        wrappers=(PYTHON, SEARCH, SYSTEM),
-        published=DEEP_SEARCH,
         unconfirmed="how many and which rows ARPO asks",
     ),
-    Benchmark(
-        name="xbench",
-        title="xbench-DeepSearch",
-        hub="xbench/DeepSearch",
+    deep_search(
+        "xbench",
+        "xbench-DeepSearch",
+        "xbench/DeepSearch",
         split="train",
         question_key="prompt|question",
-        answer_key="answer",
-        reward=JUDGE,
         rows=100,
         args={"cipher_key": "canary"},
-        wrappers=(PYTHON, SEARCH, SYSTEM),
-        published=DEEP_SEARCH,
     ),
 )

@@ -21,7 +21,7 @@ BY_TOOL = {
 }
 
 
-def benchmark(name: str, tool: str, rows: int | None, unconfirmed: str = "") -> Benchmark:
+def benchmark(name: str, tool: str, rows: int | None, unconfirmed: str) -> Benchmark:
     """The benchmark around eval:NAME."""
     known = DATASETS[f"eval:{name}"].args
     is_code, is_math = not tool, tool.startswith("python")
@@ -41,29 +41,28 @@ def benchmark(name: str, tool: str, rows: int | None, unconfirmed: str = "") -> 
     )
 
 
-GEM: tuple[Benchmark, ...] = (
-    *(
-        benchmark(name, "python_tool_no_int_reward", rows, unconfirmed)
-        for name, rows, unconfirmed in (
-            ("AIME24", 30, ""),
-            ("AMC", 83, "the number of rows"),
-            ("MATH500", 500, ""),
-            ("Minerva", 272, "the number of rows"),
-            ("OlympiadBench", 675, "the number of rows"),
-        )
-    ),
-    *(
-        benchmark(name, "search_tool_no_int_reward", rows, unconfirmed)
-        for name, rows, unconfirmed in (
-            ("NaturalQuestions", 512, ""),
-            ("TriviaQA", 512, ""),
-            ("PopQA", 512, ""),
-            ("HotpotQA", 512, ""),
-            ("2Wiki", 512, ""),
-            ("Musique", 512, ""),
-            ("Bamboogle", 125, "the number of rows"),
-            ("QaOpen", 3610, "the number of rows"),
-        )
-    ),
-    benchmark("CodeContest", "", None, "the number of rows"),
+ROWS = {
+    "python_tool_no_int_reward": {
+        "AIME24": (30, ""),
+        "AMC": (83, "the number of rows"),
+        "MATH500": (500, ""),
+        "Minerva": (272, "the number of rows"),
+        "OlympiadBench": (675, "the number of rows"),
+    },
+    "search_tool_no_int_reward": {
+        "NaturalQuestions": (512, ""),
+        "TriviaQA": (512, ""),
+        "PopQA": (512, ""),
+        "HotpotQA": (512, ""),
+        "2Wiki": (512, ""),
+        "Musique": (512, ""),
+        "Bamboogle": (125, "the number of rows"),
+        "QaOpen": (3610, "the number of rows"),
+    },
+    "": {"CodeContest": (None, "the number of rows")},
+}
+"""Tool -> set -> the number of its rows, and what of it is not confirmed."""
+
+GEM = tuple(
+    benchmark(name, tool, *rows) for tool, sets in ROWS.items() for name, rows in sets.items()
 )

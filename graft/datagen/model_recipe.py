@@ -1,0 +1,39 @@
+"""The recipe to sample from a model with: that of its run, with another environment where one is given."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from graft.config import Config, load_config
+from graft.envs import find
+from graft.evaluate.candidates import recipe_of, run_behind
+
+
+def config_for(model: str, env: str, recipe: str, overrides: Sequence[str]) -> Config:
+    """The named recipe, or that of the model's run, with this environment ("": its own).
+
+    Arguments of the recipe's environment are kept where the other one takes them, or where an override
+    sets them.
+    """
+    recipe = recipe or recipe_of(run_behind(Path(model)) if model else None)
+    if recipe:
+        config = load_config(recipe, overrides)
+    else:
+        plain = {"model": {"path": model or "none"}, "task": {"env": env}}
+        config = load_config(plain, overrides, "overrides")
+    if env in ("", config.task.env):
+        return config
+    given = {text.partition("=")[0] for text in overrides}
+    entry = find(env)
+    taken = entry.parameters().keys() - entry.args.keys()
+    kept = {
+        section: {
+            key: value
+            for key, value in getattr(config.task, section).items()
+            if {f"task.{section}", f"task.{section}.{key}"} & given or key in taken
+        }
+        for section in ("args", "eval_args")
+    }
+    task = config.task.model_copy(update={"env": env, **kept})
+    return config.model_copy(update={"task": task})
