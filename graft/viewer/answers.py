@@ -32,6 +32,8 @@ from graft.viewer.summary import summary
 
 MOST_ROWS = 200
 MOST_METRICS = 60
+MOST_TOKENS = 2000
+"""Of one page of a walk."""
 PATIENCE = 0.5
 """Seconds that one request may spend on indexing; then it answers from the part that is indexed."""
 
@@ -134,7 +136,7 @@ class Answers:
             _whole(query, "leaf", 0),
             _whole(query, "context", 0),
             _whole(query, "start", 0),
-            _whole(query, "count", 1000),
+            min(_whole(query, "count", 1000), MOST_TOKENS),
         )
 
     def text(self, query: Query) -> Any:

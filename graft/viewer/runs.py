@@ -10,6 +10,7 @@ these tables cannot be requested.
 from __future__ import annotations
 
 import threading
+import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -17,9 +18,9 @@ from typing import Any
 from graft.files import parse_object
 from graft.runs import RunRecord, find_runs
 from graft.train.run_dir.names import named
+from graft.train.run_dir.token_log import TokenRow, learned_path, read_learned
 from graft.viewer.curves import metric_names
 from graft.viewer.episodes import EpisodeFile
-from graft.viewer.learned import LearnedStep
 from graft.viewer.pieces import TokenTexts
 
 MOST_ALARMS = 1000
@@ -39,10 +40,10 @@ class ViewedRun:
         self.lock = threading.RLock()
         self.record = RunRecord(path)
         self.pieces = TokenTexts(self.record)
-        self.learned = LearnedStep(path / "learned")
         self._files: dict[str, EpisodeFile] = {}
         self._listed: tuple[int, ...] = ()
         self._episodes: dict[tuple[str, int, int], dict[str, Any]] = {}
+        self._learned: tuple[Any, dict[tuple[int, int, int], TokenRow]] = (None, {})
 
     def pulse(self) -> list[Any]:
         """Changes whenever there is something new to show."""
@@ -103,6 +104,23 @@ class ViewedRun:
             while len(self._episodes) > most:
                 del self._episodes[next(iter(self._episodes))]
             return episode
+
+    def learned(self, step: str, line: int, leaf: int, context: int) -> TokenRow | str:
+        """The learner's numbers of one walk, or the reason why there are none.
+
+        The last file stays in memory, since a page requests it part by part.
+        """
+        path = learned_path(self.path, int(step) if step.isdigit() else -1)
+        try:
+            seen = path.stat()
+            key = (path, seen.st_ino, seen.st_mtime_ns, seen.st_size)
+            if key != self._learned[0]:
+                self._learned = key, read_learned(path)
+        except FileNotFoundError:
+            return "this step has no file under learned/: the run was made without one"
+        except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
+            return f"{path.name} cannot be read: {error}"
+        return self._learned[1].get((line, leaf, context), "the learner did not take this attempt")
 
     def _list(self) -> None:
         """List new files: "12" is episodes/step_000012.jsonl, "failed-12" the batch that stopped step 12."""

@@ -5,7 +5,7 @@
 The file holds the page's own scripts and the answers that a server would give: all curves, the summary,
 and of the first and the last step with episodes the best and the worst tasks. It loads nothing from
 anywhere, and stays small whatever the run: curves are thinned, walks beyond a budget of tokens are left
-out, and the page says so where one is asked for.
+out, and the page shows a note in their place.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import hashlib
 import json
 import re
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -23,6 +22,7 @@ from typing import Any
 
 from graft.files import write_text
 from graft.version import __version__
+from graft.viewer import walks
 from graft.viewer.answers import Answers
 from graft.viewer.curves import metric_names
 from graft.viewer.runs import NotThere, ViewedRun
@@ -139,10 +139,9 @@ def saved_answers(runs: list[ViewedRun]) -> dict[str, Any]:
 def _curves(answers: Answers, run: ViewedRun) -> dict[str, Any]:
     with run.lock:
         names = metric_names(run.record)
+    query = {"run": str(run.number)}
     return {
-        phase: answers.curves(
-            {"run": str(run.number), "phase": phase}, metrics=metrics, most=MOST_POINTS
-        )
+        phase: answers.curves({**query, "phase": phase}, metrics, MOST_POINTS)
         for phase, metrics in names.items()
     }
 
@@ -151,7 +150,7 @@ def _bands(answers: Answers, group: list[int]) -> dict[str, Any]:
     runs = ",".join(map(str, group))
     names = metric_names(answers.runs[group[0]].record)
     return {
-        phase: answers.band({"runs": runs, "phase": phase}, metrics=metrics, most=MOST_POINTS)
+        phase: answers.band({"runs": runs, "phase": phase}, metrics, MOST_POINTS)
         for phase, metrics in names.items()
     }
 
@@ -171,53 +170,34 @@ def _step(run: ViewedRun, step: str, budget: _Budget) -> dict[str, Any]:
         worst = file.order("reward", False, "", "")[:OF_EACH]
         rows = [file.glances[line].to_json() for line in dict.fromkeys([*best, *worst])]
     found: dict[str, Any] = {"rows": [], "trees": {}, "walks": {}, "texts": {}}
-    answers = Answers([run])
     for row in rows:
-        query = {"run": "0", "step": step, "line": str(row["line"])}
+        line = row["line"]
         try:
-            tree = answers.episode(query)
+            tree = walks.tree(run, step, line)
         except (NotThere, OSError, KeyError, TypeError, ValueError):  # not an episode of graft's
             continue
         size = len(json.dumps(tree))
         if size > budget.text:
             continue
         budget.text -= size
-        tree["run"] = run.number
         found["rows"].append(row)
-        found["trees"][query["line"]] = tree
-        for name, walk in _walks(answers, tree, query):
+        found["trees"][str(line)] = tree
+        tips = [
+            (leaf, tip)
+            for leaf, one in enumerate(tree["leaves"])
+            for tip in range(len(one["tips"]))
+        ]
+        for leaf, context in tips:
+            walk = walks.tokens(run, step, line, leaf, context, 0, MOST_TOKENS)
             if walk["total"] > budget.tokens:
                 continue
             budget.tokens -= walk["total"]
-            found["walks"][name] = walk
+            found["walks"][f"{line}:{leaf}:{context}"] = walk
             for span, _ in walk["spans"]:
-                text = answers.text({**query, "span": str(span)})["text"][: budget.text]
+                text = walks.text(run, step, line, span, 0)["text"][: budget.text]
                 budget.text -= len(text)
-                found["texts"][f"{query['line']}:{span}"] = text
+                found["texts"][f"{line}:{span}"] = text
     return found
-
-
-def _walks(
-    answers: Answers, tree: dict[str, Any], query: dict[str, str]
-) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Every walk of a tree, from the first token to the last."""
-    for leaf, about in enumerate(tree["leaves"]):
-        for context in range(len(about["tips"])):
-            where = {**query, "leaf": str(leaf), "context": str(context)}
-            walk = answers.tokens({**where, "start": "0", "count": str(MOST_TOKENS)})
-            while walk["end"] < walk["total"] <= MOST_TOKENS:
-                more = answers.tokens({**where, "start": str(walk["end"]), "count": "2000"})
-                walk = _joined(walk, more)
-            yield f"{query['line']}:{leaf}:{context}", walk
-
-
-def _joined(walk: dict[str, Any], more: dict[str, Any]) -> dict[str, Any]:
-    columns = {
-        name: [*values, *more[name]]
-        for name, values in walk.items()
-        if isinstance(values, list) and name != "spans"
-    }
-    return {**walk, **columns, "end": more["end"], "names": {**walk["names"], **more["names"]}}
 
 
 def _harmless(value: Any) -> str:

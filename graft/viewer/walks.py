@@ -13,16 +13,14 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from graft.train.run_dir.token_log import TokenRow
 from graft.viewer.episodes import prompt_text
-from graft.viewer.learned import LearnedRow
 from graft.viewer.runs import NotThere, ViewedRun
 
 EXCERPT = 160
 """Characters of a span's text in the tree."""
 MOST_INFO = 4000
 """Characters of an environment's info about one span or leaf."""
-MOST_TOKENS = 2000
-"""Of one page of a walk."""
 MOST_TEXT = 20_000
 MOST_SPANS = 20_000
 NO_ACTION = -1
@@ -102,12 +100,12 @@ def tokens(
     spans = [episode["spans"][i] for i in path]
     lengths = [len(span["tokens"]) for span in spans]
     ids = [token for span in spans for token in span["tokens"]]
-    start = min(max(start, 0), len(ids))
-    end = min(start + min(max(count, 1), MOST_TOKENS), len(ids))
+    start = min(start, len(ids))
+    end = min(start + max(count, 1), len(ids))
     authors = [str(span["author"]) for span in spans]
     prompt = sum(lengths[: next((i for i, a in enumerate(authors) if a != "task"), len(spans))])
     with run.lock:
-        learned = run.learned.row(step, line, leaf, context)
+        learned = run.learned(step, line, leaf, context)
         pieces = run.pieces(ids, start, end)
         actions = _column(spans, "actions", start, end)
         names = {
@@ -143,7 +141,7 @@ def text(run: ViewedRun, step: str, line: int, span: int, start: int) -> dict[st
     if not 0 <= span < len(spans):
         raise NotThere(f"the episode has {len(spans)} spans, there is no span {span}")
     whole = str(spans[span].get("text", ""))
-    start = min(max(start, 0), len(whole))
+    start = min(start, len(whole))
     return {"text": whole[start : start + MOST_TEXT], "start": start, "total": len(whole)}
 
 
@@ -162,7 +160,7 @@ def _column(spans: Sequence[Mapping[str, Any]], name: str, start: int, end: int)
 
 
 def _behind(
-    learned: LearnedRow | str, prompt: int, start: int, end: int
+    learned: TokenRow | str, prompt: int, start: int, end: int
 ) -> tuple[list[Any], list[Any]]:
     """The learner's numbers at the walk's positions: null over the prompt and where none were recorded."""
     if isinstance(learned, str):
@@ -172,7 +170,7 @@ def _behind(
         wanted = (i - prompt for i in range(start, end))
         return [_number(values[i]) if 0 <= i < len(values) else None for i in wanted]
 
-    return placed(learned.advantages), placed(learned.logprobs)
+    return placed(learned.advantages.tolist()), placed(learned.logprobs.tolist())
 
 
 def _info(info: Mapping[str, Any]) -> dict[str, Any]:
@@ -185,8 +183,8 @@ def _short(value: Any) -> Any:
         return value
     if isinstance(value, float):
         return _number(value)
-    told = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
-    return told if len(told) <= MOST_INFO else f"{told[:MOST_INFO]}... ({len(told)} characters)"
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+    return text if len(text) <= MOST_INFO else f"{text[:MOST_INFO]}... ({len(text)} characters)"
 
 
 def _number(value: Any) -> Any:

@@ -89,9 +89,9 @@ def chromium() -> Iterator[Any]:
         browser.close()
 
 
-@pytest.fixture
-def page(chromium: Any) -> Iterator[Any]:
-    """A page of 1280 x 800 that may send requests to 127.0.0.1 only and raise no error."""
+@contextmanager
+def watched_page(chromium: Any, is_allowed: Callable[[str], bool]) -> Iterator[Any]:
+    """A page of 1280 x 800 that raises no error and requests only addresses that are allowed."""
     context = chromium.new_context(viewport={"width": 1280, "height": 800}, accept_downloads=True)
     context.set_default_timeout(20_000)
     page = context.new_page()
@@ -99,15 +99,21 @@ def page(chromium: Any) -> Iterator[Any]:
     errors: list[str] = []
     page.on("request", lambda request: requested.append(request.url))
     page.on("pageerror", lambda error: errors.append(str(error)))
-    page.on("console", lambda entry: errors.append(entry.text) if entry.type == "error" else None)
-    gone = "ERR_CONNECTION_REFUSED"  # a server that a test has ended
+    page.on("console", lambda line: errors.append(line.text) if line.type == "error" else None)
     page.on("dialog", lambda dialog: errors.append(f"dialog: {dialog.message}"))
     yield page
     context.close()
-    away = [url for url in requested if urlsplit(url).scheme not in ("blob", "data")]
-    away = [url for url in away if urlsplit(url).hostname != "127.0.0.1"]
-    assert requested and away == []
+    outside = [url for url in requested if urlsplit(url).scheme not in ("blob", "data")]
+    assert requested and [url for url in outside if not is_allowed(url)] == []
+    gone = "ERR_CONNECTION_REFUSED"  # a server that a test has ended
     assert [error for error in errors if gone not in error] == []
+
+
+@pytest.fixture
+def page(chromium: Any) -> Iterator[Any]:
+    """A page that may only speak to 127.0.0.1."""
+    with watched_page(chromium, lambda url: urlsplit(url).hostname == "127.0.0.1") as page:
+        yield page
 
 
 @pytest.fixture

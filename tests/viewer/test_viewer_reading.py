@@ -14,7 +14,6 @@ from graft.types import Author, Episode, Leaf, Span, Status, Task
 from graft.viewer import walks
 from graft.viewer.curves import metric_names, points, table
 from graft.viewer.episodes import EpisodeFile, glance_at
-from graft.viewer.learned import LearnedStep
 from graft.viewer.pieces import pieces
 from graft.viewer.runs import NotThere, open_runs
 from graft.viewer.search import search
@@ -198,9 +197,12 @@ def test_what_the_learner_wrote_lies_behind_the_prompt(tmp_path):
 
 
 def test_a_broken_file_of_the_learner_is_a_reason(tmp_path):
-    (tmp_path / "step_000001.npz").write_bytes(b"PK not really")
-    assert "cannot be read" in str(LearnedStep(tmp_path).row("1", 0, 0, 0))
-    assert "no file" in str(LearnedStep(tmp_path).row("2", 0, 0, 0))
+    folder = write_run(tmp_path / "r", {})
+    (folder / "learned").mkdir()
+    (folder / "learned" / "step_000001.npz").write_bytes(b"PK not really")
+    [run] = open_runs([str(folder)])
+    assert "cannot be read" in str(run.learned("1", 0, 0, 0))
+    assert "no file" in str(run.learned("2", 0, 0, 0))
 
 
 def test_extra_actions_have_their_names(tmp_path):

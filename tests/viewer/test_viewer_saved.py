@@ -21,6 +21,7 @@ from graft.viewer.saved import bundle, page, saved_answers
 from graft.viewer.server import static_files
 from graft.viewer.summary import summary, tokens_per_second
 from tests.runs.test_record import attempt, held, make_run, save, step
+from tests.viewer.conftest import watched_page
 
 app = typer.Typer()
 app.command("report")(report)
@@ -319,23 +320,13 @@ def test_the_command_takes_several(tmp_path):
 
 @pytest.fixture
 def opened(chromium: Any, runs: tuple[Path, Path], tmp_path: Path) -> Iterator[Any]:
-    """The saved page of two runs, opened from the disk; it may make no request and raise no error."""
+    """The saved page of two runs, opened from the disk; it may request no other file."""
     out = tmp_path / "saved page.html"
     command = [*(str(run) for run in runs), "--out", str(out)]
     CliRunner().invoke(app, command, catch_exceptions=False)
-    context = chromium.new_context(viewport={"width": 1280, "height": 800})
-    context.set_default_timeout(20_000)
-    page = context.new_page()
-    requested: list[str] = []
-    errors: list[str] = []
-    page.on("request", lambda request: requested.append(request.url))
-    page.on("pageerror", lambda error: errors.append(str(error)))
-    page.on("console", lambda entry: errors.append(entry.text) if entry.type == "error" else None)
-    page.goto(out.as_uri())
-    yield page
-    context.close()
-    assert [url for url in requested if not url.startswith(("file:", "data:", "blob:"))] == []
-    assert errors == []
+    with watched_page(chromium, lambda url: url.startswith("file:")) as page:
+        page.goto(out.as_uri())
+        yield page
 
 
 def test_a_saved_page_shows_summary_curves_steps_and_episodes(opened):

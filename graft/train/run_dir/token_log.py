@@ -12,14 +12,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-from torch import Tensor
 
 from graft.files import new_file
-from graft.models.tree.packing import response
 from graft.types import Episode, Trajectory
+
+if TYPE_CHECKING:
+    from torch import Tensor  # the viewer reads these files without loading it
 
 
 class TokenRow(NamedTuple):
@@ -43,6 +44,8 @@ def write_learned(
     mask_NT: Tensor,
 ) -> None:
     """Write the file of a step, atomically."""
+    from graft.models.tree.packing import response
+
     lines = {id(episode): number for number, episode in enumerate(episodes)}
     lengths = [sum(map(len, response(row))) for row in rows]
     places = [[lines[id(row.episode)], row.leaf_index, row.context] for row in rows]
@@ -67,12 +70,17 @@ def _joined(grid_NT: Tensor, lengths: Sequence[int]) -> np.ndarray:
 
 def read_learned(path: Path) -> dict[tuple[int, int, int], TokenRow]:
     """By (line of the episode, leaf, context)."""
-    stored: Any = np.load(path)
-    ends = np.cumsum(stored["lengths"])
-    advantages, logprobs = stored["advantages"], stored["logprobs"]
+    with np.load(path) as stored:
+        places, lengths = stored["rows"].reshape(-1, 3).tolist(), stored["lengths"]
+        advantages, logprobs = stored["advantages"], stored["logprobs"]
+    ends = np.cumsum(lengths)
+    if not len(advantages) == len(logprobs) == lengths.sum():
+        raise ValueError(
+            f"{len(places)} rows of together {lengths.sum()} tokens, but {len(advantages)} advantages "
+            f"and {len(logprobs)} log-probs"
+        )
     found: dict[tuple[int, int, int], TokenRow] = {}
-    for place, end, length in zip(stored["rows"], ends, stored["lengths"], strict=True):
+    for (line, leaf, context), end, length in zip(places, ends, lengths, strict=True):
         part = slice(end - length, end)
-        line, leaf, context = place.tolist()
         found[line, leaf, context] = TokenRow(advantages[part], logprobs[part])
     return found
