@@ -254,5 +254,5 @@ def _why_no_more(env_id: str, made: MadeRows, wanted: int) -> str:
         )
     return (
         f"{env_id} posed {made.rows} different tasks, and then {PATIENCE:,} repeated ones in a row. "
-        f" Ask for --n {made.rows}, for other arguments, or for --duplicates"
+        f"Give --n {made.rows}, other arguments, or --duplicates"
     )

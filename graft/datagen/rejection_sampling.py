@@ -5,11 +5,9 @@
     100 tasks, 4 attempts each     good.attempts.jsonl, each as it ends
     those that pass --keep         good.jsonl, in the order of the tasks, without duplicates
 
-With --resume the first file is read before anything is sampled, and stored attempts are not sampled again.
-So a killed command continues, --n may grow, and --keep may change.
-
-With --endpoint a server samples. Behind a chat API the tokenizer is unknown, so rows are messages without
-spans.
+With --resume attempts in the first file are not sampled again: a killed command continues, --n may grow, and
+--keep may change. With --endpoint a server samples; behind a chat API the tokenizer is unknown, so rows are
+messages without spans.
 """
 
 from __future__ import annotations
@@ -56,7 +54,7 @@ from graft.train.model import sampling_only
 from graft.train.run_dir.checkpoint import latest_model, located
 from graft.train.run_dir.folder import RunStopped
 from graft.train.tasks import TRAIN_SEEDS, TaskStream
-from graft.types import Author, Episode, Finish, Message, Status, Task, Trajectory
+from graft.types import Author, Episode, Finish, Message, Status, Trajectory
 
 ENOUGH_FAILURES = 64
 """Attempts after which a tool or environment counts as broken if none ended."""
@@ -166,7 +164,7 @@ def sample_rows(
                 work.sample(todo, samples, temperature, seed)
             except KeyboardInterrupt:
                 say(
-                    f"interrupted; what was finished is in {attempts_path}, --resume completes the rest"
+                    f"interrupted; finished attempts are in {attempts_path}, --resume makes the rest"
                 )
                 raise
             finally:
@@ -239,37 +237,28 @@ class SampleWork:
         self.news = time.monotonic() + SECONDS_BETWEEN_NEWS
 
     def sample(self, todo: Sequence[int], samples: int, temperature: float, seed: int) -> None:
-        setup, env = self.setup, self.config.task.env
-        sampling = replace(setup.sampling, temperature=temperature)
-        salt = seed * TRAIN_SEEDS  # step 0, which no run has: separate draws
-        asyncio.run(
-            self._everyone(todo, replace(setup, sampling=sampling, salt=salt), samples, env, seed)
-        )
-
-    async def _everyone(
-        self, todo: Sequence[int], setup: RolloutSetup, samples: int, env: str, seed: int
-    ) -> None:
-        branch = independent(samples)
+        config, branch = self.config, independent(samples)
+        sampling = replace(self.setup.sampling, temperature=temperature)
+        # step 0, which no run has: separate draws
+        setup = replace(self.setup, sampling=sampling, salt=seed * TRAIN_SEEDS)
+        at_a_time = config.rollout.concurrency
+        if self.server is not None:  # each attempt is a request
+            at_a_time = max(1, at_a_time // samples)
 
         async def one(number: int) -> None:
-            task = next(TaskStream(env, seed, cursor=number))
+            task = next(TaskStream(config.task.env, seed, cursor=number))
             self.note(number, await build_episode(task, setup, branch))
 
-        await concurrently(one, todo, self._at_a_time(samples))
-
-    def _at_a_time(self, samples: int) -> int:
-        """Concurrent tasks. For a server every attempt is a request, so attempts are counted."""
-        concurrency = self.config.rollout.concurrency
-        return concurrency if self.server is None else max(1, concurrency // samples)
+        asyncio.run(concurrently(one, todo, at_a_time))
 
     def note(self, number: int, episode: Episode) -> None:
         """Record the attempts at a task."""
         attempts = self._attempts(episode)
-        shared: Row = {"messages": list(episode.task.prompt)}
-        if self.tools:
-            shared["tools"] = self.tools
-        about = {"seed": episode.task.seed, "data_source": _source(episode.task)}
-        self.log.append(number, {**about, **shared, "attempts": attempts})
+        tools = {"tools": self.tools} if self.tools else {}
+        task = episode.task
+        about = {"seed": task.seed, "data_source": task.data_source or task.env}
+        prompt = {"messages": list(task.prompt), **tools}
+        self.log.append(number, {**about, **prompt, "attempts": attempts})
         self.statuses.update(attempt["status"] for attempt in attempts)
         self.errors.update(attempt["error"] for attempt in attempts if "error" in attempt)
         if self.server is not None:
@@ -372,13 +361,12 @@ def is_down(statuses: Counter[str]) -> bool:
 
 
 def _rows(line: Row, attempt: Row) -> Iterable[Row]:
-    shared = {key: line[key] for key in ("tools",) if key in line}
     names = ("sample", "reward", "turns", "tool_calls", "length", "status")
     for context in attempt["contexts"]:
         yield {
             "messages": context.get("messages", line["messages"]),
             **({"spans": context["spans"]} if "spans" in context else {}),
-            **shared,
+            **({"tools": line["tools"]} if "tools" in line else {}),
             "data_source": line["data_source"],
             "extra_info": {
                 "index": 0,
@@ -396,10 +384,6 @@ def _is_new(row: Row, seen: set[bytes]) -> bool:
         return False
     seen.add(digest)
     return True
-
-
-def _source(task: Task) -> str:
-    return task.data_source or task.env
 
 
 def _why_dead(errors: Counter[str]) -> str:

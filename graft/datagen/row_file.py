@@ -79,8 +79,7 @@ class JsonFile:
     def close(self) -> None:
         self._file.close()
 
-    def abandon(self) -> None:
-        self._file.close()
+    abandon = close
 
 
 class ParquetFile:
@@ -136,8 +135,9 @@ class ParquetFile:
 
 def flat(row: Row) -> Row:
     """A row for columns: values whose form differs between rows become JSON text."""
-    texts = {key: json.dumps(row[key], ensure_ascii=False) for key in ("tools",) if key in row}
-    return {**row, **texts}
+    if "tools" not in row:
+        return row
+    return {**row, "tools": json.dumps(row["tools"], ensure_ascii=False)}
 
 
 def columns_of(rows: list[Row]) -> Any:

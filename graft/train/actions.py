@@ -74,15 +74,12 @@ def with_actions(
                 f"'{source}' was trained with {trained.shape.extra} actions beyond the vocabulary, "
                 f"and actions.file has {actions.space.extra}; give the file it was trained with"
             )
-        known = action_names(source)
-        if known and known != list(actions.names):
-            other = next(
-                (a, b) for a, b in zip(known, actions.names, strict=True) if a != b
-            )  # the first
-            raise ConfigError(
-                f"'{source}' was trained with the action {other[0]!r} where actions.file has "
-                f"{other[1]!r}; give the file it was trained with"
-            )
+        for known, given in zip(action_names(source), actions.names, strict=False):
+            if known != given:
+                raise ConfigError(
+                    f"'{source}' was trained with the action {known!r} where actions.file has {given!r}; "
+                    "give the file it was trained with"
+                )
         return trained
     random = [None] * len(actions.init_tokens)
     return extend(policy, actions.init_tokens if init_from_base else random)

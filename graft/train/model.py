@@ -122,13 +122,8 @@ def load_reference(path: Path, policy: Any) -> Any:
 
         assert isinstance(policy, ShardedDecoder)
         with open_model(path) as stored:
-            reference = shard(
-                stored.shape,
-                policy.mesh,
-                stored.read,
-                dtype=policy.dtype,
-                offload=policy.offload,
-            )
+            kept = {"dtype": policy.dtype, "offload": policy.offload}
+            reference = shard(stored.shape, policy.mesh, stored.read, **kept)
     return reference.requires_grad_(False)
 
 
@@ -149,16 +144,10 @@ def sampling_only(config: Config, source: Path) -> Config:
     section = config.engine
     engine = EngineSection(kv_tokens=section.kv_tokens, page_size=section.page_size)
     if is_transformers_only(config, source):
-        args = {} if section.url else section.args
-        engine = EngineSection(name="vllm", args=args)
+        engine = EngineSection(name="vllm", args={} if section.url else section.args)
     rollout = config.rollout.model_copy(update={"staleness": 0})
-    own = {
-        "engine": engine,
-        "rollout": rollout,
-        "parallel": ParallelSection(),
-        "cluster": ClusterSection(),
-    }
-    return config.model_copy(update=own)
+    alone = {"parallel": ParallelSection(), "cluster": ClusterSection()}
+    return config.model_copy(update={"engine": engine, "rollout": rollout, **alone})
 
 
 def open_transformers(
@@ -235,24 +224,20 @@ def new_shape(config: Config, tokenizer: FastTokenizer) -> ModelShape:
 
 def recipe_shape(config: Config, weights: Path | None = None) -> ModelShape:
     """The shape of the model that `build_run` would build, without reading a weight."""
-    shape = _plain_shape(config, weights)
-    if not config.actions.file:
-        return shape
-    source = source_of(config, weights, is_read=False)
-    actions = actions_of(config, load_tokenizer(config, source), shape.vocab_size)
-    return replace(shape, extra=0 if actions is None else actions.space.extra)
-
-
-def _plain_shape(config: Config, weights: Path | None) -> ModelShape:
     source = source_of(config, weights, is_read=False)
     if source is None:
-        return new_shape(config, load_tokenizer(config, None))
-    if not source.exists():
-        load_tokenizer(config, source)  # raises with what is missing and how to get it
-    if source.suffix == ".gguf":
-        return gguf_shape(open_gguf(source), source)
-    refuse_family(source)
-    return shape_of(read_config(source), source / "config.json")
+        shape = new_shape(config, load_tokenizer(config, None))
+    elif source.suffix == ".gguf" and source.exists():
+        shape = gguf_shape(open_gguf(source), source)
+    else:
+        if not source.exists():
+            load_tokenizer(config, source)  # raises with what is missing and how to get it
+        refuse_family(source)
+        shape = shape_of(read_config(source), source / "config.json")
+    if not config.actions.file:
+        return shape
+    actions = actions_of(config, load_tokenizer(config, source), shape.vocab_size)
+    return replace(shape, extra=0 if actions is None else actions.space.extra)
 
 
 def refuse_family(source: Path) -> None:

@@ -153,7 +153,11 @@ class Session:
         run = self._build(newest)
         run.show_notes()
         if newest is not None:
-            self._resume(run, newest)
+            run.state = newest.state()
+            self.display.note(
+                f"resuming {self.folder.path} after {newest.phase} step {newest.step}"
+            )
+            self._show_changes(newest)
         dtype = str(run.components.policy.dtype)
         self.journal.resume(newest, run.state.get("alarms", {}), dtype)
         for text in warnings + self._check_components(run.components):
@@ -164,12 +168,9 @@ class Session:
         config, weights = self.config, None if newest is None else newest.path
         if self.processes.world == 1:
             refuse_what_cannot_fit(config, weights)
-        own_engine = self.make_collector is None
-        components = build_run(config, weights, self.processes, with_engine=own_engine)
-        if self.make_collector is None:
-            collector = make_collector(components, self.processes)
-        else:
-            collector = self.make_collector(components)
+        is_local = self.make_collector is None
+        components = build_run(config, weights, self.processes, with_engine=is_local)
+        make = self.make_collector or (lambda parts: make_collector(parts, self.processes))
         writer = CheckpointWriter(
             self.folder.checkpoints,
             components.tokenizer,
@@ -188,15 +189,10 @@ class Session:
             self.interrupt,
             self.journal,
             components,
-            collector,
+            make(components),
             writer,
             self.started,
         )
-
-    def _resume(self, run: RunContext, newest: Checkpoint) -> None:
-        run.state = newest.state()
-        self.display.note(f"resuming {self.folder.path} after {newest.phase} step {newest.step}")
-        self._show_changes(newest)
 
     def _show_changes(self, newest: Checkpoint) -> None:
         """Settings that are new in this command, shown and recorded."""

@@ -153,11 +153,9 @@ def row_builder(
     sft = components.config.sft
     chats = open_chats(path, sft.skip_bad, sft.layout)
     marks = sft.mask_results
-    speller = (
-        None
-        if components.actions is None
-        else ActionSpeller(components.actions, components.tokenizer, marks)
-    )
+    speller = None
+    if components.actions is not None:
+        speller = ActionSpeller(components.actions, components.tokenizer, marks)
 
     def build(number: int, row: ChatRow) -> Episode:
         task = Task(f"row:{chats.numbers[number]}", "", data_source=path)
@@ -202,10 +200,8 @@ def recorded(components: RunComponents, path: str) -> SFTRows:
         raise DataError(
             f"{source}: no row is left to train on: {_described(counts, limit)}. {first}"
         )
-    new = {
-        **counts,
-        "bad": counts["bad"] - chats.bad,
-    }  # the others are reported when the file is opened
+    # the other bad ones are reported when the file is opened
+    new = {**counts, "bad": counts["bad"] - chats.bad}
     why = f"; the first: {first}" if first else ""
     notes = [f"rows of {source}: {_described(new, limit)}{why}"] if any(new.values()) else []
     return SFTRows(chats, build, limit, numbers, counts, notes, seen.hexdigest())

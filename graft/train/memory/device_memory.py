@@ -37,9 +37,8 @@ class DeviceMemory:
 def device_memory_of(device: torch.device, ways: int = 1) -> DeviceMemory:
     """The memory of this device now. What this process already holds there counts as available."""
     if device.type != "cuda":
-        return DeviceMemory(
-            device, available_ram() // ways, False, "CPU", ways=ways
-        )  # processes share it
+        # processes share it
+        return DeviceMemory(device, available_ram() // ways, False, "CPU", ways=ways)
     free, total = torch.cuda.mem_get_info(device)
     ours, name = torch.cuda.memory_reserved(device), torch.cuda.get_device_name(device)
     return DeviceMemory(device, free + ours, has_kernels(device), name, total, ways)

@@ -89,15 +89,8 @@ def _check_attempts(run: RunContext, learner: Learner, version: int) -> None:
         episodes = run.collector.submit(request).result()
     stop = run.components.held_out.make_env(Task("probe", env)).stop if env else ()
     rollout = run.config.rollout
-    found = check_attempts(
-        learner,
-        episodes,
-        run.components.chat,
-        rollout.temperature,
-        stop,
-        max_tokens=rollout.max_tokens,
-    )
-    for check in found:
+    chat, limit = run.components.chat, rollout.max_tokens
+    for check in check_attempts(learner, episodes, chat, rollout.temperature, stop, limit):
         if check.verdict != PASS:
             run.display.note(str(check))
         if check.verdict == FAIL:
