@@ -190,6 +190,7 @@ def generate(
 ) -> None:
     """Sample from a model. With --json: tokens, text, log-probs and entropies of every token."""
     from graft.evaluate.generate import Generator, read_variables
+    from graft.rollout.event_loop import run
     from graft.train.run_dir.checkpoint import latest_model
     from graft.types import Sampling
 
@@ -210,7 +211,7 @@ def generate(
     )
     if generator.note:
         typer.echo(generator.note, err=True)
-    drawn = generator(prompt, sampling, n=n, seed=seed, raw=raw)
+    drawn = run(lambda: generator.complete(prompt, sampling, n=n, seed=seed, raw=raw))
     if as_json:
         answers = [
             {"prompt": text, "completions": completions}

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,8 +20,6 @@ from graft.evaluate.estimates import Estimate
 from graft.evaluate.eval_spec import EvalSpec
 from graft.evaluate.task_set import TaskSet
 from graft.evaluate.task_sets import read_sets
-from graft.protocols import Env
-from graft.types import Task
 from graft.user_code import UserCodeError, seen
 
 if TYPE_CHECKING:
@@ -64,17 +62,6 @@ class Scores(Mapping[str, Mapping[str, Estimate]]):
 
     def _repr_markdown_(self) -> str:
         return self.table.markdown()
-
-
-@dataclass(frozen=True, slots=True)
-class OwnTaskSet(TaskSet):
-    """Tasks of an environment that was handed over as an object."""
-
-    build: Callable[[Task], Env] | None = None
-
-    def factory(self, tokenizer: Any) -> Callable[[Task], Env]:
-        assert self.build is not None
-        return self.build
 
 
 def evaluate(
@@ -184,7 +171,7 @@ def _sets(
         )
     else:
         name, build = env_maker(on, policy.tokenizer)
-        sets = [OwnTaskSet(name, name, {}, build=build)]
+        sets = [TaskSet(name, name, {}, build=build)]
     return sets if reward is None else [replace(one, reward=reward) for one in sets]
 
 

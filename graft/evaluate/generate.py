@@ -15,7 +15,6 @@ from graft.models.extra_actions import ACTIONS
 from graft.models.io.gguf_read import open_tokenizer
 from graft.models.io.load import load_model
 from graft.protocols import Engine
-from graft.rollout.event_loop import run
 from graft.rollout.setup import draw_key
 from graft.text.chat import Chat
 from graft.text.tokenizer import FastTokenizer
@@ -72,18 +71,6 @@ class Generator:
         messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
         return self.chat.prompt(list(messages))
 
-    def __call__(
-        self,
-        prompts: Sequence[str | Sequence[Message]],
-        sampling: Sampling,
-        *,
-        n: int = 1,
-        seed: int = 0,
-        raw: bool = False,
-    ) -> list[list[dict[str, Any]]]:
-        """`n` completions of each prompt. A prompt and seed always give the same draws."""
-        return run(lambda: self.complete(prompts, sampling, n=n, seed=seed, raw=raw))
-
     async def complete(
         self,
         prompts: Sequence[str | Sequence[Message]],
@@ -93,7 +80,7 @@ class Generator:
         seed: int = 0,
         raw: bool = False,
     ) -> list[list[dict[str, Any]]]:
-        """The same on the event loop that is running."""
+        """`n` completions of each prompt. A prompt and seed always give the same draws."""
         sampling = replace(sampling, stop_tokens=(*sampling.stop_tokens, *self.ends))
 
         async def one(prompt: str | Sequence[Message]) -> list[dict[str, Any]]:

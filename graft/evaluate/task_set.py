@@ -28,9 +28,13 @@ class TaskSet:
     """True for a benchmark: all of its rows are used unless a number is given."""
     has_tools: bool = True
     """False: the same tasks without any tool."""
+    build: Callable[[Task], Env] | None = None
+    """Of an environment that was given as an object; None: `env` names it."""
 
     def factory(self, tokenizer: Any) -> Callable[[Task], Env]:
         """A fresh environment for a task."""
+        if self.build is not None:
+            return self.build
         if self.has_tools:
             return lambda task: make(
                 self.env, wrappers=self.wrappers, tokenizer=tokenizer, **self.args

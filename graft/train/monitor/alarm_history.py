@@ -31,8 +31,8 @@ class AlarmContext(NamedTuple):
 class AlarmHistory:
     """The first and the latest values of each watched metric."""
 
-    def __init__(self, state: Mapping[str, Any] | None = None) -> None:
-        state = state or {}
+    def __init__(self, context: AlarmContext, state: Mapping[str, Any]) -> None:
+        self.context = context
         self.start: dict[str, list[float]] = {k: [*v] for k, v in state.get("start", {}).items()}
         self.recent: dict[str, list[float]] = {k: [*v] for k, v in state.get("recent", {}).items()}
         self.best: float | None = state.get("best")
@@ -73,6 +73,10 @@ class AlarmHistory:
     def latest(self, name: str, count: int = WINDOW) -> list[float]:
         return self.recent.get(name, [])[-count:]
 
+    def means(self, name: str) -> tuple[float, float]:
+        """Of the latest and of the first values of a metric, at most WINDOW each."""
+        return fmean(self.latest(name)), fmean(self.start[name])
+
     def now(self, name: str) -> float | None:
         """Mean of the latest WINDOW values; None while there are fewer."""
         values = self.latest(name)
@@ -108,12 +112,8 @@ class AlarmHistory:
         now = self.now("reward")
         if now is None or self.best is None or self.highest is None:
             return False
-        has_other_scale = self.highest > FULL_REWARD + 1e-6
-        return (
-            self.best >= SOLVED * FULL_REWARD
-            and now >= STILL_SOLVED * FULL_REWARD
-            and not has_other_scale
-        )
+        is_near = self.best >= SOLVED * FULL_REWARD and now >= STILL_SOLVED * FULL_REWARD
+        return is_near and self.highest <= FULL_REWARD + 1e-6
 
 
 def _number(value: Any) -> float | None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import pairwise
-from statistics import fmean, median
+from statistics import median
 from typing import Literal, NamedTuple
 
 from graft.tolerances import tolerances
@@ -20,7 +20,6 @@ from graft.train.monitor.alarm_history import (
     KEPT,
     TWINS_GAIN,
     WINDOW,
-    AlarmContext,
     AlarmHistory,
 )
 
@@ -72,32 +71,30 @@ class AlarmRule(NamedTuple):
     """One alarm. A step without its metric is not judged."""
 
     metric: str
-    judge: Callable[[AlarmHistory, AlarmContext], AlarmFinding | None]
+    judge: Callable[[float, float, AlarmHistory], AlarmFinding | None]
+    """Gets the means of the metric over the latest and over the first WINDOW steps; None: not judged."""
     case: str = ""
     """Opening of the case on the metric's page whose advice the alarm prints."""
+    steps: int = WINDOW
+    """Values that the metric must have."""
 
 
-def flat_groups(history: AlarmHistory, context: AlarmContext) -> AlarmFinding | None:
-    share, reward = history.now("frac_reward_zero_std"), history.now("reward")
-    if share is None or not context.is_grouped:
-        return None
-    if history.is_solved or (history.now(TWINS_GAIN) or 0.0) >= TWINS_GAIN_ENOUGH:
+def flat_groups(now: float, began: float, history: AlarmHistory) -> AlarmFinding:
+    reward, gain = history.now("reward"), history.now(TWINS_GAIN) or 0.0
+    if not history.context.is_grouped or history.is_solved or gain >= TWINS_GAIN_ENOUGH:
         return HEALTHY
     mean = "" if reward is None else f" (mean reward {reward:.3g})"
     is_failing = reward is not None and reward <= 0.1 * FULL_REWARD
     return AlarmFinding(
-        share / FLAT_SHARE,
-        f"{share:.0%} of the groups of the last {WINDOW} steps have no spread in reward{mean}, so they "
+        now / FLAT_SHARE,
+        f"{now:.0%} of the groups of the last {WINDOW} steps have no spread in reward{mean}, so they "
         "have no gradient",
-        "alarm" if share >= 0.9 else "warn",
+        "alarm" if now >= 0.9 else "warn",
         "Reward near 0" if is_failing else "Reward in between",
     )
 
 
-def entropy_collapse(history: AlarmHistory, context: AlarmContext) -> AlarmFinding | None:
-    now, began = history.now("entropy"), history.began("entropy")
-    if now is None or began is None:
-        return None
+def entropy_collapse(now: float, began: float, history: AlarmHistory) -> AlarmFinding:
     if history.is_solved:
         return HEALTHY
     left = max(now, 1e-9)
@@ -112,28 +109,26 @@ def entropy_collapse(history: AlarmHistory, context: AlarmContext) -> AlarmFindi
     )
 
 
-def log_prob_gap(history: AlarmHistory, context: AlarmContext) -> AlarmFinding | None:
-    gaps = history.latest(GAP)
-    if not gaps:
-        return None
-    now, (limit, was_updated) = fmean(gaps), _gap_limit(history, context)
-    explained, case = f"rounding in {context.dtype} explains far less than {limit:g}", "Above 1e-3"
+def log_prob_gap(now: float, began: float, history: AlarmHistory) -> AlarmFinding:
+    limit, was_updated = _gap_limit(history)
     if was_updated:
         explained = f"even the updates between sampling and learning explain about {limit:g}"
         case = "Above 0.2 with several updates"
+    else:
+        explained = f"rounding in {history.context.dtype} explains far less than {limit:g}"
+        case = "Above 1e-3"
     return AlarmFinding(
         now / limit,
-        f"log-probs of engine and learner differ by {now:.2g} on average ({_steps(len(gaps))}), and "
+        f"log-probs of engine and learner differ by {now:.2g} on average ({_steps(history, GAP)}), and "
         f"{explained}",
         "alarm",
         case,
     )
 
 
-def log_prob_gap_grows(history: AlarmHistory, context: AlarmContext) -> AlarmFinding | None:
-    now, began = history.now(GAP), history.began(GAP)
-    limit, was_updated = _gap_limit(history, context)
-    if now is None or began is None or now >= limit:  # beyond the limit `log_prob_gap` begins
+def log_prob_gap_grows(now: float, began: float, history: AlarmHistory) -> AlarmFinding | None:
+    limit, was_updated = _gap_limit(history)
+    if now >= limit:  # there `log_prob_gap` begins
         return None
     floor = limit / (2 if was_updated else 10)
     return AlarmFinding(
@@ -143,10 +138,7 @@ def log_prob_gap_grows(history: AlarmHistory, context: AlarmContext) -> AlarmFin
     )
 
 
-def length_explosion(history: AlarmHistory, context: AlarmContext) -> AlarmFinding | None:
-    now, began = history.now(LENGTH), history.began(LENGTH)
-    if now is None or began is None:
-        return None
+def length_explosion(now: float, began: float, history: AlarmHistory) -> AlarmFinding:
     if history.is_solved or history.gained >= history.spread / 4:  # longer and better
         return HEALTHY
     return AlarmFinding(
@@ -156,10 +148,7 @@ def length_explosion(history: AlarmHistory, context: AlarmContext) -> AlarmFindi
     )
 
 
-def cut_attempts(history: AlarmHistory, context: AlarmContext) -> AlarmFinding | None:
-    now, began = history.now(CUT), history.began(CUT)
-    if now is None or began is None:
-        return None
+def cut_attempts(now: float, began: float, history: AlarmHistory) -> AlarmFinding:
     if history.is_solved:
         return HEALTHY
     return AlarmFinding(
@@ -169,21 +158,15 @@ def cut_attempts(history: AlarmHistory, context: AlarmContext) -> AlarmFinding |
     )
 
 
-def clip_fraction(history: AlarmHistory, context: AlarmContext) -> AlarmFinding | None:
-    now = history.now("clip_ratio/region_mean")
-    if now is None:
-        return None
+def clip_fraction(now: float, began: float, history: AlarmHistory) -> AlarmFinding:
     return AlarmFinding(
         now / CLIPPED,
         f"{now:.0%} of the trained tokens of the last {WINDOW} steps are outside the clip range",
     )
 
 
-def tool_failures(history: AlarmHistory, context: AlarmContext) -> AlarmFinding | None:
-    now, began, used = history.now(FAILURES), history.began(FAILURES), history.now("tools/rate")
-    if now is None or began is None:
-        return None
-    if used is None or used < TOOLS_USED:
+def tool_failures(now: float, began: float, history: AlarmHistory) -> AlarmFinding:
+    if (history.now("tools/rate") or 0.0) < TOOLS_USED:
         return HEALTHY
     return AlarmFinding(
         max(now / TOOL_FAILURES, (now - began) / TOOL_FAILURES_ROSE),
@@ -191,51 +174,39 @@ def tool_failures(history: AlarmHistory, context: AlarmContext) -> AlarmFinding 
     )
 
 
-def broken_attempts(history: AlarmHistory, context: AlarmContext) -> AlarmFinding | None:
-    shares = history.latest("rollout/failed")
-    if not shares:
-        return None
-    now = fmean(shares)
+def broken_attempts(now: float, began: float, history: AlarmHistory) -> AlarmFinding:
     reason = f", mostly: {history.failure}" if history.failure else ""
-    limit = FAILED_SOME if len(shares) == WINDOW else FAILED_SHARE  # one step may be chance
+    are_few = len(history.latest("rollout/failed")) < WINDOW  # one step may be chance
     return AlarmFinding(
-        now / limit,
-        f"{now:.0%} of the attempts of {_steps(len(shares))} failed{reason}",
+        now / (FAILED_SHARE if are_few else FAILED_SOME),
+        f"{now:.0%} of the attempts of {_steps(history, 'rollout/failed')} failed{reason}",
         "alarm" if now >= FAILED_SHARE else "warn",
     )
 
 
-def missing_attempts(history: AlarmHistory, context: AlarmContext) -> AlarmFinding | None:
-    missing = history.latest("rollout/missing", 1)
-    if not missing:
-        return None
-    return AlarmFinding(
-        2.0 if missing[0] > 0 else 0.0,
-        f"the branch produced {missing[0]:.0%} fewer attempts than rollout.samples",
-    )
+def missing_attempts(now: float, began: float, history: AlarmHistory) -> AlarmFinding:
+    [missing] = history.latest("rollout/missing", 1)
+    text = f"the branch produced {missing:.0%} fewer attempts than rollout.samples"
+    return AlarmFinding(2.0 if missing > 0 else 0.0, text)
 
 
-def stale_engine(history: AlarmHistory, context: AlarmContext) -> AlarmFinding | None:
-    oldest = history.latest("staleness/max", 1)
-    if not oldest:
-        return None
-    if oldest[0] <= context.staleness:
+def stale_engine(now: float, began: float, history: AlarmHistory) -> AlarmFinding:
+    [oldest] = history.latest("staleness/max", 1)
+    if oldest <= history.context.staleness:
         return HEALTHY
     means = history.latest("staleness/mean", 4)
     grows = len(means) == 4 and all(b - a > 0.9 for a, b in pairwise(means))
     cause = " and grows by one at every step: the engine takes no new weights" if grows else ""
     return AlarmFinding(
-        oldest[0],
-        f"tokens that are {oldest[0]:g} versions old were trained, and rollout.staleness allows "
-        f"{context.staleness}; their age is beyond the bound{cause}",
+        oldest,
+        f"tokens that are {oldest:g} versions old were trained, and rollout.staleness allows "
+        f"{history.context.staleness}; their age is beyond the bound{cause}",
         "alarm",
     )
 
 
-def reward_falls(history: AlarmHistory, context: AlarmContext) -> AlarmFinding | None:
-    now, best = history.now("reward"), history.best
-    if now is None or best is None:
-        return None
+def reward_falls(now: float, began: float, history: AlarmHistory) -> AlarmFinding:
+    best = now if history.best is None else history.best
     changes = [abs(b - a) for a, b in pairwise(history.recent["reward"])]
     # the median of |b - a| of normal noise is 0.95 of its std; one fall hardly moves the median
     noise = median(changes) / 0.95
@@ -247,25 +218,25 @@ def reward_falls(history: AlarmHistory, context: AlarmContext) -> AlarmFinding |
     )
 
 
-def gradient_spike(history: AlarmHistory, context: AlarmContext) -> AlarmFinding | None:
-    norms, began = history.latest("grad_norm", KEPT), history.began("grad_norm")
+def gradient_spike(now: float, began: float, history: AlarmHistory) -> AlarmFinding | None:
+    norms = history.latest("grad_norm", KEPT)
     positive = [norm for norm in norms if norm > 0]  # a step without any spread has none
-    if began is None or len(positive) < WINDOW:
+    if len(positive) < WINDOW:
         return None
     usual, worst = max(median(positive), began), max(norms[-WINDOW:])
     # where few groups have spread the gradient is usually tiny, and ten times that is harmless
-    harmless = context.max_grad_norm or 1.0
+    harmless = history.context.max_grad_norm or 1.0
     return AlarmFinding(
         min(worst / (SPIKE * usual), worst / harmless),
         f"grad_norm reached {worst:.3g}, {worst / usual:.0f} times its usual {usual:.3g}",
     )
 
 
-def no_gradient(history: AlarmHistory, context: AlarmContext) -> AlarmFinding | None:
+def no_gradient(now: float, began: float, history: AlarmHistory) -> AlarmFinding:
     norms, flat = history.latest("grad_norm", KEPT), history.now("frac_reward_zero_std")
-    if len(norms) < KEPT:
-        return None
-    is_reported = context.is_grouped and flat is not None and flat >= FLAT_SHARE  # by `flat_groups`
+    is_reported = (
+        history.context.is_grouped and flat is not None and flat >= FLAT_SHARE
+    )  # by `flat_groups`
     if history.is_solved or is_reported:
         return HEALTHY
     return AlarmFinding(
@@ -273,10 +244,7 @@ def no_gradient(history: AlarmHistory, context: AlarmContext) -> AlarmFinding | 
     )
 
 
-def sample_size(history: AlarmHistory, context: AlarmContext) -> AlarmFinding | None:
-    now = history.now(ESS)
-    if now is None:
-        return None
+def sample_size(now: float, began: float, history: AlarmHistory) -> AlarmFinding:
     return AlarmFinding(
         SAMPLE_SIZE / max(now, 1e-9),
         f"the effective sample size of the importance weights is {now:.2f} over the last {WINDOW} "
@@ -285,36 +253,36 @@ def sample_size(history: AlarmHistory, context: AlarmContext) -> AlarmFinding | 
     )
 
 
-def starved_learner(history: AlarmHistory, context: AlarmContext) -> AlarmFinding | None:
+def starved_learner(now: float, began: float, history: AlarmHistory) -> AlarmFinding:
     # where sampling runs ahead, time/rollout is the time that the learner waits
-    waited, total = history.now("time/rollout"), history.now("step_time")
-    if waited is None or total is None:
-        return None
-    if not context.staleness:  # the two take turns, so the learner always waits
+    total = history.now("step_time")
+    if (
+        total is None or not history.context.staleness
+    ):  # without it the two take turns: the learner waits
         return HEALTHY
-    share = waited / max(total, 1e-9)
+    share = now / max(total, 1e-9)
     return AlarmFinding(
         share / WAITING,
         f"the learner waited for rollouts in {share:.0%} of the last {WINDOW} steps' time "
-        f"({waited:.1f} of {total:.1f} s per step)",
+        f"({now:.1f} of {total:.1f} s per step)",
     )
 
 
 RULES: dict[str, AlarmRule] = {
     "flat_groups": AlarmRule("frac_reward_zero_std", flat_groups),
     "entropy_collapse": AlarmRule("entropy", entropy_collapse, "It falls"),
-    "log_prob_gap": AlarmRule(GAP, log_prob_gap),
+    "log_prob_gap": AlarmRule(GAP, log_prob_gap, steps=1),
     "log_prob_gap_grows": AlarmRule(GAP, log_prob_gap_grows, "It grows"),
     "length_explosion": AlarmRule(LENGTH, length_explosion, "It doubles"),
     "cut_attempts": AlarmRule(CUT, cut_attempts),
     "clip_fraction": AlarmRule("clip_ratio/region_mean", clip_fraction),
     "tool_failures": AlarmRule(FAILURES, tool_failures),
-    "broken_attempts": AlarmRule("rollout/failed", broken_attempts),
-    "missing_attempts": AlarmRule("rollout/missing", missing_attempts),
-    "stale_engine": AlarmRule("staleness/max", stale_engine),
+    "broken_attempts": AlarmRule("rollout/failed", broken_attempts, steps=1),
+    "missing_attempts": AlarmRule("rollout/missing", missing_attempts, steps=1),
+    "stale_engine": AlarmRule("staleness/max", stale_engine, steps=1),
     "reward_falls": AlarmRule("reward", reward_falls, "It rises and then falls"),
     "gradient_spike": AlarmRule("grad_norm", gradient_spike, "Repeated spikes"),
-    "no_gradient": AlarmRule("grad_norm", no_gradient, "0 for many steps"),
+    "no_gradient": AlarmRule("grad_norm", no_gradient, "0 for many steps", steps=KEPT),
     "sample_size": AlarmRule(ESS, sample_size),
     "starved_learner": AlarmRule("time/rollout", starved_learner, "The learner waits"),
 }
@@ -332,12 +300,12 @@ WATCHED = (
 """Metrics that the rules read."""
 
 
-def _gap_limit(history: AlarmHistory, context: AlarmContext) -> tuple[float, bool]:
+def _gap_limit(history: AlarmHistory) -> tuple[float, bool]:
     """The highest normal mean gap, and whether the policy was updated between sampling and learning."""
     updates, ages = history.latest("optimizer_steps"), history.latest("staleness/max")
     if max(updates, default=0.0) > 1 or max(ages, default=0.0) > 0:  # in any step of the mean
         return GAP_MOVED, True
-    return tolerances(context.dtype).mean_gap, False
+    return tolerances(history.context.dtype).mean_gap, False
 
 
 def _reward_change(history: AlarmHistory) -> str:
@@ -347,5 +315,6 @@ def _reward_change(history: AlarmHistory) -> str:
     return f"the reward went from {began:.3g} to {now:.3g}"
 
 
-def _steps(count: int) -> str:
+def _steps(history: AlarmHistory, metric: str) -> str:
+    count = len(history.latest(metric))
     return "this step" if count == 1 else f"the last {count} steps"

@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from graft.train.monitor.alarm_history import AlarmContext, AlarmHistory
+from graft.train.monitor.alarm_history import KEPT, AlarmContext, AlarmHistory
 from graft.train.monitor.alarm_rules import RULES, WATCHED, Level
 from graft.train.monitor.metric_docs import METRICS
 
@@ -60,10 +60,9 @@ class Alarms:
     ) -> None:
         """`state` is a `to_json` to continue from."""
         state = state or {}
-        self.context = AlarmContext(
-            dtype.removeprefix("torch."), staleness, max_grad_norm, is_grouped
-        )
-        self.history = AlarmHistory(state)
+        dtype = dtype.removeprefix("torch.")
+        context = AlarmContext(dtype, staleness, max_grad_norm, is_grouped)
+        self.history = AlarmHistory(context, state)
         begun = state.get("standing", {})
         self.active: dict[str, int] = {name: step for name, step in begun.items() if name in RULES}
         """Alarms that have begun and not ended -> the step in which they began."""
@@ -75,7 +74,9 @@ class Alarms:
         seen = self.history.add(metrics, WATCHED)
         begun: list[Alarm] = []
         for name, rule in RULES.items():
-            finding = rule.judge(self.history, self.context) if rule.metric in seen else None
+            finding = None
+            if rule.metric in seen and len(self.history.latest(rule.metric, KEPT)) >= rule.steps:
+                finding = rule.judge(*self.history.means(rule.metric), self.history)
             if finding is None:
                 continue
             if name in self.active:
