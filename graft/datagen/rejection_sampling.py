@@ -53,6 +53,7 @@ from graft.train.build import build_run, env_factory, is_chatty
 from graft.train.model import sampling_only
 from graft.train.run_dir.checkpoint import latest_model, located
 from graft.train.run_dir.folder import RunStopped
+from graft.train.step_metrics import is_dead
 from graft.train.tasks import TRAIN_SEEDS, TaskStream
 from graft.types import Author, Episode, Finish, Message, Status, Trajectory
 
@@ -263,7 +264,7 @@ class SampleWork:
         self.errors.update(attempt["error"] for attempt in attempts if "error" in attempt)
         if self.server is not None:
             self._stop_if_down(attempts)
-        if self.statuses.total() >= ENOUGH_FAILURES and is_down(self.statuses):
+        if self.statuses.total() >= ENOUGH_FAILURES and is_dead(self.statuses.elements()):
             raise RunStopped(_why_dead(self.errors))
         if time.monotonic() > self.news:
             self.say(f"{len(self.log.places):,} of {self.tasks:,} tasks")
@@ -347,17 +348,11 @@ def gather(
                         file.append(row)
                     sampled.rows += len(fresh)
         sampled.reward = rewards / max(sampled.attempts - sampled.failed, 1)
-        if is_down(statuses):
+        if is_dead(statuses.elements()):
             raise RunStopped(_why_dead(sampled.errors))
         if not sampled.rows:
             raise RunStopped(_why_nothing(sampled, keep))
     return sampled
-
-
-def is_down(statuses: Counter[str]) -> bool:
-    """Whether many attempts failed and none ended: a tool or environment is broken."""
-    failed = sum(number for name, number in statuses.items() if not Status(name).is_trainable)
-    return statuses[Status.DONE] == 0 and failed > 0 and failed * 4 >= statuses.total()
 
 
 def _rows(line: Row, attempt: Row) -> Iterable[Row]:

@@ -40,6 +40,7 @@ from graft.train.build import build_run, make_setup
 from graft.train.components import RunComponents
 from graft.train.model import load_policy, load_reference, load_tokenizer, make_chat
 from graft.train.run_dir.folder import RunStopped, out_of_disk
+from graft.train.step_metrics import is_dead
 from graft.train.tasks import held_out_tasks
 from graft.types import Status, Task
 
@@ -280,9 +281,8 @@ class Evaluator:
             say(f"{DOWN_AFTER} attempts in a row were lost; no more are made")
 
     def _refuse_the_dead(self, where: str, samples: list[StoredSample]) -> None:
-        failed = sum(sample.has_failed for sample in samples)
-        is_any_done = any(sample.status == Status.DONE for sample in samples)
-        if samples and not is_any_done and failed * 4 >= len(samples):
+        if is_dead(sample.status for sample in samples):
+            failed = sum(sample.has_failed for sample in samples)
             raise RunStopped(
                 f"{where}: no attempt came to its end, and {failed / len(samples):.0%} failed, mostly: "
                 f"{commonest(samples)}. Repair the environment or tool and run the same command again; "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean
 
@@ -155,11 +156,12 @@ def _share(flags: Sequence[bool]) -> float:
     return sum(flags) / max(len(flags), 1)
 
 
-def is_dead(episodes: Sequence[Episode]) -> bool:
-    """True if many attempts failed and none was completed: a tool or environment is down."""
-    statuses = [leaf.status for episode in episodes for leaf in episode.leaves]
-    failed = sum(not status.is_trainable and status != "replaced" for status in statuses)
-    return Status.DONE not in statuses and failed * 4 >= len(statuses)
+def is_dead(statuses: Iterable[str]) -> bool:
+    """Whether many attempts failed and none was completed: a tool or environment is down."""
+    counted = Counter(map(Status, statuses))
+    fine = sum(count for status, count in counted.items() if status.is_trainable)
+    failed = counted.total() - fine - counted[Status.REPLACED]
+    return not counted[Status.DONE] and failed * 4 >= max(counted.total(), 1)
 
 
 def commonest_failure(episodes: Sequence[Episode], none: str = "no reason was recorded") -> str:
@@ -174,13 +176,13 @@ def _failures(episodes: Sequence[Episode]) -> list[str]:
 
 def refuse_unusable(episodes: Sequence[Episode], trajectories: Sequence[Trajectory]) -> None:
     """Stop a run whose step has nothing to learn from."""
-    if is_dead(episodes):
-        count = sum(len(episode.leaves) for episode in episodes)
+    statuses = [leaf.status for episode in episodes for leaf in episode.leaves]
+    if is_dead(statuses):
         raise RunStopped(
-            f"none of the {count} attempts of this step came to its end; {len(_failures(episodes))} failed, "
-            f"mostly: {commonest_failure(episodes)}. Nothing was trained, and saved files are intact. Repair "
-            "the environment or tool and try again; errors.log in the run's folder has the traceback, as has "
-            "span.info['traceback'], and GRAFT_DEBUG=1 prints it"
+            f"none of the {len(statuses)} attempts of this step came to its end; "
+            f"{len(_failures(episodes))} failed, mostly: {commonest_failure(episodes)}. Nothing was trained, "
+            "and saved files are intact. Repair the environment or tool and try again; errors.log in the run's "
+            "folder has the traceback, as has span.info['traceback'], and GRAFT_DEBUG=1 prints it"
         )
     if not any(span.author is Author.POLICY for row in trajectories for span in row.spans):
         longest = max(len(episode.spans[0]) for episode in episodes)

@@ -115,9 +115,10 @@ class RunFolder:
     def _same_run(self, before: Path) -> None:
         from omegaconf import OmegaConf
 
+        if not self.has_checkpoint:
+            return
         old: Any = OmegaConf.to_container(OmegaConf.load(before))
         differing = differences(old, self.config)
-        has_checkpoint = self.has_checkpoint
         has_rl = any(self.checkpoints.glob("rl-*/state.json"))
         allowed = MAY_CHANGE if has_rl else MAY_CHANGE | WARM_UP_MAY_CHANGE
         refused = [
@@ -126,8 +127,6 @@ class RunFolder:
             for key, (was, now) in differing.items()
             if key not in allowed
         ]
-        if not has_checkpoint:
-            return
         if refused:
             raise RunStopped(
                 f"{self.path} holds a run with other settings ({'; '.join(refused)}). Give this run "
