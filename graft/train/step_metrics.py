@@ -181,8 +181,8 @@ def refuse_unusable(episodes: Sequence[Episode], trajectories: Sequence[Trajecto
         raise RunStopped(
             f"none of the {len(statuses)} attempts of this step came to its end; "
             f"{len(_failures(episodes))} failed, mostly: {commonest_failure(episodes)}. Nothing was trained, "
-            "and saved files are intact. Repair the environment or tool and try again; errors.log in the run's "
-            "folder has the traceback, as has span.info['traceback'], and GRAFT_DEBUG=1 prints it"
+            "and saved files are intact. Repair the environment or tool and try again; errors.log in the "
+            "run's folder has the traceback, as has span.info['traceback'], and GRAFT_DEBUG=1 prints it"
         )
     if not any(span.author is Author.POLICY for row in trajectories for span in row.spans):
         longest = max(len(episode.spans[0]) for episode in episodes)
