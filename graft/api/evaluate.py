@@ -166,9 +166,7 @@ def _sets(
                 "load the policy from a run"
             )
         named = [one.partition("=")[0].strip() for one in on.split(",") if data and one.strip()]
-        sets: list[TaskSet] = read_sets(
-            on, [f"{label}.data={data}" for label in named], config.task
-        )
+        sets = read_sets(on, [f"{label}.data={data}" for label in named], config.task)
     else:
         name, build = env_maker(on, policy.tokenizer)
         sets = [TaskSet(name, name, {}, build=build)]
@@ -184,28 +182,13 @@ def _measured(
     from graft.train.build import make_setup
 
     policy = engine.policy
-
-    class PolicyEvaluator(Evaluator):
-        """The model is here already."""
-
-        @property
-        def setup(self) -> Any:
-            return make_setup(
-                spec.config.model_copy(update={"task": type(spec.config.task)()}),
-                engine.sampler,
-                policy.chat,
-                env=no_env,
-                actions=policy.actions,
-            )
-
-        def on_sample(self, sample: Any) -> None:
-            line.advance()
-
+    config = spec.config.model_copy(update={"task": type(spec.config.task)()})
+    setup = make_setup(config, engine.sampler, policy.chat, no_env, policy.actions)
     name = policy.path.name if policy.path is not None else "policy"
     name += f" +{policy.version}" if policy.version else ""  # updates since it was loaded
     who = Candidate(name, policy.path or Path(), f"version {policy.version}")
     problems: list[str] = []
-    evaluator = PolicyEvaluator(spec)
+    evaluator = Evaluator(spec, setup, on_sample=lambda _: line.advance())
     with tempfile.TemporaryDirectory(prefix="graft-evaluate-") as folder, engine.sampling(object()):
         try:
             results = {

@@ -150,20 +150,34 @@ def is_servers_fault(status: str, error: str) -> bool:
 
 
 class Evaluator:
-    """Holds one loaded model at a time; the next one's weights replace it in place."""
+    """Holds one model at a time; the next one's weights replace it in place.
 
-    def __init__(self, spec: EvalSpec) -> None:
-        self.spec = spec
+    setup      of a model that is loaded already; None: `mount` makes it
+    on_sample  called with each attempt that has ended
+    """
+
+    def __init__(
+        self,
+        spec: EvalSpec,
+        setup: RolloutSetup | None = None,
+        on_sample: Callable[[StoredSample], None] | None = None,
+    ) -> None:
+        self.spec, self.setup, self.on_sample = spec, setup, on_sample
         self.components: RunComponents | None = None
         self.mounted = 0
         self._rewards: dict[str, Any] = {}
 
     def mount(self, model: Candidate) -> bool:
-        """Load this model; False if it no longer exists."""
-        config = self.spec.config
+        """Load this model, or connect to the server that has it; False if it no longer exists."""
+        config, endpoint = self.spec.config, self.spec.endpoint
+        if endpoint is not None:  # only the tokenizer, if any, is local
+            chat = chat_with(config, endpoint, model.path)
+            self.setup = replace(setup_behind(endpoint, config, chat, no_env), reward=None)
+            return True
         try:
             if self.components is None:
                 self.components = build_run(config, weights=model.path)
+                self.setup = self.components.held_out
                 return True
             components = self.components
             if isinstance(components.policy, Decoder):
@@ -184,22 +198,15 @@ class Evaluator:
         components.engine.load(components.weights_to_publish(), version=self.mounted)
         return True
 
-    @property
-    def setup(self) -> RolloutSetup:
-        """The rollout setup, apart from the set."""
-        assert self.components is not None, "call mount() first"
-        return self.components.held_out
-
     def at_a_time(self) -> int:
-        """Concurrent attempts; those at one task share its prompt, so tasks are counted."""
-        return self.spec.config.rollout.concurrency * self.spec.samples
+        """Concurrent attempts. On a server each is a connection; here those at one task share its prompt, so
+        tasks are counted."""
+        concurrency = self.spec.config.rollout.concurrency
+        return concurrency * self.spec.samples if self.spec.endpoint is None else concurrency
 
     def is_lost(self, sample: StoredSample) -> bool:
-        """Whether an attempt says nothing about the model and is made again."""
-        return False
-
-    def on_sample(self, sample: StoredSample) -> None:
-        """An attempt has ended."""
+        """Whether the server failed, not the model: the attempt does not count and is made again."""
+        return self.spec.endpoint is not None and is_servers_fault(sample.status, sample.error)
 
     def measure(
         self, model: Candidate, task_list: TaskList, folder: Path, say: Callable[[str], None]
@@ -256,6 +263,7 @@ class Evaluator:
         self, todo: list[Todo], tasks: TaskSet, file: SampleFile, say: Callable[[str], None]
     ) -> None:
         spec, setup = self.spec, self.setup
+        assert setup is not None, "call mount() first"
         if tasks.reward and tasks.label not in self._rewards:
             self._rewards[tasks.label] = make_reward(tasks.reward)
         setup = replace(
@@ -269,7 +277,8 @@ class Evaluator:
         def keep(sample: StoredSample) -> None:
             nonlocal lost_in_a_row
             file.append(sample)
-            self.on_sample(sample)
+            if self.on_sample is not None:
+                self.on_sample(sample)
             lost_in_a_row = lost_in_a_row + 1 if self.is_lost(sample) else 0
             if lost_in_a_row >= DOWN_AFTER:
                 raise ServerDown
@@ -294,34 +303,6 @@ class Evaluator:
             getattr(reward, "close", lambda: None)()
         if self.components is not None:
             self.components.engine.close()
-
-
-class EndpointEvaluator(Evaluator):
-    """The model is behind a server; only the tokenizer, if any, is local."""
-
-    def __init__(self, spec: EvalSpec) -> None:
-        super().__init__(spec)
-        self._setup: RolloutSetup | None = None
-
-    def mount(self, model: Candidate) -> bool:
-        spec, endpoint = self.spec, self.spec.endpoint
-        assert endpoint is not None
-        chat = chat_with(spec.config, endpoint, model.path)
-        self._setup = replace(setup_behind(endpoint, spec.config, chat, no_env), reward=None)
-        return True
-
-    @property
-    def setup(self) -> RolloutSetup:
-        assert self._setup is not None, "call mount() first"
-        return self._setup
-
-    def at_a_time(self) -> int:
-        """Every attempt is one connection."""
-        return self.spec.config.rollout.concurrency
-
-    def is_lost(self, sample: StoredSample) -> bool:
-        """A fault of the server, not of the model: the attempt does not count."""
-        return is_servers_fault(sample.status, sample.error)
 
 
 def no_env(task: Task) -> Any:

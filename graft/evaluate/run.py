@@ -27,7 +27,6 @@ from graft.evaluate.candidates import (
 from graft.evaluate.comparison import Comparison, read_earlier, set_beside
 from graft.evaluate.eval_spec import EndpointSpec, EvalSpec, read_k
 from graft.evaluate.evaluator import (
-    EndpointEvaluator,
     Evaluator,
     TaskList,
     chat_with,
@@ -198,7 +197,7 @@ def fill(
     say: Callable[[str], None],
 ) -> ScoreTable:
     """Compute every missing result, the oldest checkpoint first: it is the next to be deleted."""
-    evaluator = Evaluator(spec) if spec.endpoint is None else EndpointEvaluator(spec)
+    evaluator = Evaluator(spec)
     samples = results_file.path.with_suffix(".samples")
     unfinished: list[EvalResult] = []
     problems: list[str] = []

@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 import random
 import shutil
-import threading
 from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -50,6 +49,7 @@ class CheckpointWriter:
         self.folder, self.tokenizer, self.keep_last = folder, tokenizer, keep_last
         self.processes, self.later = processes, later
         self.source, self.names, self.turn_ends = source, names, tuple(turn_ends)
+        self._thread = ThreadPoolExecutor(1, "graft-checkpoint")
         self._writing: tuple[Path, Future[Any]] | None = None
         self._newest: Path | None = None
         self._group = self._own_group() if later and processes.world > 1 else None
@@ -141,16 +141,7 @@ class CheckpointWriter:
                 group=self._group,
             )
 
-        future: Future[Any] = Future()
-
-        def run() -> None:
-            try:
-                future.set_result(write())
-            except BaseException as error:
-                future.set_exception(error)
-
-        threading.Thread(target=run, name="graft-checkpoint").start()
-        return future
+        return self._thread.submit(write)
 
     def _write_model(self, aside: Path, policy: Any) -> None:
         """The Hugging Face folder; a collective operation for a split policy."""
