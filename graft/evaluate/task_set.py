@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from graft.envs import make
 from graft.envs.tool_env import ToolEnv
-from graft.envs.wrappers import WRAPPERS, wrap
+from graft.envs.wrappers import WRAPPERS, listed_wrappers, wrap
 from graft.protocols import Env
 from graft.types import Task
 
@@ -39,7 +39,8 @@ class TaskSet:
             return lambda task: make(
                 self.env, wrappers=self.wrappers, tokenizer=tokenizer, **self.args
             )
-        others = [one for one in listed(self.wrappers) if not _brings_tools(one)]
+        named = listed_wrappers(self.wrappers)
+        others = [{name: args} for name, args in named if not _brings_tools(name)]
 
         def bare(task: Task) -> Env:
             env = make(self.env, **self.args)
@@ -65,17 +66,5 @@ class TaskSet:
         return values
 
 
-def listed(wrappers: Sequence[str | dict[str, Any]]) -> list[str | dict[str, Any]]:
-    """One wrapper per entry: ["a,b", {c: {}, d: {}}] -> ["a", "b", {c: {}}, {d: {}}]."""
-    found: list[str | dict[str, Any]] = []
-    for entry in [wrappers] if isinstance(wrappers, str | Mapping) else wrappers:
-        if isinstance(entry, str):
-            found += [name.strip() for name in entry.split(",") if name.strip()]
-        else:
-            found += [{name: arguments} for name, arguments in entry.items()]
-    return found
-
-
-def _brings_tools(wrapper: str | dict[str, Any]) -> bool:
-    name = wrapper if isinstance(wrapper, str) else next(iter(wrapper))
-    return str(WRAPPERS.get(name, "")).startswith("graft.envs.wrappers.tools:")
+def _brings_tools(wrapper: str) -> bool:
+    return str(WRAPPERS.get(wrapper, "")).startswith("graft.envs.wrappers.tools:")

@@ -52,7 +52,7 @@ def wrap(env: Env, names: Wrappers, tokenizer: Any = None) -> Any:
 
 def get_wrapper_fns(names: Wrappers, tokenizer: Any = None) -> list[Around]:
     """One function from env to env per name; those that take a `tokenizer` are given it."""
-    return [_builder(name, arguments, tokenizer) for name, arguments in _listed(names)]
+    return [_builder(name, arguments, tokenizer) for name, arguments in listed_wrappers(names)]
 
 
 def _builder(name: str | Around, arguments: Mapping[str, Any], tokenizer: Any) -> Around:
@@ -65,7 +65,8 @@ def _builder(name: str | Around, arguments: Mapping[str, Any], tokenizer: Any) -
     return partial(build, **given)
 
 
-def _listed(names: Wrappers) -> list[tuple[str | Around, Mapping[str, Any]]]:
+def listed_wrappers(names: Wrappers) -> list[tuple[str | Around, Mapping[str, Any]]]:
+    """Name and arguments of each: ["a,b", {c: {x: 1}}] -> [("a", {}), ("b", {}), ("c", {x: 1})]."""
     if callable(names):
         return [(names, {})]
     if isinstance(names, str):
@@ -79,4 +80,4 @@ def _listed(names: Wrappers) -> list[tuple[str | Around, Mapping[str, Any]]]:
         return [(name, arguments or {}) for name, arguments in names.items()]
     if not isinstance(names, Sequence):
         raise ValueError(f"wrapper {names!r}: must be a name, or {{name: {{argument: value}}}}")
-    return [one for listed in names for one in _listed(listed)]
+    return [one for listed in names for one in listed_wrappers(listed)]

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from graft.data.hub import locate
+from graft.envs.wrappers import listed_wrappers
 from graft.evaluate.task_set import TaskSet
 
 QUESTIONS = "graft.evaluate.benchmarks.questions:BenchmarkQuestions"
@@ -55,13 +56,10 @@ class Benchmark:
     def tools(self) -> tuple[str, ...]:
         """Names of the tools: ("python", "search")."""
         found: list[str] = []
-        for wrapper in self.wrappers:
-            name, options = (
-                (wrapper, {}) if isinstance(wrapper, str) else next(iter(wrapper.items()))
-            )
+        for name, options in listed_wrappers(self.wrappers):
             if name == "tools":
                 found += (
-                    use if isinstance(use, str) else next(iter(use)) for use in options["use"]
+                    one if isinstance(one, str) else next(iter(one)) for one in options["use"]
                 )
             elif "_tool" in name:
                 found.append(name.partition("_tool")[0])
