@@ -8,9 +8,10 @@ import pytest
 
 from graft.config import ConfigError, TaskSection, load_config
 from graft.envs.tool_env import ToolEnv
+from graft.envs.wrappers import listed_wrappers
 from graft.evaluate.eval_spec import EvalSpec, read_k
 from graft.evaluate.evaluator import TaskList, chat_with, pose
-from graft.evaluate.task_set import TaskSet, listed
+from graft.evaluate.task_set import TaskSet
 from graft.evaluate.task_sets import read_sets
 from graft.text.tokenizer import FastTokenizer
 from graft.types import Task
@@ -86,7 +87,8 @@ def test_without_tools_the_same_task_is_posed_bare():
         assert first[1]["answer"] == second[1]["answer"]
         assert bare.depends_on != tasks.depends_on
         with_tools.close()
-    assert listed(["a, b", {"c": {}, "d": {"x": 1}}]) == ["a", "b", {"c": {}}, {"d": {"x": 1}}]
+    named = listed_wrappers(["a, b", {"c": {}, "d": {"x": 1}}])
+    assert named == [("a", {}), ("b", {}), ("c", {}), ("d", {"x": 1})]
 
 
 def test_a_data_file_that_was_edited_is_another_set(tmp_path):
