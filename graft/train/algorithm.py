@@ -20,6 +20,9 @@ from graft.rollout.branches.branch import BRANCHES, Branch
 from graft.rollout.branches.counterfactual import Counterfactual
 from graft.types import Episode
 
+DYNAMIC_ROUNDS = 4
+"""Draws per step of a preset that replaces flat groups (DAPO), where the recipe gives no number."""
+
 STALE_CAP = 2.0
 """Cap of the importance weight of tokens that older weights drew, where the preset has none."""
 
@@ -93,6 +96,11 @@ def preset_of(config: Config) -> Preset:
     elif config.rollout.staleness and preset.importance_cap is None:
         changes["importance_cap"] = STALE_CAP
     return replace(preset, **changes)
+
+
+def rounds_of(config: Config, preset: Preset) -> int:
+    """Draws per step; above 1 flat groups are replaced (dynamic sampling)."""
+    return config.rollout.dynamic_rounds or (DYNAMIC_ROUNDS if preset.dynamic_sampling else 1)
 
 
 def branch_part(config: Config, preset: Preset) -> tuple[str, Mapping[str, Any]]:

@@ -24,7 +24,7 @@ from graft.rollout.setup import RolloutSetup
 from graft.text.chat import Chat
 from graft.text.tokenizer import FastTokenizer
 from graft.train.actions import check_calls
-from graft.train.algorithm import Algorithm, branch_of, branch_part, preset_of
+from graft.train.algorithm import Algorithm, branch_of, branch_part, preset_of, rounds_of
 from graft.train.components import RunComponents
 from graft.train.distributed.process_group import ALONE, ProcessGroup
 from graft.train.memory.footprint import num_parameters
@@ -70,10 +70,7 @@ def build_run(
     )
     check_calls(config, actions, env)
     branch = branch_of(config, preset, actions)
-    is_dynamic = (config.rollout.dynamic_rounds or 2) > 1 and (
-        preset.dynamic_sampling or config.rollout.dynamic_rounds > 1
-    )
-    refuse_async(config, branch, is_dynamic)
+    refuse_async(config, branch, is_dynamic=rounds_of(config, preset) > 1)
     if not with_engine:
         vocab_size = policy.shape.vocab_size
         engine: Engine = NoEngine(vocab_size, known_elsewhere(config, vocab_size))

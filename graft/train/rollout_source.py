@@ -8,12 +8,10 @@ from dataclasses import dataclass, field
 
 from graft.rollout.collect import collect_informative, missing_share
 from graft.rollout.collector import Collector, RolloutRequest, StalenessWindow
+from graft.train.algorithm import rounds_of
 from graft.train.components import RunComponents
 from graft.train.tasks import TRAIN_SEEDS, TaskStream
 from graft.types import Episode, Task
-
-DYNAMIC_ROUNDS = 4
-"""Draws per step of a preset that replaces flat groups (DAPO), where the recipe gives no number."""
 
 
 @dataclass(slots=True)
@@ -43,8 +41,7 @@ class RolloutSource:
     def __init__(self, components: RunComponents, collector: Collector, tasks: TaskStream) -> None:
         self.components, self.collector, self.tasks = components, collector, tasks
         config = components.config
-        is_dynamic = components.algo.preset.dynamic_sampling
-        self.rounds = config.rollout.dynamic_rounds or (DYNAMIC_ROUNDS if is_dynamic else 1)
+        self.rounds = rounds_of(config, components.algo.preset)
         self.staleness = config.rollout.staleness
         self.window = StalenessWindow(collector, self._request, self.staleness, config.train.steps)
         self._cursors: dict[int, int] = {}

@@ -17,7 +17,7 @@ from graft.algos.credit import CREDITS, cpo, dr_grpo, grpo, rebn, rloo
 from graft.algos.presets import Preset
 from graft.config import Config, ConfigError
 from graft.registry import resolve
-from graft.train.algorithm import preset_of
+from graft.train.algorithm import preset_of, rounds_of
 from graft.train.monitor.check import FAIL, WARN, Check
 
 GROUP_RELATIVE = (grpo, dr_grpo, rloo, cpo)
@@ -47,20 +47,18 @@ def settings_checks(config: Config) -> list[Check]:
     found = [_one_attempt(config, preset), _one_number(config, preset), *_learning_rate(config)]
     if config.rollout.temperature < MIN_TEMPERATURE:
         seen = (
-            f"rollout.temperature={config.rollout.temperature:g}: attempts at a task will be nearly"
+            f"rollout.temperature={config.rollout.temperature:g}: attempts at a task will be nearly the "
+            "same, and equal attempts have no gradient"
         )
         remedy = "use rollout.temperature=1; held-out tasks are also attempted greedily"
-        found.append(
-            Check("settings", WARN, f"{seen} the same, and equal attempts have no gradient", remedy)
-        )
+        found.append(Check("settings", WARN, seen, remedy))
     return [check for check in found if check is not None]
 
 
 def _one_attempt(config: Config, preset: Preset) -> Check | None:
     if config.rollout.samples > 1:
         return None
-    name, rounds = compares_attempts(preset), config.rollout.dynamic_rounds
-    if name:
+    if name := compares_attempts(preset):
         return Check(
             "settings",
             FAIL,
@@ -69,7 +67,7 @@ def _one_attempt(config: Config, preset: Preset) -> Check | None:
             "raise rollout.samples (8 is usual), or use algo.name=reinforce, rebn or ppo, which "
             "compare with the other tasks of the batch or with a critic",
         )
-    if rounds > 1 or (preset.dynamic_sampling and rounds != 1):
+    if rounds_of(config, preset) > 1:
         return Check(
             "settings",
             FAIL,
@@ -110,13 +108,9 @@ def _learning_rate(config: Config) -> list[Check]:
         found.append(Check("settings", WARN, f"{seen} {reaches}", remedy))
     moved = train.lr * train.steps * train.epochs * train.minibatches
     if moved < MIN_CHANGE:
-        seen = (
-            f"train.lr={train.lr:g} changes a weight by about {moved:.1g} in the whole run, which is "
-            "below rounding"
-        )
-        found.append(
-            Check("settings", WARN, seen, "1e-6 is usual for a model of a billion weights")
-        )
+        seen = f"train.lr={train.lr:g} changes a weight by about {moved:.1g} in the whole run, which is "
+        remedy = "1e-6 is usual for a model of a billion weights"
+        found.append(Check("settings", WARN, f"{seen}below rounding", remedy))
     return found
 
 
