@@ -158,7 +158,7 @@ def _of_recipe(config: Config) -> dict[str, Any]:
     from graft.algos.presets import resolve_preset
     from graft.config import ConfigError
     from graft.planning.scaling import KINDS
-    from graft.train.algorithm import branch_part, preset_of
+    from graft.train.algorithm import branch_part, preset_of, rounds_of
     from graft.train.memory.plan import has_reference
 
     if config.lora.rank or resolve_preset(config.algo.name).needs_critic:
@@ -167,13 +167,13 @@ def _of_recipe(config: Config) -> dict[str, Any]:
             f"{which}: on many GPUs only a policy without critic and adapters is estimated"
         )
     train, reference = config.train, int(has_reference(config))
-    preset, redraws = preset_of(config), config.rollout.dynamic_rounds
+    preset = preset_of(config)
     kinds = KINDS[:2] if config.actions.file else KINDS  # servers have the vocabulary alone
     if branch_part(config, preset)[0] == "counterfactual":
         kinds = KINDS[:1]  # each step decides where the next one forks
     return {
         "kinds": kinds,
-        "can_run_ahead": redraws == 1 or not (redraws or preset.dynamic_sampling),
+        "can_run_ahead": rounds_of(config, preset) == 1,
         "updates": train.minibatches,
         "epochs": train.epochs,
         "passes": reference + (train.epochs * train.minibatches > 1),

@@ -66,5 +66,5 @@ class TaskSet:
         return values
 
 
-def _brings_tools(wrapper: str) -> bool:
+def _brings_tools(wrapper: Any) -> bool:
     return str(WRAPPERS.get(wrapper, "")).startswith("graft.envs.wrappers.tools:")
