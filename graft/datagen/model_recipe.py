@@ -28,12 +28,11 @@ def config_for(model: str, env: str, recipe: str, overrides: Sequence[str]) -> C
     entry = find(env)
     taken = entry.parameters().keys() - entry.args.keys()
     kept = {
-        section: {
+        f"task.{section}": {
             key: value
             for key, value in getattr(config.task, section).items()
             if {f"task.{section}", f"task.{section}.{key}"} & given or key in taken
         }
         for section in ("args", "eval_args")
     }
-    task = config.task.model_copy(update={"env": env, **kept})
-    return config.model_copy(update={"task": task})
+    return config.changed({"task.env": env, **kept})
