@@ -25,7 +25,8 @@ def test_methods_differ_in_their_branch_and_nothing_else_but_aepos_loss(name: st
         method, seed = folders_of(todo, name)[folder]
         assert seed == 3
         branch = branch_of(config, preset_of(config), None)
-        assert getattr(branch, "dynamic", False) == (method == "aepo")
+        rule = getattr(branch, "rule", None)
+        assert getattr(rule, "dynamic", False) == (method == "aepo")
         kinds[method] = type(branch).__name__, config
     if "arpo" in kinds:
         assert kinds["grpo"][0] == "function" and kinds["arpo"][0] == "Branching"
