@@ -40,7 +40,7 @@ class TaskSet:
                 self.env, wrappers=self.wrappers, tokenizer=tokenizer, **self.args
             )
         named = listed_wrappers(self.wrappers)
-        others = [{name: args} for name, args in named if not _brings_tools(name)]
+        others: list[Any] = [{name: args} for name, args in named if not _brings_tools(name)]
 
         def bare(task: Task) -> Env:
             env = make(self.env, **self.args)

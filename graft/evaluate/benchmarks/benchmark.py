@@ -61,7 +61,7 @@ class Benchmark:
                 found += (
                     one if isinstance(one, str) else next(iter(one)) for one in options["use"]
                 )
-            elif "_tool" in name:
+            elif isinstance(name, str) and "_tool" in name:
                 found.append(name.partition("_tool")[0])
         return tuple(found)
 
