@@ -76,7 +76,8 @@ def both(runs: tuple[Path, Path]) -> Iterator[str]:
         yield url
 
 
-@pytest.fixture(scope="session")
+# not for the session: while Playwright is open the thread has a running event loop, which other tests start
+@pytest.fixture(scope="module")
 def chromium() -> Iterator[Any]:
     sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
     names = ("chromium", "chromium-browser", "google-chrome")
