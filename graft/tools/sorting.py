@@ -154,6 +154,15 @@ def find_made(text: str, tools: tuple[str, ...]) -> SortingCall | None:
     return SortingCall(text.tool, both)
 
 
+# functions, not lambdas: environments are pickled with their syntax
+def closing_tags(tools: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(f"</{tool}>" for tool in tools)
+
+
+def no_stops(tools: tuple[str, ...]) -> tuple[str, ...]:
+    return ()
+
+
 def every_call(tools: tuple[str, ...]) -> tuple[str, ...]:
     """ "swap A and A", "swap A and B", ...: without tags only the complete call marks its end."""
     return tuple(
@@ -176,7 +185,7 @@ TAGS = SortingSyntax(
     result=dict.fromkeys(TRANSITIONS, " <result> {} </result>"),
     gap="\n",
     find=find_in_tags,
-    stops=lambda tools: tuple(f"</{tool}>" for tool in tools),
+    stops=closing_tags,
 )
 WORDS = SortingSyntax(
     call=_IN_A_SENTENCE, result=_AFTER_WORDS, gap="", find=find_in_words, stops=every_call
@@ -186,7 +195,7 @@ ACTIONS = SortingSyntax(
     result=_AFTER_WORDS,
     gap="",
     find=find_made,
-    stops=lambda tools: (),
+    stops=no_stops,
     is_bare=True,
 )
 SYNTAXES = {"tags": TAGS, "words": WORDS, "actions": ACTIONS}

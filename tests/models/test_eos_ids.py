@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
 from typing import Any
@@ -92,7 +93,8 @@ def test_a_sample_ends_where_transformers_ends_it(folder: Path) -> None:
     wanted = continued(folder, tokenizer.encode(PROMPT))
     assert 4 < len(wanted) < 40 and wanted[-1] != tokenizer.eos_id
     sampling = Sampling(temperature=0.0, max_tokens=40)
-    [[answer]] = Generator.open(folder)([PROMPT], sampling, raw=True)
+    generator = Generator.open(folder)
+    [[answer]] = asyncio.run(generator.complete([PROMPT], sampling, raw=True))
     assert answer["tokens"] == wanted and answer["finish"] == Finish.STOP
     assert answer["text"] == tokenizer.decode(wanted[:-1])
 

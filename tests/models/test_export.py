@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import sys
 from collections.abc import Sequence
@@ -646,7 +647,8 @@ def greedy_by_graft(folder: Path, prompts: Sequence[str], max_tokens: int) -> li
     from graft.types import Sampling
 
     generator = Generator.open(folder, device="cpu", dtype="float32")
-    drawn = generator(prompts, Sampling(temperature=0.0, max_tokens=max_tokens))
+    sampling = Sampling(temperature=0.0, max_tokens=max_tokens)
+    drawn = asyncio.run(generator.complete(prompts, sampling))
     return [answers[0]["tokens"] for answers in drawn]
 
 
