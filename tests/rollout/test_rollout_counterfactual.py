@@ -201,14 +201,12 @@ def test_the_sorting_task_is_replayed_too(monkeypatch):
     """Items 1, 0 in ascending order: a swap and a swap back, then a third that was forced."""
     factual = [call("swap", "A", "B"), call("swap", "B", "A"), DONE]
 
-    class Brief(type(make("earl:sort", syntax="actions"))):
-        def _question(self):
-            return "S?"  # letters that the scripted tokenizer has
-
+    # letters that the scripted tokenizer has
+    monkeypatch.setattr("graft.envs.earl.sorting.sort_question", lambda *given: "S?")
     monkeypatch.setattr("graft.envs.earl.sorting.system_text", lambda *given: "S")
 
     def brief():
-        return Brief(name="sort", syntax="actions", items=[1, 0], reverse=False)
+        return make("earl:sort", syntax="actions", items=[1, 0], reverse=False)
 
     episode, _ = grown(
         [factual, SWAPS], forcing(), make_env=brief, likely=lambda at, action: float(at)
