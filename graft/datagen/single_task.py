@@ -103,12 +103,12 @@ def attempt(
     if text:
         make_env = setup.make_env
 
-        def asked(task: Task) -> Env:
+        def with_text(task: Task) -> Env:
             return own_task(make_env(task), text)
 
-        asked(task).close()  # refuses an environment that takes no text before the engine samples
+        with_text(task).close()  # refuses an environment that takes no text before the engine samples
         task = replace(task, id=f"{config.task.env}:own:{text}")
-        setup = replace(setup, make_env=asked, reward=None)
+        setup = replace(setup, make_env=with_text, reward=None)
     sampling = replace(setup.sampling, temperature=temperature)
     try:
         [episode] = collect([task], replace(setup, sampling=sampling), independent(samples))

@@ -117,7 +117,7 @@ def refuse_broken_in(what: str, env: Env, turns: int, otherwise: str) -> None:
 def setup_behind(
     endpoint: EndpointSpec, config: Config, chat: Chat, env: Callable[[Task], Env]
 ) -> RolloutSetup:
-    """The rollout setup for a model behind a server; the server is asked once what it serves."""
+    """The rollout setup for a model behind a server; one request finds what it serves."""
     engine = OpenAIEngine(
         endpoint.url,
         endpoint.model,

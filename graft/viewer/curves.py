@@ -70,7 +70,7 @@ def band(
             "std": _thin(over.std, share),
             "count": _thin(over.count, share, last=True),
         }
-    return {name: told for name, told in found.items() if told["step"]}
+    return {name: run for name, run in found.items() if run["step"]}
 
 
 def table(record: RunRecord, phase: str, metrics: Sequence[str]) -> Iterator[list[Any]]:

@@ -215,8 +215,8 @@ def _counts(raw: bytes) -> Iterator[int]:
 
 def _whole(raw: bytes) -> tuple[Any, Any, int]:
     episode = json.loads(raw)
-    said = [span for span in episode["spans"] if span["author"] == "policy"]
-    return episode["task"], episode["leaves"], sum(len(span["tokens"]) for span in said)
+    sampled = [span for span in episode["spans"] if span["author"] == "policy"]
+    return episode["task"], episode["leaves"], sum(len(span["tokens"]) for span in sampled)
 
 
 def _fill(glance: Glance, task: Any, leaves: Any, tokens: int) -> None:

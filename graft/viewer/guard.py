@@ -52,13 +52,13 @@ class Guard:
             name.decode("latin-1").lower(): value.decode("latin-1")
             for name, value in scope["headers"]
         }
-        asked = parse_qs(scope["query_string"].decode("latin-1")).get("token", [])
-        refusal = self._refusal(scope, headers, asked)
+        tokens = parse_qs(scope["query_string"].decode("latin-1")).get("token", [])
+        refusal = self._refusal(scope, headers, tokens)
         if refusal is not None:
             await _answer(send, *refusal)
             return
         more = dict(HEADERS)
-        if asked:
+        if tokens:
             more["set-cookie"] = f"{self.cookie}={self.token}; Path=/; HttpOnly; SameSite=Strict"
 
         async def send_guarded(message: MutableMapping[str, Any]) -> None:
@@ -71,7 +71,7 @@ class Guard:
         await self.app(scope, receive, send_guarded)
 
     def _refusal(
-        self, scope: Scope, headers: dict[str, str], asked: list[str]
+        self, scope: Scope, headers: dict[str, str], tokens: list[str]
     ) -> tuple[int, str] | None:
         if scope["method"] != "GET":
             return 405, "only GET: this page shows runs and changes nothing"
@@ -83,12 +83,12 @@ class Guard:
             return 404, "no such page"
         origin = headers.get("origin")
         if origin is not None and origin.removeprefix("http://") not in self.hosts:
-            return 403, "asked for by a page of another origin"
+            return 403, "requested by a page of another origin"
         is_opening = scope["path"] == "/" and headers.get("sec-fetch-mode") == "navigate"
         is_foreign = headers.get("sec-fetch-site", "none") not in ("none", "same-origin")
         if is_foreign and not is_opening:  # a link to the page may be followed, with its token
-            return 403, "asked for by a page of another origin"
-        if not any(map(self._is_token, [*asked, *self._shown(headers)])):
+            return 403, "requested by a page of another origin"
+        if not any(map(self._is_token, [*tokens, *self._shown(headers)])):
             return 401, "open the address that `graft view` printed: it holds the token"
         return None
 

@@ -24,7 +24,7 @@ PATIENCE = 8
 
 
 class TokenTexts:
-    """The tokenizer of a run, opened when first asked for; `reason` says why there is none."""
+    """The tokenizer of a run, opened at its first use; `reason` says why there is none."""
 
     def __init__(self, record: RunRecord) -> None:
         self.record = record

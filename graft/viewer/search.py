@@ -51,12 +51,12 @@ def _hits(raw: bytes, words: str) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
     task = episode.get("task") or {}
     texts = [(i, str(span.get("text", ""))) for i, span in enumerate(episode.get("spans") or ())]
-    if not any(needle in said.casefold() for _, said in texts):
+    if not any(needle in text.casefold() for _, text in texts):
         texts.append((0, prompt_text(task)))
-    for span, said in texts:
-        folded = said.casefold()
-        if len(folded) != len(said):  # folding ß makes two letters: positions would no longer match
-            folded = said.lower() if len(said.lower()) == len(said) else said
+    for span, text in texts:
+        folded = text.casefold()
+        if len(folded) != len(text):  # folding ß makes two letters: positions would no longer match
+            folded = text.lower() if len(text.lower()) == len(text) else text
         at = folded.find(needle)
         if at < 0:
             continue
@@ -65,9 +65,9 @@ def _hits(raw: bytes, words: str) -> list[dict[str, Any]]:
             {
                 "span": span,
                 "task": str(task.get("id", "")),
-                "before": said[max(at - AROUND, 0) : at],
-                "match": said[at:end],
-                "after": said[end : end + AROUND],
+                "before": text[max(at - AROUND, 0) : at],
+                "match": text[at:end],
+                "after": text[end : end + AROUND],
             }
         )
         if len(found) == MOST_PER_LINE:

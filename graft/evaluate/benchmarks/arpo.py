@@ -21,7 +21,7 @@ def tool(name: str, max_uses: int, **options: Any) -> dict[str, Any]:
 PYTHON = tool("python", 5, timeout=120)
 SEARCH = tool("search", 10, topk=10, max_chars=1000, timeout=60)
 JUDGE = {"judge": {"strict": True}}
-"""An answer that nobody judged is a failed attempt, not a wrong one."""
+"""An answer without a verdict is a failed attempt, not a wrong one."""
 
 SAMPLED = (
     "temperature 0.6, top-p 0.95, repetition penalty 1.1, 4,096 tokens between calls, at most 5 python "

@@ -17,15 +17,15 @@ export class Chart {
     const help = words.length
       ? make("button", { type: "button", class: "help", title: words.join("\n"), "aria-label": `what ${metric} means` }, "?")
       : null;
-    const said = make("div", { class: "explained", hidden: true }, ...words.map((line) => make("p", {}, line)));
-    help?.addEventListener("click", () => (said.hidden = !said.hidden));
+    const explained = make("div", { class: "explained", hidden: true }, ...words.map((line) => make("p", {}, line)));
+    help?.addEventListener("click", () => (explained.hidden = !explained.hidden));
     this.csv = make("a", { class: "button", download: "curves.csv" }, "CSV");
     const png = make("button", { type: "button", on: { click: () => this.save() } }, "PNG");
     this.element = make(
       "figure",
       { class: "chart", "data-metric": metric },
       make("figcaption", {}, make("span", { class: "name", title: words.join("\n") || metric }, metric), help, make("span", { class: "gap" }), png, this.csv),
-      said,
+      explained,
       this.canvas,
       this.note,
     );

@@ -180,7 +180,7 @@ export class Curves {
     const { bands } = this;
     const wanted = groups.map(keyOf).filter((key) => bands.get(key)?.metrics !== metrics);
     if (!wanted.length) return;
-    for (const key of wanted) bands.set(key, { metrics, found: {} }); // asked for; not twice
+    for (const key of wanted) bands.set(key, { metrics, found: {} }); // requested; not twice
     try {
       const found = await Promise.all(wanted.map((runs) => ask("band", { runs, phase, metrics })));
       if (bands !== this.bands || phase !== this.phase) return;
@@ -235,14 +235,14 @@ export class Curves {
     this.redraw();
   }
 
-  /** What was asked of the runs that are shown, where it is not the same. */
+  /** The settings of the runs that are shown, where they differ. */
   showSettings(runs) {
     const rows = Object.entries(this.differing ?? {})
-      .map(([name, told]) => [name, runs.map((run) => told[run.run])])
-      .filter(([, told]) => new Set(told).size > 1);
+      .map(([name, values]) => [name, runs.map((run) => values[run.run])])
+      .filter(([, values]) => new Set(values).size > 1);
     this.settings.hidden = !rows.length;
-    this.settings.replaceChildren(...rows.map(([name, told]) =>
-      make("tr", {}, make("th", { scope: "row" }, visible(name)), ...told.map((value, i) => {
+    this.settings.replaceChildren(...rows.map(([name, values]) =>
+      make("tr", {}, make("th", { scope: "row" }, visible(name)), ...values.map((value, i) => {
         const dot = make("span", { class: "dot" });
         dot.style.backgroundColor = colourOf(runs[i].run);
         return make("td", { title: runs[i].name }, dot, value === null ? "–" : visible(value) || "“”");
