@@ -503,14 +503,13 @@ def test_a_server_takes_the_weights_and_a_dead_one_is_named(written, chatty):
     other = Decoder(load_model(chatty).shape).initialise(9)  # weights that another run left there
     given = (
         f"model.path={chatty}", "model.shape={}", "engine.name=sglang", "rollout.temperature=0.7",
-        "rollout.deadline=2", "task.env=arithmetic", "sft.steps=0", "sft.demo_args={}",
-        "rollout.max_context=400",
+        "task.env=arithmetic", "sft.steps=0", "sft.demo_args={}", "rollout.max_context=400",
     )  # fmt: skip
     with serving_sglang(other, tokenizer) as server:
         found = checks_of(written, *given, f"engine.url=[{server.url}]")
     assert failures(found) == []
     assert "a copy of them" in found["engine"].seen
     assert "at temperature 0.7" in found["log-probs"].seen
-    found = checks_of(written, *given, f"engine.url=[{server.url}]")
+    found = checks_of(written, *given, f"engine.url=[{server.url}]", "rollout.deadline=2")
     assert failures(found) == ["model"]
     assert server.url in found["model"].seen
