@@ -18,7 +18,7 @@ VLLM := .venv/vllm/.ready
 COMMA := ,
 PIP := .venv/bin/python -m pip install --quiet --quiet --disable-pip-version-check
 
-.PHONY: help setup browser quickstart test test-all test-slow lint format docs release bench clean
+.PHONY: help install setup browser quickstart test test-all test-slow lint format docs release bench clean
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 
@@ -27,6 +27,9 @@ help:  ## show this list
 	@sed -n 's/^\([a-z-]*\):.*##  *\(.*\)/  \1\t\2/p' Makefile | expand -t 14
 	@echo
 	@echo "PYTHON=python3.12 picks the interpreter; WORKERS=1 runs tests in one process."
+
+install: $(CORE)  ## create .venv with graft alone
+	@echo "setup: .venv/bin/graft is ready"
 
 setup: $(TEST) $(OPENENV) browser  ## create .venv with graft and everything the tests need
 	@echo "setup: .venv is ready"

@@ -18,6 +18,7 @@ from graft.envs.entry import EnvEntry, family_of
 from graft.envs.games.variants import GAMES
 from graft.envs.own_tools import with_own_tools
 from graft.envs.reasoning import REASONING
+from graft.envs.terminal import TERMINAL
 from graft.envs.webshop import WEBSHOP
 from graft.envs.wrappers import Wrappers, wrap
 from graft.protocols import Env
@@ -35,6 +36,7 @@ ENVS: dict[str, EnvEntry] = {
     **REASONING,
     **DATASETS,
     **WEBSHOP,
+    **TERMINAL,
 }
 
 

@@ -11,9 +11,13 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from graft.envs import ENVS, make
 from graft.envs.entry import family_of
+from graft.envs.terminal.sandboxed import is_available
 from graft.types import Author, Turn
+from tests.envs.terminal.terminal_kit import write_task
 
 MATH = [
     {
@@ -78,18 +82,35 @@ def build(env_id: str, **kwargs: Any) -> Any:
         }
     if env_id == "math:Geometry3K":
         kwargs = {"rows": SEEN, "pictures": True, **kwargs}
+    elif env_id == "terminal":
+        kwargs = {"data": terminal_tasks(), "program": "sandbox", **kwargs}
     elif any(need.startswith("data:") for need in ENVS[env_id].needs):
         is_earl = family_of(env_id) == "earl"
         kwargs = {**({"data": rewritten()} if is_earl else {"rows": rows_for(env_id)}), **kwargs}
     return make(env_id, **kwargs)
 
 
+def _folder() -> Path:
+    folder = tempfile.mkdtemp(prefix="graft-tests-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return Path(folder)
+
+
+@cache
+def terminal_tasks() -> str:
+    """Two tasks in terminal-bench's format."""
+    if not is_available():
+        pytest.skip("no sandbox with processes works here")
+    folder = _folder()
+    for name in ("first", "second"):
+        write_task(folder / name)
+    return str(folder)
+
+
 @cache
 def rewritten() -> str:
     """A file of GSM8K questions with larger numbers."""
-    folder = tempfile.mkdtemp(prefix="graft-tests-")
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    file = Path(folder) / "rewritten.jsonl"
+    file = _folder() / "rewritten.jsonl"
     file.write_text("".join(json.dumps(row) + "\n" for row in REWRITTEN))
     return str(file)
 

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
@@ -36,6 +37,9 @@ SYSTEM = (
     "/etc/ld.so.cache",
     "/etc/localtime",
 )
+PROGRAMS = (*SYSTEM, "/bin", "/sbin", "/usr", "/etc/alternatives")
+WRITABLE = ("/app", "/data", "/home", "/logs", "/output", "/root", "/tests", "/work", "/workspace")
+PYTHON, SHELL = "python", "shell"
 SCRATCH = "/scratch"
 TMP = "/tmp"
 PACKAGE_FOLDERS = ("site-packages", "dist-packages")
@@ -72,7 +76,7 @@ class HostDied(SandboxError):
 class SandboxHost:
     """One warm process behind one method, with some modules already imported."""
 
-    def __init__(self, method: str, preload: tuple[str, ...] = ()) -> None:
+    def __init__(self, method: str, preload: tuple[str, ...] = (), view: str = PYTHON) -> None:
         self.method = method
         self.running: set[object] = set()
         """The programs that run now; sessions, which mostly wait, are not counted."""
@@ -89,7 +93,7 @@ class SandboxHost:
             files.enter_context(self._requests)
             try:
                 with theirs:
-                    self._process = self._start(theirs.fileno(), preload)
+                    self._process = self._start(theirs.fileno(), preload, VIEWS[view]())
             except OSError as error:
                 raise SandboxError(f"cannot start {method}: {error}") from error
             self._files = files.pop_all()
@@ -99,8 +103,9 @@ class SandboxHost:
             self.close()
             raise
 
-    def _start(self, requests: int, preload: tuple[str, ...]) -> subprocess.Popen[bytes]:
-        view = python_view()
+    def _start(
+        self, requests: int, preload: tuple[str, ...], view: View
+    ) -> subprocess.Popen[bytes]:
         # lets the host see that this process ended, also if a fork still holds the socket
         caller = os.pidfd_open(os.getpid())
         config = {
@@ -176,11 +181,23 @@ class View(NamedTuple):
 
 def python_view() -> View:
     """The view for the running interpreter. Of a virtual environment only its packages are visible."""
+    return _view(SYSTEM)
+
+
+def shell_view() -> View:
+    """Also the machine's programs, and folders of a usual root that lead to the scratch disk."""
+    view = _view(PROGRAMS)
+    taken = _folders_above([*view.readable, *view.links])  # Python may be installed in /root
+    folders = {path: f"{SCRATCH}{path}" for path in WRITABLE if path not in taken}
+    return view._replace(links={**folders, **view.links})
+
+
+def _view(system: Sequence[str]) -> View:
     executable = getattr(sys, "_base_executable", None) or sys.executable
     # not the user's own folders, which are also on sys.path
     packages = [path for path in sys.path if os.path.basename(path) in PACKAGE_FOLDERS]  # noqa: PTH119
     packages = [path for path in packages if os.access(path, os.R_OK)]
-    wanted = [*SYSTEM, executable, *packages]
+    wanted = [*system, executable, *packages]
     for prefix in {sys.base_prefix, sys.base_exec_prefix}:
         if prefix in SHARED_PREFIXES:
             wanted += [f"{prefix}/lib", f"{prefix}/lib64"]
@@ -204,6 +221,9 @@ def python_view() -> View:
 
 def _is_below(path: str, folders: set[str]) -> bool:
     return any(str(parent) in folders for parent in Path(path).parents)
+
+
+VIEWS = {PYTHON: python_view, SHELL: shell_view}
 
 
 def _command(method: str, view: View, config: dict[str, Any]) -> list[str]:
@@ -237,29 +257,29 @@ def _folders_above(paths: list[str]) -> list[str]:
     return sorted({str(folder) for path in paths for folder in Path(path).parents} - {"/"})
 
 
-Kind = tuple[str, tuple[str, ...]]
-"""The method, and the modules that the host has imported."""
+Kind = tuple[str, tuple[str, ...], str]
+"""The method, the modules that the host has imported, and the name of its view."""
 
 _hosts: dict[Kind, list[SandboxHost]] = {}
 _locks: dict[Kind, threading.Lock] = {}
 _guard = threading.Lock()
 
 
-def obtain(method: str, preload: tuple[str, ...] = ()) -> SandboxHost:
+def obtain(method: str, preload: tuple[str, ...] = (), view: str = PYTHON) -> SandboxHost:
     """The least busy host of this kind; a new one if there is none, or if all are busy and there are
     fewer than MAX_HOSTS."""
-    kind = (method, preload)
+    kind = (method, preload, view)
     host = _least_busy(kind)
     if host is not None and (len(host.running) < BUSY or len(_hosts.get(kind, ())) >= MAX_HOSTS):
         return host
     with _guard:
         lock = _locks.setdefault(kind, threading.Lock())
     if not lock.acquire(blocking=host is None):
-        return host or obtain(method, preload)  # another thread is starting one
+        return host or obtain(method, preload, view)  # another thread is starting one
     try:
         if host is None and (host := _least_busy(kind)):
             return host  # another thread has started it
-        host = SandboxHost(method, preload)
+        host = SandboxHost(method, preload, view)
         with _guard:
             _hosts.setdefault(kind, []).append(host)
         return host

@@ -12,7 +12,7 @@ from functools import lru_cache
 from graft.tools.sandbox import hosts
 from graft.tools.sandbox.choice import choose
 from graft.tools.sandbox.hosts import HostDied, SandboxError
-from graft.tools.sandbox.running import Running, SandboxOutcome, run_in
+from graft.tools.sandbox.running import DISK_MB, Running, SandboxOutcome, run_in
 
 ATTEMPTS = 3
 """A host may be killed during a call. The code changed nothing outside, so it can run again."""
@@ -71,11 +71,16 @@ class SandboxSession:
         sandbox: str = "auto",
         memory_mb: int = 1024,
         max_output: int = 65536,
+        disk_mb: int = DISK_MB,
+        view: str = hosts.PYTHON,
     ) -> None:
+        """`view="shell"` shows the machine's programs too; folders such as /app are on the scratch disk."""
         self.timeout = timeout
         self.sandbox = sandbox
         self.memory_mb = memory_mb
         self.max_output = max_output
+        self.disk_mb = disk_mb
+        self.view = view
         self._is_lost = False
         self._lock = threading.Lock()
 
@@ -125,9 +130,10 @@ class SandboxSession:
         self._drop()
 
     def _start(self, code: str) -> Running:
-        host = hosts.obtain(choose(self.sandbox), modules_named(code))
+        preload = modules_named(code) if self.view == hosts.PYTHON else ()
+        host = hosts.obtain(choose(self.sandbox), preload, self.view)
         try:
-            return Running(host, None, memory_mb=self.memory_mb)
+            return Running(host, None, memory_mb=self.memory_mb, disk_mb=self.disk_mb)
         except HostDied:
             hosts.discard(host)
             raise

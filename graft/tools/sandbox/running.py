@@ -61,10 +61,11 @@ class Running:
         echo: bool = False,
         timeout: float | None = None,
         memory_mb: int = 1024,
+        disk_mb: int = DISK_MB,
     ) -> None:
         # a limit on processor time, in case the clock below fails
         cpu = 0 if timeout is None else int(timeout) + 2
-        limits = (cpu, memory_mb * MEGABYTE, DISK_MB * MEGABYTE, PROCESSES, FILES)
+        limits = (cpu, memory_mb * MEGABYTE, disk_mb * MEGABYTE, PROCESSES, FILES)
         head = " ".join(map(str, (int(echo), *limits)))
         # a policy's code may hold lone surrogates
         request = f"{head}\n{code or ''}".encode(errors="surrogatepass")

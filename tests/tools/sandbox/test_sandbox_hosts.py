@@ -171,15 +171,15 @@ def test_another_host_is_started_only_when_all_are_busy(method: str):
     hosts.close_all(method)
     for _ in range(2 * hosts.BUSY):
         run_python("pass", sandbox=method)
-    assert len(hosts._hosts[method, ()]) == 1
+    assert len(hosts._hosts[method, (), hosts.PYTHON]) == 1
     with ThreadPoolExecutor(16) as pool:
         list(
             pool.map(
                 lambda _: run_python("import time; time.sleep(0.1)", sandbox=method), range(32)
             )
         )
-    assert 1 < len(hosts._hosts[method, ()]) <= hosts.MAX_HOSTS
-    assert all(not host.running for host in hosts._hosts[method, ()])
+    assert 1 < len(hosts._hosts[method, (), hosts.PYTHON]) <= hosts.MAX_HOSTS
+    assert all(not host.running for host in hosts._hosts[method, (), hosts.PYTHON])
 
 
 def test_a_fork_bomb_does_not_harm_another_call(method: str):
