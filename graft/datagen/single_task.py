@@ -106,7 +106,8 @@ def attempt(
         def with_text(task: Task) -> Env:
             return own_task(make_env(task), text)
 
-        with_text(task).close()  # refuses an environment that takes no text before the engine samples
+        # an environment that takes no text is refused before the engine samples
+        with_text(task).close()
         task = replace(task, id=f"{config.task.env}:own:{text}")
         setup = replace(setup, make_env=with_text, reward=None)
     sampling = replace(setup.sampling, temperature=temperature)
