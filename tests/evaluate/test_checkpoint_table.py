@@ -252,6 +252,7 @@ def test_another_model_of_the_same_name_is_measured_anew(run, measured):
     assert measured == [("rl-000002", "calculator")]
 
 
+@pytest.mark.slow
 def test_greedy_attempts_are_the_same_in_every_process(run):
     def greedy() -> Completed:
         arguments = ["eval", str(run), "--tasks", "4", "--greedy", "--all-checkpoints", "--json"]

@@ -222,6 +222,7 @@ def test_a_server_that_does_not_take_the_weights_stops_the_run_before_it_begins(
         run(tmp_path, **sglang(base, fake.url))
 
 
+@pytest.mark.slow
 def test_tokens_of_a_step_ahead_come_from_a_server_too(base, fake, tmp_path):
     found, _ = run(tmp_path, **sglang(base, fake.url), **FORKS)
     assert max(line["staleness/max"] for line in found) == 1
@@ -229,7 +230,7 @@ def test_tokens_of_a_step_ahead_come_from_a_server_too(base, fake, tmp_path):
     assert any(line.get("branch/forks", 0) > 0 for line in found)
 
 
-@pytest.mark.parametrize("family", ["gemma2", "qwen3_moe"])
+@pytest.mark.parametrize("family", ["gemma2", pytest.param("qwen3_moe", marks=pytest.mark.slow)])
 def test_a_family_that_is_not_ours_trains_as_transformers_computes_it(family, hasty, tmp_path):
     folder = store(tmp_path / "model", family)
     before = [weight.detach().clone() for weight in load_other(str(folder)).parameters()]
@@ -245,6 +246,7 @@ def test_a_family_that_is_not_ours_trains_as_transformers_computes_it(family, ha
     assert family in screen
 
 
+@pytest.mark.slow
 def test_a_server_that_dies_is_named_and_the_run_goes_on_when_it_is_back(base, hasty, tmp_path):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -380,7 +382,7 @@ def test_vllm_serves_the_adapter_that_is_trained(vllm, base, tmp_path):
 
 
 @with_vllm
-@pytest.mark.parametrize("family", ["gemma2", "qwen3_moe"])
+@pytest.mark.parametrize("family", ["gemma2", pytest.param("qwen3_moe", marks=pytest.mark.slow)])
 def test_vllm_samples_for_families_that_are_not_ours(vllm, family, tmp_path):
     folder = store(tmp_path / "model", family)
     found, screen = run(tmp_path, engine=IN_PROCESS, model={"path": str(folder)})

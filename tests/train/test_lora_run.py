@@ -83,6 +83,7 @@ def bits(checkpoint: Path) -> dict[str, list[float]]:
     }
 
 
+@pytest.mark.slow
 def test_a_run_that_was_cut_in_either_phase_ends_with_the_same_bits(base, tmp_path):
     train_recipe(recipe(base, tmp_path / "whole"))
     whole = tmp_path / "whole" / "run"

@@ -509,6 +509,7 @@ def test_a_killed_rank_0_ends_the_store_and_is_still_named(tmp_path):
         assert len(group.lines()) == 1
 
 
+@pytest.mark.slow
 def test_a_stopped_process_is_reported_by_the_watchdog(tmp_path):
     with started(tmp_path, 2, wait_for_ever, deadline=8.0) as group:
         pid = pid_of(group, 1)

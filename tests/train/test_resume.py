@@ -70,7 +70,12 @@ def wait_for_lines(process: Command, log: Path, count: int) -> None:
 
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize(
-    ("algo", "epochs", "kills"), [("grpo", 1, 10), ("ppo", 2, 2), ("cpo", 1, 2)]
+    ("algo", "epochs", "kills"),
+    [
+        ("grpo", 1, 10),
+        pytest.param("ppo", 2, 2, marks=pytest.mark.slow),
+        pytest.param("cpo", 1, 2, marks=pytest.mark.slow),
+    ],
 )
 def test_a_run_killed_at_random_moments_ends_with_the_same_metrics(tmp_path, algo, epochs, kills):
     whole = recipe_in(tmp_path / "whole", algo, epochs)

@@ -225,7 +225,14 @@ def assert_resumed_by_one(folder: Path, case: Case) -> None:
 
 
 @pytest.mark.parametrize("case", [PPO, ACTIONS], ids=["ppo", "actions"])
-@pytest.mark.parametrize(("before", "after"), [("fsdp", "tp"), ("tp", "fsdp"), ("replicas", "tp")])
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("fsdp", "tp"),
+        pytest.param("tp", "fsdp", marks=pytest.mark.slow),
+        pytest.param("replicas", "tp", marks=pytest.mark.slow),
+    ],
+)
 def test_a_checkpoint_of_two_processes_fits_one_and_two(pair, tmp_path, before, after, case):
     children, port = pair
     children.run(save_in_a_child, port, before, case, str(tmp_path), before == "tp")
@@ -234,7 +241,7 @@ def test_a_checkpoint_of_two_processes_fits_one_and_two(pair, tmp_path, before, 
         assert_same(last_update_of(learnt_alone(case)), found, f"rank {rank}")
 
 
-@pytest.mark.parametrize("layout", ["fsdp", "replicas"])
+@pytest.mark.parametrize("layout", [pytest.param("fsdp", marks=pytest.mark.slow), "replicas"])
 def test_later_writes_what_would_have_been_written_at_once(pair, tmp_path, layout: str):
     children, port = pair
     for later in (False, True):

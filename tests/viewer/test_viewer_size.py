@@ -46,6 +46,7 @@ def large(tmp_path: Path):
     path.unlink()  # most of a gigabyte: pytest keeps the folders of three runs
 
 
+@pytest.mark.slow
 def test_twenty_thousand_episodes_of_five_thousand_tokens_stay_smooth(page, go, large):
     with viewing(large) as url:
         begun = time.monotonic()
