@@ -131,9 +131,14 @@ class TerminalEnv(BaseEnv):
         return Turn(reward=earned, terminated=True, info=info)
 
     def demonstrate(self, rng: random.Random) -> Trace:
-        """The author's solution as one command, and the end."""
-        call = f"<bash>{self.current.solution()}</bash>"
-        return [(Author.POLICY, call), (Author.ENV, "<result></result>"), (Author.POLICY, "Done.")]
+        """The author's solution as one command, its output on another machine, and the end."""
+        solution, twin = self.current.solution(), self.fork()
+        try:
+            output = twin.bash(solution)
+        finally:
+            twin.close()
+        call, result = f"<bash>{solution}</bash>", f"<result>{output}</result>"
+        return [(Author.POLICY, call), (Author.ENV, result), (Author.POLICY, "Done.")]
 
     def sample_random_action(self) -> str:
         return self.action_rng().choice(("Done.", "I am done."))
@@ -166,6 +171,11 @@ class TerminalEnv(BaseEnv):
     def _start(self, task: TerminalTask) -> Machine:
         program = self.program or [container_program() or SANDBOX]
         if program == [SANDBOX]:
+            if self.network or self.run_args:
+                raise MachineError(
+                    "network and run_args are for containers, and this machine would be a sandbox; "
+                    "install docker or podman, or leave them out"
+                )
             return SandboxMachine(task, memory_mb=self.memory_mb)
         limits = {"network": self.network, "memory_mb": self.memory_mb}
         return Container(task, program, options=self.run_args, **limits)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-MAX_OUTPUT = 10_000
+MAX_OUTPUT = 8_000  # below what ToolEnv cuts
 """Bytes of a command's output that the policy reads."""
 
 

@@ -41,7 +41,7 @@ def write_task(folder: Path, *, weights: dict[str, float] | None = None, **chang
     (folder / "run-tests.sh").write_text(RUN_TESTS)
     (folder / "tests").mkdir()
     (folder / "tests" / "test_outputs.py").write_text(TESTS)
-    (folder / "solution.sh").write_text("wc -l < data.txt | tr -d ' ' > count.txt\n")
+    (folder / "solution.sh").write_text("wc -l < data.txt | tr -d ' ' | tee count.txt\n")
     if weights is not None:
         (folder / "test_weights.json").write_text(json.dumps(weights))
     return folder
