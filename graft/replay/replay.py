@@ -39,6 +39,7 @@ from graft.replay.comparison import (
     compare_step,
     compare_weights,
 )
+from graft.replay.learner_snapshot import LearnerSnapshot, cosine, first_gradient
 from graft.replay.recorded_step import CannotReplay, RecordedStep
 from graft.tolerances import tolerances
 from graft.train.algorithm import Algorithm, preset_of
@@ -56,7 +57,6 @@ from graft.train.run_dir.checkpoint_writer import get_random_states
 from graft.train.run_dir.fingerprint import StepRecord, device_name
 from graft.train.run_dir.folder import RunStopped
 from graft.train.run_dir.metrics_log import read_metrics
-from graft.train.run_dir.optimizer_state import copied, tensors_of
 
 CHANGEABLE = ("algo.", "train.")
 """Sections whose keys may be changed in a replay."""
@@ -112,7 +112,7 @@ class Replay:
             and {
                 "overrides": other.overrides,
                 "metrics": _beside(self.recorded, other.metrics),
-                "gradient_cosine": _finite(other.cosine),
+                "gradientcosine": _finite(other.cosine),
             },
         }
 
@@ -171,16 +171,16 @@ def replay(
             found.findings.append(compare_weights(last, "before", learner, bool(inexact)))
         report(f"learning step {step} again")
         set_rates(learner, config)
-        moment = _Moment(learner) if overrides else None
-        with _first_gradient(learner, bool(overrides)) as gradient:
+        snapshot = LearnerSnapshot(learner) if overrides else None
+        with first_gradient(learner, bool(overrides)) as gradient:
             made = _learn(components, learner, last)
         found.metrics = made.metrics
         found.findings += compare_step(last, made, learner, found.tolerance, bool(found.inexact))
-        if moment is not None:
+        if snapshot is not None:
             report(f"and with {' '.join(overrides)}")
             other = _prepared(other_settings, last.record, device, overrides)
             found.other = _learn_otherwise(
-                other, overrides, components, learner, moment, last, gradient
+                other, overrides, components, learner, snapshot, last, gradient
             )
         return found
     finally:
@@ -361,44 +361,12 @@ def _loaded(
         )
 
 
-# other settings
-
-
-class _Moment:
-    """The state of a learner before a step, to restore."""
-
-    def __init__(self, learner: Learner) -> None:
-        self.module = learner.lora or learner.policy
-        self.weights = {name: w.detach().clone() for name, w in self.module.named_parameters()}
-        self.tensors = copied(tensors_of(learner))
-        self.updates = learner.optimizer.steps
-        optimizer = learner.critic_optimizer
-        self.critic_updates = 0 if optimizer is None else optimizer.steps
-
-    @torch.no_grad()
-    def rewind(self, learner: Learner) -> None:
-        """Restore the weights; the critic comes with the optimizer's state."""
-        for name, weight in self.module.named_parameters():
-            weight.copy_(self.weights[name])
-        if learner.lora is not None:
-            learner.lora.merge()
-
-    @torch.no_grad()
-    def hand_on(self, learner: Learner) -> None:
-        """Copy the optimizer's state to another learner of the same model."""
-        for name, tensor in tensors_of(learner).items():
-            tensor.copy_(self.tensors[name])
-        learner.optimizer.resume(self.updates)
-        if learner.critic_optimizer is not None:
-            learner.critic_optimizer.resume(self.critic_updates)
-
-
 def _learn_otherwise(
     config: Config,
     overrides: Sequence[str],
     components: RunComponents,
     learner: Learner,
-    moment: _Moment,
+    snapshot: LearnerSnapshot,
     step: RecordedStep,
     gradient: Mapping[str, Tensor],
 ) -> OtherSettings:
@@ -417,46 +385,14 @@ def _learn_otherwise(
         )
     algo = Algorithm.of(preset, components.algo.branch)
     changed = replace(components, config=config, algo=algo)
-    moment.rewind(learner)
+    snapshot.rewind(learner)
     other = make_learner(changed, learner.reference if has_reference(config) else None)
     if other.anchor is not None:
         other.anchor = learner.anchor
-    moment.hand_on(other)
-    with _first_gradient(other, True) as instead:
+    snapshot.resume(other)
+    with first_gradient(other, True) as instead:
         made = _learn(changed, other, step, _is_among("train.tokens_per_micro", overrides))
-    return OtherSettings(list(overrides), made.metrics, _cosine(gradient, instead))
-
-
-@contextmanager
-def _first_gradient(learner: Learner, is_wanted: bool) -> Iterator[dict[str, Tensor]]:
-    """The gradient of the first update inside the block, by parameter name; clipped, as AdamW gets it."""
-    found: dict[str, Tensor] = {}
-    optimizer = learner.optimizer
-
-    def keep(*_: Any) -> None:
-        if not found:
-            named = zip(optimizer.names, optimizer.masters, strict=True)
-            found.update({n: m.grad.detach().clone() for n, m in named if m.grad is not None})
-
-    if not is_wanted:
-        yield found
-        return
-    handle = optimizer.adam.register_step_pre_hook(keep)
-    try:
-        yield found
-    finally:
-        handle.remove()
-
-
-def _cosine(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> float:
-    def product(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> float:
-        pairs = (
-            (a[name].flatten().double(), b[name].flatten().double()) for name in a if name in b
-        )
-        return sum(float(x @ y) for x, y in pairs)
-
-    size = math.sqrt(product(one, one) * product(other, other))
-    return product(one, other) / size if size else math.nan
+    return OtherSettings(list(overrides), made.metrics, cosine(gradient, instead))
 
 
 def _beside(
