@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from contextlib import closing
+from dataclasses import asdict
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -21,6 +23,8 @@ from graft.commands.options import (
 )
 
 data = typer.Typer(help="Inspect rows, and make them.", no_args_is_help=True)
+cache = typer.Typer(help="Answers of searches in ARPO's JSON form.", no_args_is_help=True)
+data.add_typer(cache, name="cache")
 
 
 @data.command()
@@ -168,6 +172,48 @@ def sample(
         say=progress,
     )
     typer.echo(json.dumps(sampled.to_json()) if as_json else sampled.sentence)
+
+
+@cache.command("import")
+def import_answers(
+    source: Annotated[
+        str, typer.Argument(metavar="FILE", help="A search_cache.json: query -> result.")
+    ],
+    to: Annotated[
+        str, typer.Option(help="The cache file of the search tool. Default: FILE with .db.")
+    ] = "",
+    as_json: AsJson = False,
+) -> None:
+    """Store the results of a search_cache.json in a cache file: {search: {cache: FILE.db}} then uses them."""
+    from graft.tools.search import SearchCache, import_json
+
+    if not Path(source).is_file():
+        raise typer.BadParameter(f"there is no file {source!r}", param_hint="FILE")
+    target = Path(to or Path(source).with_suffix(".db"))
+    with closing(SearchCache(target)) as stored:
+        done = import_json(stored, source)
+    line = {"cache": str(target), **asdict(done)}
+    typer.echo(json.dumps(line) if as_json else f"{target}: {done.sentence}")
+    if not done.stored:
+        raise typer.Exit(1)
+
+
+@cache.command("export")
+def export_answers(
+    source: Annotated[
+        str, typer.Argument(metavar="CACHE", help="A cache file of the search tool.")
+    ],
+    to: Annotated[str, typer.Option(help="The JSON file. Default: CACHE with .json.")] = "",
+    as_json: AsJson = False,
+) -> None:
+    """Write a cache file as a search_cache.json, with the latest answer to each query."""
+    from graft.tools.search import SearchCache, export_json
+
+    target = Path(to or Path(source).with_suffix(".json"))
+    with closing(SearchCache(source, read_only=True)) as stored:
+        count = export_json(stored, target)
+    line = {"file": str(target), "queries": count}
+    typer.echo(json.dumps(line) if as_json else f"{target}: {count:,} queries")
 
 
 def token_counter(model: str) -> Callable[[str], int]:

@@ -19,7 +19,7 @@ def tool(name: str, max_uses: int, **options: Any) -> dict[str, Any]:
 
 
 PYTHON = tool("python", 5, timeout=120)
-SEARCH = tool("search", 10, topk=10, max_chars=1000, timeout=60)
+SEARCH = tool("search", 10, topk=10, form="pages", max_chars=1000, timeout=60)
 JUDGE = {"judge": {"strict": True}}
 """An answer without a verdict is a failed attempt, not a wrong one."""
 

@@ -11,7 +11,8 @@
 
 from __future__ import annotations
 
-from graft.tools.search.cache import SearchCache, export_json, import_json
+from graft.tools.search.cache import SearchCache
+from graft.tools.search.exchange import export_json, import_json
 from graft.tools.search.source import SOURCES, Hit, SearchSource, make_source
 from graft.tools.search.tool import SearchTool
 

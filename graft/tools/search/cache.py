@@ -23,8 +23,6 @@ from pathlib import Path
 from typing import Any
 
 from graft.data.corpus import without_surrogates
-from graft.data.errors import DataError
-from graft.files import new_file
 from graft.tools.errors import ToolError
 from graft.tools.search.source import Hit
 
@@ -35,7 +33,6 @@ IMPORTED = "*"
 """The source name of imported answers, which are used for every source and every topk."""
 
 BUSY = 30.0  # seconds to wait for other writers
-_TEXTS = ("text", "snippet", "description", "contents", "content")
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS answers (
@@ -66,14 +63,18 @@ class SearchCache:
         except CacheBroken as error:
             self.close()
             is_json = self.path.suffix == ".json"
-            hint = "; graft.tools.search.import_json converts it" if is_json else ""
+            hint = f"; `graft data cache import {self.path}` converts it" if is_json else ""
             raise ValueError(f"cannot use the search cache {error}{hint}") from error
 
     def get(self, source: str, query: str, topk: int) -> Answer | None:
         """The stored answer, or None. Only blanks around the query are ignored."""
-        key = _key(query)
+        key = query_key(query)
         # the tool that filled imported caches removed double quotes from its queries
-        keys = [(source, key, topk), (IMPORTED, key, 0), (IMPORTED, _key(key.replace('"', "")), 0)]
+        keys = [
+            (source, key, topk),
+            (IMPORTED, key, 0),
+            (IMPORTED, query_key(key.replace('"', "")), 0),
+        ]
         return next((found for one in keys if (found := self._stored(one)) is not None), None)
 
     def _stored(self, key: tuple[str, str, int]) -> Answer | None:
@@ -87,7 +88,7 @@ class SearchCache:
         If two rollouts send the same query at once, the first answer is stored and both get it, so that
         a replay gives both the same answer again.
         """
-        key = (source, _key(query), topk)
+        key = (source, query_key(query), topk)
         self._write([(*key, json.dumps(answer), time.time())], "DO NOTHING")
         stored = self._stored(key)
         return answer if stored is None else stored
@@ -96,7 +97,7 @@ class SearchCache:
         """Store (query, text) pairs; they replace earlier imports."""
         now = time.time()
         self._write(
-            [(IMPORTED, _key(query), 0, json.dumps(text), now) for query, text in answers],
+            [(IMPORTED, query_key(query), 0, json.dumps(text), now) for query, text in answers],
             "DO UPDATE SET answer = excluded.answer, stored = excluded.stored",
         )
 
@@ -110,11 +111,11 @@ class SearchCache:
         found = self._do("SELECT DISTINCT topk FROM answers WHERE source = ?", (source,))
         return sorted(topk for (topk,) in found)
 
-    def answers(self) -> Iterator[tuple[str, Answer]]:
-        """Every query with its answer, in the order they were stored."""
-        for query, answer in self._do(
-            "SELECT query, answer FROM answers ORDER BY stored, source, query, topk"
-        ):
+    def answers(self, source: str = "") -> Iterator[tuple[str, Answer]]:
+        """Every query with its answer, in the order they were stored; those of one source only if given."""
+        where, values = ("WHERE source = ? ", (source,)) if source else ("", ())
+        order = "ORDER BY stored, source, query, topk"
+        for query, answer in self._do(f"SELECT query, answer FROM answers {where}{order}", values):
             yield query, _decode(answer)
 
     def __len__(self) -> int:
@@ -203,7 +204,8 @@ def _prepare(connection: sqlite3.Connection) -> None:
     connection.execute(_SCHEMA)
 
 
-def _key(query: str) -> str:
+def query_key(query: str) -> str:
+    """The text that a query is stored under."""
     return without_surrogates(query).strip()
 
 
@@ -221,68 +223,3 @@ def _after_fork_all() -> None:
 
 
 os.register_at_fork(after_in_child=_after_fork_all)
-
-
-def import_json(cache: SearchCache, path: str | Path) -> int:
-    """Store every query of ARPO's `search_cache.json` (query -> result); the number of queries."""
-    try:
-        found = json.loads(Path(path).read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise DataError(f"{path} cannot be read as JSON: {error}") from error
-    if not isinstance(found, dict):
-        raise DataError(f"{path} holds {type(found).__name__}, not an object of query -> result")
-    cache.put_imported(
-        [(query, result_text(one, f"{path}, {query[:80]!r}")) for query, one in found.items()]
-    )
-    return len(found)
-
-
-def export_json(cache: SearchCache, path: str | Path) -> int:
-    """Write the cache as a `search_cache.json`; the number of queries.
-
-    The format has one answer per query: of several (other sources, other topk) the latest.
-    """
-    texts = {
-        query: answer
-        if isinstance(answer, str)
-        else as_pages(_titled(h.title, h.text) for h in answer)
-        for query, answer in cache.answers()
-    }
-    target = Path(path)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with new_file(target, is_shared=True) as aside:
-        aside.write_text(json.dumps(texts, ensure_ascii=False, indent=1), encoding="utf-8")
-    return len(texts)
-
-
-def result_text(result: Any, where: str) -> str:
-    """A text unchanged; a list of other versions, of texts or of objects, as one line for each item.
-
-    >>> result_text(["Lima.", {"title": "Peru", "snippet": "A country."}], "here")
-    'Page 1: Lima.\\nPage 2: Peru: A country.'
-    """
-    if isinstance(result, str):
-        return without_surrogates(result)
-    if not isinstance(result, list):
-        raise DataError(f"{where}: a result is a text or a list, not {type(result).__name__}")
-    return as_pages(without_surrogates(_snippet(item, where)) for item in result)
-
-
-def as_pages(texts: Iterable[str]) -> str:
-    return "\n".join(f"Page {number}: {text}" for number, text in enumerate(texts, 1))
-
-
-def _snippet(item: Any, where: str) -> str:
-    if isinstance(item, str):
-        return item
-    if isinstance(item, dict):
-        inner = item.get("document")
-        fields = inner if isinstance(inner, dict) else item
-        for name in _TEXTS:
-            if isinstance(text := fields.get(name), str):
-                return _titled(str(fields.get("title") or ""), text)
-    raise DataError(f"{where}: no text in {str(item)[:80]!r}; it needs one of {', '.join(_TEXTS)}")
-
-
-def _titled(title: str, text: str) -> str:
-    return f"{title}: {text}" if title and text else title or text

@@ -11,10 +11,15 @@ from typing import Any
 from graft.data.corpus import without_surrogates
 from graft.tools.errors import ERROR, ToolError
 from graft.tools.search.cache import IMPORTED, Answer, CacheBroken, SearchCache
-from graft.tools.search.source import MAX_QUERY, MAX_TOPK, Hit, SearchSource, pick_source
+from graft.tools.search.exchange import as_pages, titled
+from graft.tools.search.source import MAX_QUERY, MAX_TOPK, SearchSource, pick_source
 
 MODES = ("live", "record", "replay")
-NOTHING_FOUND = "No documents found."
+FORMS = {
+    "documents": ("information", "No documents found."),
+    "pages": ("", "No search results found."),
+}
+"""Form of the results -> its tag, and the text without results."""
 CUT = " [...]"
 
 
@@ -52,7 +57,8 @@ class SearchTool:
         corpus: str | None = None,
         url: str | None = None,
         topk: int = 3,
-        tag: str = "information",
+        form: str = "documents",
+        tag: str | None = None,
         max_chars: int | None = 2000,
         cache: str | None = None,
         cache_mode: str | None = None,
@@ -61,7 +67,9 @@ class SearchTool:
         **options: Any,
     ) -> None:
         """
-        tag: the results are between <tag> and </tag>; "" leaves the tags out.
+        form: documents are GEM's lines, "Doc 1(Title: t) text", in <information>; pages are ARPO's lines,
+        "Page 1: t: text", without a tag.
+        tag: the results are between <tag> and </tag>; "" leaves the tags out; None: the form's.
         max_chars: longer texts of documents are cut; None: never.
         concurrency: calls at a time, over all envs of the process; None: no limit.
         `graft.tools.calling` enforces it.
@@ -74,7 +82,10 @@ class SearchTool:
             raise ValueError(f"max_chars={max_chars}; give at least 1, or None for whole documents")
         if concurrency is not None and concurrency < 1:
             raise ValueError(f"concurrency={concurrency}; give at least 1, or None for no limit")
-        self.topk, self.tag, self.max_chars = topk, tag, max_chars
+        if form not in FORMS:
+            raise ValueError(f"form={form!r}; known: {', '.join(FORMS)}")
+        self.topk, self.max_chars = topk, max_chars
+        self.form, self.tag = form, FORMS[form][0] if tag is None else tag
         self.concurrency = concurrency
         self.cache_mode = cache_mode or ("record" if cache else "live")
         if self.cache_mode not in MODES:
@@ -120,22 +131,26 @@ class SearchTool:
     def render(self, answer: Answer) -> str:
         """Hits as "Doc 1(Title: t) text", one per line; an imported text unchanged."""
         if not answer:
-            body = NOTHING_FOUND
+            body = FORMS[self.form][1]
         elif isinstance(answer, str):
             body = answer
+        elif self.form == "pages":
+            body = as_pages(titled(hit.title, self._cut(hit.text)) for hit in answer)
         else:
-            body = "".join(f"{self._line(number, hit)}\n" for number, hit in enumerate(answer, 1))
+            lines = (
+                f"Doc {number}(Title: {hit.title}) {self._cut(hit.text)}\n"
+                for number, hit in enumerate(answer, 1)
+            )
+            body = "".join(lines)
         return f"<{self.tag}>{body}</{self.tag}>" if self.tag else body
 
     def close(self) -> None:
         if self.cache is not None:
             self.cache.close()
 
-    def _line(self, number: int, hit: Hit) -> str:
-        text = hit.text
-        if self.max_chars is not None and len(text) > self.max_chars:
-            text = text[: self.max_chars] + CUT
-        return f"Doc {number}(Title: {hit.title}) {text}"
+    def _cut(self, text: str) -> str:
+        is_long = self.max_chars is not None and len(text) > self.max_chars
+        return text[: self.max_chars] + CUT if is_long else text
 
     def _look_up(self, query: str) -> Answer:
         if self.cache is not None:

@@ -14,10 +14,13 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from typer.testing import CliRunner
 
+from graft.cli import app
 from graft.data.errors import DataError
 from graft.tools.search import Hit, SearchCache, export_json, import_json
 from graft.tools.search.cache import CacheBroken
+from graft.tools.search.exchange import CacheImport
 
 LIMA = [Hit("7", "Lima", "The capital.", 5.25), Hit("8", "Peru", "", None)]
 
@@ -173,7 +176,9 @@ def test_a_file_that_is_no_cache_is_named(tmp_path):
     ):
         SearchCache(tmp_path / "notes.txt")
     (tmp_path / "search_cache.json").write_text('{"query": "answer"}' * 100)
-    with pytest.raises(ValueError, match="import_json converts it"):
+    with pytest.raises(
+        ValueError, match=r"graft data cache import .*search_cache\.json. converts it"
+    ):
         SearchCache(tmp_path / "search_cache.json")
 
 
@@ -181,8 +186,8 @@ def test_arpos_cache_goes_in_and_out_unchanged(cache, tmp_path):
     arpo = {"capital of Peru": "Page 1: Lima.\nPage 2: Peru.", "空": "Page 1: –", "none": ""}
     path = tmp_path / "search_cache.json"
     path.write_text(json.dumps(arpo, ensure_ascii=False), encoding="utf-8")
-    assert import_json(cache, path) == 3
-    assert import_json(cache, path) == 3  # twice is once
+    assert import_json(cache, path) == CacheImport(stored=3, repeated=0, replaced=0, bad=0)
+    assert import_json(cache, path).replaced == 3
     assert len(cache) == 3
     assert export_json(cache, tmp_path / "out.json") == 3
     assert json.loads((tmp_path / "out.json").read_text("utf-8")) == arpo
@@ -207,7 +212,7 @@ def test_lists_of_texts_and_of_objects_are_taken_over(cache, tmp_path):
     }
     path = tmp_path / "search_cache.json"
     path.write_text(json.dumps(lists))
-    assert import_json(cache, path) == 3
+    assert import_json(cache, path).stored == 3
     assert cache.get("s", "a", 3) == "Page 1: one\nPage 2: two"
     assert cache.get("s", "b", 3) == "Page 1: T: s\nPage 2: U\nv"
     assert cache.get("s", "c", 3) == ""
@@ -221,12 +226,45 @@ def test_recorded_hits_are_exported_as_pages(cache, tmp_path):
     }
 
 
+def test_repeated_and_bad_entries_of_an_import_are_counted(cache, tmp_path):
+    path = tmp_path / "search_cache.json"
+    path.write_text(
+        '{"q": "old", " q ": "new", "n": 7, "x": [{"x": 1}], "o": {"text": "t"}, "": "t", "z": "last"}'
+    )
+    done = import_json(cache, path)
+    assert (done.stored, done.repeated, done.replaced, done.bad) == (2, 1, 0, 4)
+    assert done.first_bad.endswith("'n': a result is a text or a list, not int")
+    assert cache.get("s", "q", 3) == "new"
+    assert (cache.get("s", "o", 3), len(cache)) == (None, 2)
+
+
+def test_the_command_imports_and_exports_a_cache(tmp_path):
+    path = tmp_path / "search_cache.json"
+    path.write_text('{"q": "Page 1: a", "n": 7}')
+
+    def graft(*arguments):
+        return CliRunner().invoke(app, ["data", "cache", *map(str, arguments)])
+
+    done = json.loads(graft("import", path, "--json").stdout)
+    assert done | {"first_bad": ""} == {
+        "cache": str(tmp_path / "search_cache.db"),
+        "stored": 1,
+        "repeated": 0,
+        "replaced": 0,
+        "bad": 1,
+        "first_bad": "",
+    }
+    assert graft("export", done["cache"], "--to", tmp_path / "o.json").exit_code == 0
+    assert json.loads((tmp_path / "o.json").read_text()) == {"q": "Page 1: a"}
+    path.write_text('{"n": 7}')
+    refused = graft("import", path, "--to", tmp_path / "b.db")
+    assert (refused.exit_code, "1 bad" in refused.stdout) == (1, True)
+
+
 @pytest.mark.parametrize(
     ("text", "match"),
     [
         ("[1]", "holds list"),
-        ('{"q": 7}', "'q': a result is a text or a list, not int"),
-        ('{"q": [{"x": 1}]}', "no text in"),
         ("{", "cannot be read as JSON"),
         ("[" * 100_000, "cannot be read as JSON"),
     ],

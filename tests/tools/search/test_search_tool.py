@@ -31,6 +31,11 @@ def test_documents_come_one_a_line_between_tags(tmp_path):
     )
     assert SearchTool(corpus=corpus, tag="", topk=1)("peru") == "Doc 1(Title: Peru) A country.\n"
     assert tool("zebra") == "<information>No documents found.</information>"
+    pages = SearchTool(corpus=corpus, form="pages", topk=2)
+    assert pages("peru") == "Page 1: Peru: A country.\nPage 2: Lima: Capital of Peru."
+    assert pages("zebra") == "No search results found."
+    with pytest.raises(ValueError, match="form='page'; known: documents, pages"):
+        SearchTool(corpus=corpus, form="page")
 
 
 def test_a_long_document_is_cut():
