@@ -239,6 +239,18 @@ def envs(
 
 
 @app.command()
+def recipes(
+    pattern: Annotated[str, typer.Argument(help="Only names that contain this text.")] = "",
+    as_json: AsJson = False,
+) -> None:
+    """List the bundled recipes: what each needs, whether it is here; of one, how it is started."""
+    from graft.commands.recipes import list_recipes, table
+
+    rows = list_recipes(pattern)
+    typer.echo(json.dumps({"recipes": rows}) if as_json else "\n".join(table(rows)))
+
+
+@app.command()
 def play(
     env_id: Annotated[str, typer.Argument(metavar="ID", help="As `graft envs` lists them.")],
     overrides: Annotated[

@@ -132,21 +132,22 @@ def find_recipe(name: str) -> Path:
     given = Path(name)
     if given.is_file():
         return given
-    folders = [RECIPES, Path(__file__).parent.parent / "recipes"]  # installed; a source checkout
-    for folder in folders:
-        if (found := folder / f"{name}.yaml").is_file():
-            return found
-    known = sorted(
-        str(path.relative_to(folder).with_suffix(""))
-        for folder in folders
-        if folder.is_dir()
-        for path in folder.rglob("*.yaml")
-    )
+    known = bundled_recipes()
+    if name in known:
+        return known[name]
     hint = nearest(name, known)
     meant = f" Did you mean {hint!r}?" if hint else ""
     raise ConfigError(
         f"no recipe {name!r}: neither a file nor bundled ({', '.join(known)}).{meant}"
     )
+
+
+def bundled_recipes() -> dict[str, Path]:
+    """The recipes that come with graft, by name."""
+    checkout = Path(__file__).parent.parent / "recipes"
+    folder = RECIPES if RECIPES.is_dir() else checkout  # installed; a source checkout
+    names = {p.relative_to(folder).with_suffix("").as_posix(): p for p in folder.rglob("*.yaml")}
+    return dict(sorted(names.items()))
 
 
 def load_config(

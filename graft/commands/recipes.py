@@ -1,0 +1,134 @@
+"""`graft recipes`: the bundled recipes, what each needs, and what of it is missing here.
+
+The header of a recipe says what it trains, how it is started and what it needs:
+
+    # GEM: guess the number with Qwen3-1.7B, REINFORCE with normalised returns.
+    # start: torchrun --nproc-per-node 8 -m graft train gem/guess-the-number
+    # needs: 8 GPUs of 80 GB
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from graft.config import Config, bundled_recipes, load_config
+
+_FIELD = re.compile(r"(start|needs): +(.+)")
+_GPUS = re.compile(r"(\d+) GPUs?\b")
+_VARIABLE = re.compile(r"\$([A-Z][A-Z0-9_]*)")
+
+
+@dataclass(frozen=True, slots=True)
+class RecipeHeader:
+    """The comment at the top of a recipe."""
+
+    title: str
+    start: str
+    needs: str
+    notes: str = ""
+
+    @property
+    def num_gpus(self) -> int:
+        found = _GPUS.search(self.needs)
+        return int(found[1]) if found else 0
+
+
+def read_header(text: str) -> RecipeHeader:
+    """
+    >>> read_header("# A toy.\\n# start: graft train toy\\n# needs: a CPU\\nrun: {}\\n").start
+    'graft train toy'
+    """
+    fields = {"start": "", "needs": ""}
+    free: list[str] = []
+    for line in text.splitlines():
+        if not line.startswith("#"):
+            break
+        content = line.lstrip("#").strip()
+        if found := _FIELD.fullmatch(content):
+            fields[found[1]] = found[2]
+        else:
+            free.append(content)
+    title, *notes = free or [""]
+    return RecipeHeader(title, notes="\n".join(notes).strip("\n"), **fields)
+
+
+def list_recipes(pattern: str = "") -> list[dict[str, Any]]:
+    """A row per bundled recipe whose name contains `pattern`, ignoring case."""
+    rows: list[dict[str, Any]] = []
+    for name, path in bundled_recipes().items():
+        if pattern.lower() not in name.lower():
+            continue
+        header = read_header(path.read_text())
+        absent = list(_missing(header, load_config(path)))
+        rows.append(
+            {
+                "name": name,
+                "trains": header.title,
+                "start": header.start,
+                "needs": header.needs,
+                "notes": header.notes,
+                "can_run": not absent,
+                "missing": absent,
+            }
+        )
+    return rows
+
+
+def _missing(header: RecipeHeader, config: Config) -> Iterator[str]:
+    """What this machine lacks. Models and datasets of the hub are downloaded, so they do not count."""
+    if header.num_gpus > (here := _gpus_here() if header.num_gpus else 0):
+        yield f"{header.num_gpus} GPUs ({here} here)"
+    for name in _VARIABLE.findall(header.needs):
+        if not os.environ.get(name):
+            yield f"${name} is not set"
+    yield from _absent_files(config)
+
+
+def _absent_files(config: Config) -> Iterator[str]:
+    """Files that the recipe names, without those that are elsewhere by design (names on the hub)."""
+    from graft.data.location import parse_location
+    from graft.models.io.hub import split_name
+
+    model = config.model.path
+    if model and not Path(model).exists() and split_name(model) is None:
+        yield f"the model {model}"
+    named = [config.task.args.get("data"), config.task.eval_args.get("data"), config.sft.data]
+    for data in (text for text in named if text and isinstance(text, str)):
+        location = parse_location(data)
+        if not location.is_hub and not Path(location.path).exists():
+            yield f"the file {location.path}"
+
+
+def _gpus_here() -> int:
+    import torch
+
+    return torch.cuda.device_count()
+
+
+def table(rows: Sequence[dict[str, Any]]) -> Iterable[str]:
+    """The rows as lines of plain text; a single recipe with everything that its header says."""
+    if len(rows) == 1:
+        yield from _card(rows[0])
+        return
+    width = max((len(row["name"]) for row in rows), default=4)
+    yield f"{'name':<{width}}  here  needs"
+    for row in rows:
+        here = "yes" if row["can_run"] else "no"
+        yield f"{row['name']:<{width}}  {here:<4}  {row['needs']}"
+    ready = sum(row["can_run"] for row in rows)
+    yield f"{len(rows)} recipes, {ready} can run here; `graft recipes NAME` shows how one is started"
+
+
+def _card(row: dict[str, Any]) -> Iterator[str]:
+    yield row["name"]
+    yield f"  {row['trains']}"
+    yield f"  start    {row['start']}"
+    yield f"  needs    {row['needs']}"
+    yield f"  missing  {'; '.join(row['missing']) or 'nothing'}"
+    for line in row["notes"].splitlines():
+        yield f"  {line}"

@@ -1,0 +1,72 @@
+"""A few rows of every dataset that a bundled recipe names, in the columns of the original.
+
+Keys are locations: a path relative to the working directory, or OWNER/NAME of a dataset on the hub with
+its splits.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+Rows = list[dict[str, Any]]
+
+
+def arpo_row(number: int, source: str, answer: str) -> dict[str, Any]:
+    """verl's columns, as ARPO's parquet files have them."""
+    question = f"What is {number} + {number}?"
+    return {
+        "data_source": source,
+        "prompt": [
+            {"role": "system", "content": "Solve the task step by step; tools are in tags."},
+            {"role": "user", "content": question},
+        ],
+        "ability": "math",
+        "reward_model": {"style": "rule", "ground_truth": answer},
+        "extra_info": {"split": "train", "index": number, "question": question},
+    }
+
+
+ARPO = [arpo_row(n, "deepscaler" if n % 2 else "hotpotqa", str(2 * n)) for n in range(1, 9)]
+
+GSM_REWRITE = [
+    {
+        "question": f"Ann has {n} apples and buys {n + 2}. How many has she?",
+        "answer": f"{n} + {n + 2} = <<{n}+{n + 2}={2 * n + 2}>>{2 * n + 2}\n#### {2 * n + 2}",
+        "question_rewrite": f"Ann has {n}00 apples and buys {n + 2}00. How many has she?",
+        "answer_rewrite": f"<<{n}00+{n + 2}00={2 * n + 2}00>>\n#### {2 * n + 2}00",
+        "rewrite_tag": "yes",
+    }
+    for n in range(1, 61)
+]
+
+FILES: dict[str, Rows] = {
+    "data/arpo/train_10k.parquet": ARPO,
+    "data/arpo/valid.parquet": ARPO,
+    "data/arpo/hard_search_1k.parquet": ARPO,
+    "data/arpo/gaia_test.parquet": ARPO,
+    "data/gsm_8k_rewrite.jsonl": GSM_REWRITE,
+}
+
+HUB: dict[str, dict[str, Rows]] = {}
+
+
+def write_original_rows(working: Path, hub: Path) -> None:
+    """Every file below `working`, every dataset of the hub below `hub` ($GRAFT_DATA)."""
+    for name, rows in FILES.items():
+        write_rows(working / name, rows)
+    for name, splits in HUB.items():
+        for split, rows in splits.items():
+            write_rows(hub / name / f"{split}.parquet", rows)
+
+
+def write_rows(path: Path, rows: Rows) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.suffix == ".parquet":
+        pq.write_table(pa.Table.from_pylist(rows), path)
+    else:
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
