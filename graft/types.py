@@ -139,6 +139,9 @@ class Sampling:
     top_k: int = 0
     top_p: float = 1.0
     min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    """Divides the positive logits of tokens that the context has, and multiplies the negative ones; 1: off.
+    For evaluation: a learner does not know this distribution."""
     max_tokens: int = 256
     min_tokens: int = 0
     stop: tuple[str, ...] = ()
@@ -156,6 +159,8 @@ class Sampling:
             bad = f"min_p={self.min_p}: must lie in [0, 1); 0 keeps every token"
         elif self.top_k < 0:
             bad = f"top_k={self.top_k}: must be 0 (off) or more"
+        elif self.repetition_penalty <= 0:
+            bad = f"repetition_penalty={self.repetition_penalty}: must be more than 0; 1 is off"
         elif self.max_tokens < 1:
             bad = f"max_tokens={self.max_tokens}: must be 1 or more"
         elif self.min_tokens > self.max_tokens:

@@ -173,6 +173,8 @@ def test_rows_keep_their_own_settings(device: torch.device) -> None:
         Sampling(temperature=1.2, top_p=0.6, max_tokens=3),
         Sampling(min_p=0.3, max_tokens=3),
         Sampling(temperature=0.8, top_k=9, top_p=0.8, min_p=0.05, max_tokens=3),
+        Sampling(temperature=0, repetition_penalty=3.0, max_tokens=6),  # more than a segment
+        Sampling(temperature=1.2, top_p=0.9, repetition_penalty=1.5, max_tokens=6),
     ]
     engines: list[NativeEngine] = []
 

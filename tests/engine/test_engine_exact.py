@@ -96,6 +96,23 @@ def test_truncated_log_probs_are_those_of_the_truncated_distribution() -> None:
     assert_equals_the_model(decoder, prompt(9), greedy)
 
 
+@pytest.mark.parametrize("columns", [VOCAB, 5])  # 5: only these rows of the head are computed
+def test_the_repetition_penalty_is_that_of_transformers(columns: int) -> None:
+    from transformers import RepetitionPenaltyLogitsProcessor
+
+    allowed = np.arange(VOCAB)[None] < columns
+    decoder = tiny_decoder()
+    engine = tiny_engine(decoder, space=ActionSpace(VOCAB, allowed=allowed))
+    sampling = Sampling(temperature=1.3, repetition_penalty=1.7, max_tokens=12)
+    completion = sample_one(engine.open(prompt(3)), sampling, Automaton())
+    tokens, apply = prompt(3), RepetitionPenaltyLogitsProcessor(1.7)
+    for token, logp in zip(completion.tokens, completion.logprobs, strict=True):
+        scores: Any = apply(torch.tensor([tokens]), dense_logits(decoder, tokens)[-1:])
+        want = (scores / 1.3)[0, :columns].log_softmax(-1)[token]
+        assert logp == pytest.approx(float(want), abs=1e-5)
+        tokens.append(token)
+
+
 def test_rows_of_one_batch_keep_their_own_settings() -> None:
     decoder = tiny_decoder()
     engine = tiny_engine(decoder)

@@ -212,6 +212,8 @@ def test_what_an_endpoint_cannot_do_is_refused(served, tmp_path):
         engine.load(None, 1)
     with pytest.raises(EngineError, match="not in OpenAI's API"):
         sample(engine_of(served), "p", top_k=5)
+    with pytest.raises(EngineError, match="repetition_penalty"):
+        sample(engine_of(served), "p", repetition_penalty=1.1)
     with pytest.raises(EngineError, match="http://host:8000/v1"):
         OpenAIEngine("localhost:8000", "m", tokenizer=TOKENIZER)
     with pytest.raises(EngineError, match="in the middle"):

@@ -11,7 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from graft.engine.native.sampling.sampler import SamplingParams, invert, sample, survivors
+from graft.engine.native.sampling.sampler import (
+    SamplingParams,
+    invert,
+    penalize,
+    sample,
+    survivors,
+)
 from graft.engine.native.sampling.uniforms import derive, uniforms
 
 PROBS = [0.5, 0.3, 0.15, 0.05]
@@ -73,6 +79,13 @@ def test_a_mask_renormalises_what_it_leaves() -> None:
     assert got == pytest.approx([0, 0.3 / 0.35, 0, 0.05 / 0.35], abs=2e-4)
     assert logp[token == 3][0].item() == pytest.approx(math.log(0.05 / 0.35), abs=1e-6)
     assert entropy[0].item() == pytest.approx(0.41012, abs=1e-5)
+
+
+def test_a_penalty_makes_seen_tokens_less_likely_whatever_their_sign() -> None:
+    logits = torch.tensor([[2.0, -2.0, 1.0], [2.0, -2.0, 1.0]])
+    seen = torch.tensor([[True, True, False]] * 2)
+    penalised = penalize(logits, seen, torch.tensor([1.25, 1.0]))
+    torch.testing.assert_close(penalised, torch.tensor([[1.6, -2.5, 1.0], [2.0, -2.0, 1.0]]))
 
 
 def test_temperature_two_takes_square_roots() -> None:

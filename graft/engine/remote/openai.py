@@ -184,14 +184,15 @@ class OpenAIEngine:
             content["seed"] = seed
         if sampling.stop and keep_stops:
             content |= {"stop": list(sampling.stop), **keep_stops}
-        if sampling.top_k or sampling.min_p or sampling.min_tokens:
+        penalty = sampling.repetition_penalty
+        if sampling.top_k or sampling.min_p or sampling.min_tokens or penalty != 1:
             if not keep_stops:
                 raise EngineError(
-                    f"{self.where} is neither vLLM nor SGLang: top_k, min_p and "
-                    "min_tokens are not in OpenAI's API; leave them out"
+                    f"{self.where} is neither vLLM nor SGLang: top_k, min_p, min_tokens and "
+                    "repetition_penalty are not in OpenAI's API; leave them out"
                 )
             content |= {"top_k": sampling.top_k or -1, "min_p": sampling.min_p}
-            content |= {"min_tokens": sampling.min_tokens}
+            content |= {"min_tokens": sampling.min_tokens, "repetition_penalty": penalty}
         text = self.tokenizer.decode(tokens)
         if self.api == "completions":
             if keep_stops and sampling.stop_tokens:

@@ -8,6 +8,7 @@
 
 Log-probs are at the sampling temperature, but before top-k, top-p and min-p: with those they are not of
 the distribution that was drawn from, so they are returned as NaN, and such samples cannot be trained on.
+Releases of SGLang without a repetition penalty in its penaltylib accept `repetition_penalty` and ignore it.
 
 The tests run against a stand-in with this API (`tests/engine/fake_sglang.py`); SGLang itself was not run.
 """
@@ -56,6 +57,7 @@ class SGLangProtocol(ServerProtocol):
             "top_p": sampling.top_p,
             "top_k": sampling.top_k or -1,
             "min_p": sampling.min_p,
+            "repetition_penalty": sampling.repetition_penalty,
             "max_new_tokens": pending.budget,
             "min_new_tokens": min(sampling.min_tokens, pending.budget),
             "stop_token_ids": sorted(pending.stop_tokens),

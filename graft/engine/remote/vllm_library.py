@@ -110,6 +110,7 @@ def sampling_parameters(pending: PendingSample, seed: int, top_k: int) -> Any:
         top_k=sampling.top_k,
         top_p=sampling.top_p,
         min_p=sampling.min_p,
+        repetition_penalty=sampling.repetition_penalty,
         max_tokens=pending.budget,
         min_tokens=min(sampling.min_tokens, pending.budget),
         stop_token_ids=sorted(pending.stop_tokens),

@@ -83,6 +83,7 @@ class VLLMProtocol(ServerProtocol):
             "top_p": sampling.top_p,
             "top_k": sampling.top_k,
             "min_p": sampling.min_p,
+            "repetition_penalty": sampling.repetition_penalty,
             "logprobs": self.top_k,
             "stop_token_ids": sorted(pending.stop_tokens),
             "seed": seed,

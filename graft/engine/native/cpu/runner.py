@@ -14,7 +14,7 @@ from graft.engine.native.cpu.batch import StepBatcher
 from graft.engine.native.kv.sequences import SequenceTree
 from graft.engine.native.request import Draw, SampleRequest
 from graft.engine.native.sampling.masks import HeadSubset, Masks
-from graft.engine.native.sampling.sampler import SamplingParams, sample
+from graft.engine.native.sampling.sampler import SamplingParams, penalize, sample
 from graft.engine.native.sampling.uniforms import uniforms
 from graft.engine.native.scheduler import PlannedWork
 from graft.models.decoder import Decoder
@@ -84,6 +84,8 @@ class CpuRunner:
         self, logits: Tensor, requests: list[SampleRequest], subset: HeadSubset | None
     ) -> list[Draw]:
         """From logits of the whole head, or of the columns of `subset`."""
+        if any(request.sampling.repetition_penalty != 1 for request in requests):
+            logits = self._penalize(logits, requests, subset)
         forbidden = None if subset is not None else self.masks.forbidden_to_all(requests)
         if forbidden is not None:  # much cheaper than a mask as large as the logits
             logits.index_fill_(1, forbidden, -torch.inf)
@@ -140,6 +142,23 @@ class CpuRunner:
             params["top_p"] = self._rows(np.array(top_p, dtype=np.float32), requests)
             params["min_p"] = self._rows(np.array(min_p, dtype=np.float32), requests)
         return SamplingParams(**params)
+
+    def _penalize(
+        self, logits: Tensor, requests: list[SampleRequest], subset: HeadSubset | None
+    ) -> Tensor:
+        """The logits [B, V] after the repetition penalty over all tokens of each context."""
+        index = None if subset is None else subset.index
+        pairs = [
+            (row, token if index is None else index[token])
+            for row, request in enumerate(requests)
+            for token in set(request.sequence.tokens)
+            if index is None or token in index
+        ]
+        rows, columns = self._tensor(np.array(pairs, dtype=np.int64).reshape(-1, 2)).unbind(1)
+        seen = torch.zeros(logits.shape, dtype=torch.bool, device=logits.device)
+        seen[rows, columns] = True
+        penalties = [request.sampling.repetition_penalty for request in requests]
+        return penalize(logits, seen, self._tensor(np.array(penalties, dtype=np.float32)))
 
     def _allowed(
         self, requests: list[SampleRequest], subset: HeadSubset | None, has_mask: bool

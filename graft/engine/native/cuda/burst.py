@@ -35,6 +35,7 @@ class GraphKey(NamedTuple):
     tile_rows: int
     stops: int
     is_truncated: bool
+    is_penalized: bool = False
     grammar_sizes: tuple[int, int] = (0, 0)
     """Of the grammar's tables, see `DeviceGrammar.load`."""
 
@@ -42,10 +43,10 @@ class GraphKey(NamedTuple):
 class DecodeState:
     """The buffers of one batch size, at fixed addresses, which captured graphs read.
 
-    `items` and `stops` are allocated on first use.
+    `items`, `stops` and `seen` are allocated on first use.
     """
 
-    def __init__(self, rows: int, pages: int, device: torch.device) -> None:
+    def __init__(self, rows: int, pages: int, width: int, device: torch.device) -> None:
         def zeros(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
             return torch.zeros(shape, dtype=dtype, device=device)
 
@@ -54,8 +55,11 @@ class DecodeState:
         self.table = zeros(rows, pages, dtype=torch.int32)
         self.inv_temperature = zeros(rows)  # 1 / temperature
         self.truncations = zeros(3, rows)  # top-k, top-p, min-p
+        self.penalty = zeros(rows)  # repetition penalty
         self.results = zeros(3, MAX_STEPS, rows)  # action, log-prob, entropy
         self.row = torch.arange(rows, dtype=torch.int64, device=device)
+        self._width = width
+        self._seen: Tensor | None = None
         self._items: dict[int, Tensor] = {}
         self._stops: dict[int, Tensor] = {}
 
@@ -70,6 +74,14 @@ class DecodeState:
         if count not in self._stops:
             self._stops[count] = self.table.new_zeros(len(self.row), count)
         return self._stops[count]
+
+    @property
+    def seen(self) -> Tensor:
+        """[B, V] bool: the tokens of each row's context, for the repetition penalty."""
+        if self._seen is None:
+            shape = (len(self.row), self._width)
+            self._seen = torch.zeros(shape, dtype=torch.bool, device=self.device)
+        return self._seen
 
     def clear(self, key: GraphKey) -> None:
         """No row is alive and no work item is left of an earlier burst: a step then changes nothing."""
@@ -115,6 +127,8 @@ class DecodeState:
         for row, s in enumerate(samplings if key.is_truncated else ()):
             if s.temperature > 0:
                 truncations[:, row] = (s.top_k or masks.width, s.top_p, s.min_p)
+        penalty = np.ones(key.rows, dtype=np.float32)
+        penalty[:count] = [s.repetition_penalty for s in samplings]
         targets = {
             "state": (state, self.state),
             "table": (table.astype(np.int32), self.table[:count, : table.shape[1]]),
@@ -122,11 +136,19 @@ class DecodeState:
             "items": (items, self.items(key.items)),
             "stops": (stops, self.stops(key.stops)),
             "truncations": (truncations, self.truncations),
+            "penalty": (penalty, self.penalty),
         }
         arrays = {name: torch.from_numpy(array) for name, (array, _) in targets.items()}
         moved = transfer(arrays, self.device)
         for name, (_, buffer) in targets.items():
             buffer.copy_(moved[name])
+        if key.is_penalized:
+            columns = [
+                row * self._width + token
+                for row, sequence in enumerate(sequences)
+                for token in set(sequence.tokens)
+            ]
+            self.seen.zero_().view(-1)[torch.tensor(columns, device=self.device)] = True
 
 
 class BurstSegment(NamedTuple):

@@ -29,6 +29,7 @@ from graft.engine.native.kv.sharing import find_sharing
 from graft.engine.native.request import Draw, SampleRequest
 from graft.engine.native.sampling.grammar_tables import DeviceGrammar, round_up
 from graft.engine.native.sampling.masks import Masks
+from graft.engine.native.sampling.sampler import penalize
 from graft.engine.native.scheduler import PlannedWork
 from graft.models.decoder import Decoder
 from graft.models.kv_slots import KVSlots
@@ -113,10 +114,13 @@ class CudaRunner:
             tile_rows=sharing.tile_rows,
             stops=round_up(max(len(request.stop_tokens) for request in requests)),
             is_truncated=any(s.is_truncating and s.temperature > 0 for s in samplings),
+            is_penalized=any(s.repetition_penalty != 1 for s in samplings),
             grammar_sizes=self._load_grammar(requests),
         )
         if size not in self._states:
-            self._states[size] = DecodeState(size, self.prefill.widest, self.device)
+            self._states[size] = DecodeState(
+                size, self.prefill.widest, self.masks.width, self.device
+            )
         decode_state = self._states[size]
         replay = self._replay(key, decode_state)
         decode_state.write(key, requests, sharing, table[sharing.order], self.seed, self.masks)
@@ -169,6 +173,8 @@ class CudaRunner:
         )
         hidden = self.decoder(state[DrawField.TOKEN], position, attend, kv_slots)
         logits = self.decoder.logits(hidden)
+        if key.is_penalized:
+            logits = penalize(logits, decode_state.seen, decode_state.penalty)
         inputs = (logits, state, decode_state.inv_temperature, stops)
         allowed = self.masks.allowed
         floors = None
@@ -182,6 +188,8 @@ class CudaRunner:
             floors=floors,
             grammar=self.grammar.tables(key.grammar_sizes),
         )
+        if key.is_penalized:  # the next input of each row
+            decode_state.seen.scatter_(1, state[DrawField.TOKEN, :, None], True)
 
 
 def batch_size(rows: int) -> int:

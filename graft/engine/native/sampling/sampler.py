@@ -2,9 +2,9 @@
 
     B rows, V vocabulary
 
-Order: temperature, then the mask, then top-k, top-p over what top-k left, and min-p against the
-most likely token; what remains is normalised again. One uniform number per row picks the token by
-inverting the cumulative distribution.
+Order: repetition penalty (`penalize`, before `sample`), temperature, then the mask, then top-k, top-p over
+what top-k left, and min-p against the most likely token; what remains is normalised again. One uniform
+number per row picks the token by inverting the cumulative distribution.
 
     logits log[.5 .3 .2], top_k 2 -> [.625 .375 0]; uniform .7 -> token 1, log-prob log .375
 """
@@ -57,6 +57,15 @@ def sample(
         token = torch.where(params.greedy, logp.argmax(-1), token)
     entropy = -(probs * logp.clamp_min(_FLOOR)).sum(-1)
     return token, logp.gather(-1, token[:, None])[:, 0], entropy
+
+
+def penalize(logits: Tensor, seen: Tensor, penalty: Tensor) -> Tensor:
+    """Logits [B,V] with those of `seen` tokens [B,V] bool made less likely, by penalty [B].
+
+    logits 2 -2 1, the first two seen, penalty 1.25: 1.6 -2.5 1
+    """
+    scores, factor = logits.float(), penalty[:, None]
+    return torch.where(seen, torch.where(scores < 0, scores * factor, scores / factor), scores)
 
 
 def invert(probs: Tensor, uniform: Tensor) -> Tensor:
