@@ -55,6 +55,12 @@ def evaluate(
     no_tools: Annotated[
         bool, typer.Option("--no-tools", help="The same tasks without tools.")
     ] = False,
+    prompt: Annotated[
+        str,
+        typer.Option(
+            help="ARPO's system prompt: code_search, search, math, base, code_search_cn, or a file."
+        ),
+    ] = "",
     all_checkpoints: Annotated[
         bool, typer.Option("--all-checkpoints", help="All of them, not only the newest.")
     ] = False,
@@ -94,6 +100,7 @@ def evaluate(
         temperature=0.0 if greedy else temperature,
         top_p=top_p,
         tools=not no_tools,
+        prompt=prompt,
         endpoint=endpoint,
         model=model,
         api=api,

@@ -11,10 +11,12 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
+from graft.evaluate.answer_measures import NOT, answer_measures
 from graft.evaluate.samples import StoredSample
-from graft.rewards.answers import last_answer
+from graft.rewards.answers import in_words, last_answer
+from graft.rewards.judge.judge import NOT_ATTEMPTED
 from graft.rollout.episode_builder import EpisodeBuilder
 from graft.rollout.event_loop import run
 from graft.rollout.failure import RolloutFailure, concurrently, together
@@ -61,6 +63,7 @@ class Attempts(EpisodeBuilder):
         ]
         turns = [span for span in written if span.author is Author.POLICY]
         is_done = leaf.status is Status.DONE
+        answer = last_answer(turns[-1].text) if turns and is_done else ""
         # a server counts its own tokens
         counted: int | None = getattr(trajectory.context, "sampled", None)
         return StoredSample(
@@ -69,15 +72,35 @@ class Attempts(EpisodeBuilder):
             sample=trajectory.number,
             source=task.data_source,
             text="".join(span.text for span in written),
-            answer=last_answer(turns[-1].text) if turns and is_done else "",
+            answer=answer,
             reward=leaf.reward if leaf.status.is_trainable else 0.0,
             status=str(leaf.status),
             prompt_tokens=len(spans[0]),
             tokens=sum(map(len, turns)) if counted is None else counted,
             tool_calls=int(leaf.metrics.get("tool_calls", 0)),
+            tools=calls_by_tool(leaf.metrics),
+            measures=answer_measures(in_words(answer), task.answer) | graded(leaf.metrics),
             seconds=round(seconds, 3),
             error=str(spans[leaf.tips[-1]].info.get("error", "")),
         )
+
+
+def graded(metrics: Mapping[str, float]) -> dict[str, float]:
+    """Whether the judge found no attempt at an answer, of a judge with SimpleQA's grades."""
+    return {NOT: metrics[NOT_ATTEMPTED]} if NOT_ATTEMPTED in metrics else {}
+
+
+def calls_by_tool(metrics: Mapping[str, float]) -> dict[str, int]:
+    """
+    >>> calls_by_tool({"tools/python/calls": 2.0, "tools/python/failures": 1.0, "turns": 3.0})
+    {'python': 2}
+    """
+    parts = ((name.split("/"), value) for name, value in metrics.items())
+    return {
+        name[1]: int(value)
+        for name, value in parts
+        if len(name) == 3 and (name[0], name[2]) == ("tools", "calls")
+    }
 
 
 async def attempt(

@@ -14,10 +14,11 @@ import json
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from graft.evaluate.answer_measures import productivity
 from graft.evaluate.estimates import NO_VOTE, Estimate, estimate, majority_at_k, pass_at_k
 from graft.evaluate.samples import StoredSample
 from graft.files import append_row
@@ -25,7 +26,10 @@ from graft.rewards.answers import in_words, normalise, parse_number
 
 _FORMULA = re.compile(r"[0-9\\^=+*/<>]")
 """Characters of mathematics: an answer with one keeps its punctuation, else x-1 would equal x+1."""
-SUMMARY = ("tool_calls", "tool_rate", "failed", "overlong", "tokens", "missing", "seconds")
+SUMMARY = (
+    "tool_calls", "tool_rate", "tools", "productivity", "answers", "failed", "overlong", "tokens",
+    "missing", "seconds",
+)  # fmt: skip
 """Fields of a result that describe all of its attempts."""
 ALMOST = 1e-9
 """A sum of rewards that should be 1 may have been rounded."""
@@ -60,6 +64,10 @@ class EvalResult:
     seconds: float
     missing: int = 0
     """Attempts that were not made; above 0 only in an unfinished result."""
+    answers: dict[str, float] = field(default_factory=dict[str, float])
+    """em, acc and f1 of the answers, per attempt; empty where answers are not texts."""
+    tools: dict[str, float] = field(default_factory=dict[str, float])
+    """Calls of each tool, per attempt."""
 
     @classmethod
     def of(
@@ -91,6 +99,8 @@ class EvalResult:
             overlong=sum(any(sample.is_overlong for sample in group) for group in groups),
             tokens=sum(sample.tokens for sample in made) / count,
             missing=len(wanted) * attempts - len(made),
+            answers=means([sample.measures for sample in made]),
+            tools=means([sample.tools for sample in made]),
         )
 
     @property
@@ -98,6 +108,11 @@ class EvalResult:
         """The mean over tasks of the mean over attempts."""
         values = self.values("avg")
         return math.fsum(values) / max(len(values), 1)
+
+    @property
+    def productivity(self) -> float:
+        """ARPO's tool productivity, of the mean reward."""
+        return productivity(self.reward, self.tool_calls)
 
     def values(self, what: str, solved: float = 1.0) -> list[float]:
         return list(self.by_task(what, solved).values())
@@ -141,11 +156,21 @@ class EvalResult:
         return results
 
     def to_json(self) -> dict[str, Any]:
-        return {field.name: getattr(self, field.name) for field in fields(self)}
+        return {one.name: getattr(self, one.name) for one in fields(self)}
 
     def summary(self) -> dict[str, Any]:
         """The numbers without the single attempts."""
         return {name: getattr(self, name) for name in SUMMARY}
+
+
+def means(each: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """The mean of every key over all mappings; 0 where one lacks it.
+
+    >>> means([{"python": 3}, {}, {"search": 3}])
+    {'python': 1.0, 'search': 1.0}
+    """
+    names = dict.fromkeys(name for one in each for name in one)
+    return {name: math.fsum(one.get(name, 0.0) for one in each) / len(each) for name in names}
 
 
 def numbered(answers: Sequence[str]) -> list[int]:
@@ -212,6 +237,7 @@ class ResultsFile:
 def read_result(line: str) -> EvalResult | None:
     try:
         values = json.loads(line)
-        return EvalResult(**{field.name: values[field.name] for field in fields(EvalResult)})
+        known = [one.name for one in fields(EvalResult) if one.name in values]
+        return EvalResult(**{name: values[name] for name in known})
     except (ValueError, KeyError, TypeError):
         return None

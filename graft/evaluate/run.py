@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from graft.config import Config, ConfigError, load_config
+from graft.evaluate.benchmarks.arpo import with_prompt
+from graft.evaluate.benchmarks.arpo_prompts import read_prompt
 from graft.evaluate.candidates import (
     Candidate,
     candidates,
@@ -65,6 +67,7 @@ def evaluate_checkpoints(
     temperature: float | None = None,
     top_p: float = 1.0,
     tools: bool = True,
+    prompt: str = "",
     endpoint: str = "",
     model: str = "",
     api: str = "",
@@ -81,6 +84,7 @@ def evaluate_checkpoints(
     temperature  None: the recipe's; 0 is greedy
     top_p        below 1: nucleus sampling
     tools        False: the same tasks without any tool
+    prompt       a system prompt for all sets: a name of `arpo_prompts.PROMPTS`, or a file
     endpoint     a server with OpenAI's API that serves `model`; `api` is completions or chat
     against      an earlier evaluation: its JSON file or a folder with one
     name         of the files: another table of the same run
@@ -100,10 +104,18 @@ def evaluate_checkpoints(
         raise ConfigError(
             f"--no-tools, and actions.file={config.actions.file} makes calls; add actions.file="
         )
+    sets = read_sets(on, args, config.task, has_tools=tools)
+    if prompt:
+        if config.actions.file:
+            raise ConfigError(
+                f"--prompt describes calls in tags, and actions.file={config.actions.file} makes calls "
+                "by actions; leave one out"
+            )
+        sets = [with_prompt(one, read_prompt(prompt)) for one in sets]
     found = _models(source, run, every_checkpoint, server, say)
     spec = EvalSpec(
         config=config if server is not None else sampling_only(config, found[-1].path),
-        sets=read_sets(on, args, config.task, has_tools=tools),
+        sets=sets,
         tasks=tasks,
         samples=samples,
         temperature=temperature,

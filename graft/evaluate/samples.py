@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -47,6 +47,10 @@ class StoredSample:
     tokens: int = 0
     """Sampled ones."""
     tool_calls: int = 0
+    tools: dict[str, int] = field(default_factory=dict[str, int])
+    """Calls by tool."""
+    measures: dict[str, float] = field(default_factory=dict[str, float])
+    """em, acc and f1 of the answer (`graft.evaluate.answer_measures`)."""
     seconds: float = 0.0
     error: str = ""
 
@@ -99,7 +103,9 @@ def read_sample(line: bytes | str) -> StoredSample | None:
     """A line of a sample file; None for its head and for unreadable lines."""
     try:
         values = json.loads(line)
-        sample = StoredSample(**{field.name: values[field.name] for field in fields(StoredSample)})
+        # older files lack the latest fields
+        known = [one.name for one in fields(StoredSample) if one.name in values]
+        sample = StoredSample(**{name: values[name] for name in known})
         Status(sample.status)
     except (ValueError, KeyError, TypeError):
         return None

@@ -5,7 +5,8 @@
 | rl-000000 | gsm | 500 | 0.430 [0.401, 0.460] | 0.812 [0.776, 0.846] | 0.548 [0.504, 0.592] | 1.9 |
 | rl-000020 | gsm | 500 | 0.551 [0.521, 0.580] | 0.840 [0.806, 0.872] | 0.640 [0.598, 0.682] | 2.0 |
 
-Sets with several data sources are also shown source by source.
+Sets with several data sources are also shown source by source; of sets that ask for a text, the answers
+and the calls have a table of their own.
 """
 
 from __future__ import annotations
@@ -14,10 +15,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from graft.evaluate.answer_measures import MEASURES, NOT, given_attempted, simpleqa_f
 from graft.evaluate.estimates import Estimate
 from graft.evaluate.eval_spec import EvalSpec
 from graft.evaluate.results import EvalResult
 
+GRADED = (NOT, "given attempted", "F-score")
+"""Measures of a judge with SimpleQA's grades."""
+PRODUCTIVITY, TOOL_USE = "productivity", "tool use"
 HEAD, SOURCE, TASKS, CALLS = ("checkpoint", "set"), "data source", "tasks", "calls"
 """Titles of the columns; `graft explain` describes each of them, and those of `ScoreTable.measures`."""
 
@@ -35,13 +40,16 @@ class ScoreTable:
     """The least reward of a right attempt, for pass@k."""
     problems: list[str] = field(default_factory=list[str])
     """Why it is not complete."""
+    with_answers: frozenset[str] = frozenset()
+    """The sets whose answers and calls are shown in detail."""
 
     @classmethod
     def of(
         cls, spec: EvalSpec, rows: Mapping[str, Mapping[str, EvalResult]], problems: list[str]
     ) -> ScoreTable:
         sets = [tasks.label for tasks in spec.sets]
-        return cls(sets, rows, spec.caption, spec.samples, spec.k, spec.solved, problems)
+        detailed = frozenset(tasks.label for tasks in spec.sets if tasks.shows_answers)
+        return cls(sets, rows, spec.caption, spec.samples, spec.k, spec.solved, problems, detailed)
 
     @property
     def measures(self) -> list[str]:
@@ -71,6 +79,9 @@ class ScoreTable:
         ]
         if by_source:
             parts.append(self._drawn([*HEAD, SOURCE], by_source, False))
+        detailed = [one for one in results if one[1] in self.with_answers]
+        if detailed:
+            parts.append(answers_table(detailed))
         parts.append(self.caption)
         parts += [f"Not complete: {problem}" for problem in self.problems]
         return "\n\n".join(parts) + "\n"
@@ -110,6 +121,7 @@ class ScoreTable:
                 source: self._measured(part) for source, part in result.by_source().items()
             },
             **result.summary(),
+            "answers": result.answers | graded(result),
         }
         if with_tasks:
             each = zip(result.tasks, result.rewards, result.votes, strict=True)
@@ -121,6 +133,30 @@ class ScoreTable:
     def _measured(self, result: EvalResult) -> dict[str, Any]:
         known = result.estimates(self.measures, self.solved)
         return {name: {"value": v, "interval": interval} for name, (v, interval) in known.items()}
+
+
+def answers_table(results: Sequence[tuple[str, str, EvalResult]]) -> str:
+    """em, acc and f1 of the answers, the share of attempts with a call, calls by tool, productivity."""
+    tools = sorted({tool for *_, result in results for tool in result.tools})
+    has_grades = any(NOT in result.answers for *_, result in results)
+    measures = [*MEASURES, *(GRADED if has_grades else ())]
+    lines = [[*HEAD, *measures, TOOL_USE, *(f"{tool} calls" for tool in tools), PRODUCTIVITY]]
+    lines.append(["---"] * len(lines[0]))
+    for name, label, result in results:
+        known = result.answers | graded(result)
+        answers = [f"{known[measure]:.3f}" if measure in known else "" for measure in measures]
+        calls = [f"{result.tools.get(tool, 0.0):.2f}" for tool in tools]
+        used = f"{result.tool_rate:.3f}"
+        lines.append([name, label, *answers, used, *calls, f"{result.productivity:.1f}"])
+    return drawn(lines)
+
+
+def graded(result: EvalResult) -> dict[str, float]:
+    """The other measures of a judge with SimpleQA's grades; {} of other results."""
+    if NOT not in result.answers:
+        return {}
+    of_score = result.reward, result.answers[NOT]
+    return dict(zip(GRADED[1:], (given_attempted(*of_score), simpleqa_f(*of_score)), strict=True))
 
 
 def drawn(lines: Sequence[Sequence[str]]) -> str:

@@ -28,6 +28,8 @@ class TaskSet:
     """True for a benchmark: all of its rows are used unless a number is given."""
     has_tools: bool = True
     """False: the same tasks without any tool."""
+    shows_answers: bool = False
+    """Whether the table has em, acc and f1 of the answers and the calls of each tool."""
     build: Callable[[Task], Env] | None = None
     """Of an environment that was given as an object; None: `env` names it."""
 
@@ -40,7 +42,7 @@ class TaskSet:
                 self.env, wrappers=self.wrappers, tokenizer=tokenizer, **self.args
             )
         named = listed_wrappers(self.wrappers)
-        others: list[Any] = [{name: args} for name, args in named if not _brings_tools(name)]
+        others: list[Any] = [{name: args} for name, args in named if not brings_tools(name)]
 
         def bare(task: Task) -> Env:
             env = make(self.env, **self.args)
@@ -66,5 +68,6 @@ class TaskSet:
         return values
 
 
-def _brings_tools(wrapper: Any) -> bool:
+def brings_tools(wrapper: Any) -> bool:
+    """Whether a wrapper's name is that of one that adds tools."""
     return str(WRAPPERS.get(wrapper, "")).startswith("graft.envs.wrappers.tools:")

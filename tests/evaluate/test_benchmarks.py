@@ -6,6 +6,8 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
+from hashlib import sha256
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import cycle
 from pathlib import Path
@@ -13,12 +15,13 @@ from typing import Any
 
 import pytest
 
-from graft.config import TaskSection
+from graft.config import ConfigError, TaskSection
 from graft.data.errors import DataError
 from graft.envs import make
 from graft.envs.wrappers.tools import _built
 from graft.evaluate.benchmarks import BENCHMARKS
-from graft.evaluate.benchmarks.arpo import ARPO
+from graft.evaluate.benchmarks.arpo import ARPO, with_prompt
+from graft.evaluate.benchmarks.arpo_prompts import read_prompt
 from graft.evaluate.benchmarks.benchmark import QUESTIONS
 from graft.evaluate.benchmarks.gem import GEM
 from graft.evaluate.benchmarks.judged import agreement_of
@@ -152,6 +155,18 @@ MADE: dict[str, list[tuple[Row, str, float]]] = {
     "bamboogle": [
         ({"question": "Who ruled when Ann was born?", "answer": ["Otto"]}, "otto.", 1.0),
         ({"question": "Who ruled when Bob was born?", "answer": ["Otto"]}, "nobody", 0.0),
+    ],
+    "simpleqa": [
+        (
+            {"metadata": "{}", "problem": "Who got the award in 2010?", "answer": "Michio Sugeno"},
+            "Prof. Sugeno",
+            1.0,
+        ),
+        (
+            {"metadata": "{}", "problem": "Who got the award in 2011?", "answer": "Bob"},
+            "I cannot say",
+            0.0,
+        ),
     ],
     "webwalker": [
         (
@@ -385,6 +400,9 @@ def as_judge(content: dict[str, Any]) -> Any:
     """Knows two paraphrases."""
     prompt = content["messages"][0]["content"]
     JUDGED.append(prompt)
+    if "NOT_ATTEMPTED" in prompt:
+        letter = "A" if "Prof. Sugeno" in prompt else "C"
+        return {"choices": [{"message": {"role": "assistant", "content": letter}}]}
     is_right = "the 21st of March" in prompt or "three" in prompt
     verdict = "Correct" if is_right else "Incorrect"
     return {"choices": [{"message": {"role": "assistant", "content": verdict}}]}
@@ -431,7 +449,7 @@ def check(table: Any, names: list[str], calls: dict[str, float]) -> None:
         assert cell.failed == 0.0
 
 
-def test_arpos_thirteen_from_file_to_score_with_tools_in_its_tags(files, tmp_path):
+def test_arpos_benchmarks_from_file_to_score_with_tools_in_its_tags(files, tmp_path):
     """The scripted model calls python, then search where there is one, and then answers in a box."""
 
     def agent(content: dict[str, Any]) -> str:
@@ -446,7 +464,7 @@ def test_arpos_thirteen_from_file_to_score_with_tools_in_its_tags(files, tmp_pat
         return f"<answer>It is \\boxed{{{answer_to(prompt)}}}.</answer>"
 
     names = [one.name for one in ARPO]
-    assert len(names) == 13 and set(names) <= set(MADE)
+    assert len(names) == 14 and set(names) <= set(MADE)
     with serving() as served:
         served.reply, served.owner = agent, "vllm"
         table, folder, _ = evaluate_checkpoints(
@@ -461,12 +479,19 @@ def test_arpos_thirteen_from_file_to_score_with_tools_in_its_tags(files, tmp_pat
     check(table, names, calls)
     with_search = sum(len(questions_of(one.name)) for one in ARPO if "search" in one.tools)
     assert ["what is asked"] * with_search == SEARCHED
-    # webwalker 2, gaia 2, hle 1 and xbench 1: an answer equal to the gold text needs no judge
-    assert len(JUDGED) == 6 and any("谁" not in prompt and "在哪里" in prompt for prompt in JUDGED)
+    # simpleqa 2, webwalker 2, gaia 2, hle 1 and xbench 1: an answer equal to the gold text needs no judge
+    assert len(JUDGED) == 8 and any("谁" not in prompt and "在哪里" in prompt for prompt in JUDGED)
     cells = table.rows["tiny"]
     assert cells["gaia"].sources == ["1", "2"] and cells["webwalker"].sources == ["easy", "hard"]
     assert cells["hle"].sources == ["Math", "Biology"]
     assert "| tiny | gaia | 1 | 1 | 1.000" in table.markdown()
+    # em, acc, f1; not attempted, given attempted, F; tool use, calls, productivity 100 * 0.5 * 2 / 2.1
+    graded = "| tiny | simpleqa | 0.000 | 0.000 | 0.250 | 0.500 | 1.000 | 0.667 |"
+    assert f"{graded} 1.000 | 1.00 | 1.00 | 47.6 |" in table.markdown()
+    assert "| tiny | hotpotqa | 0.000 | 0.500 | 0.250 |  |  |  | 1.000 | 1.00 |" in table.markdown()
+    found = table.to_json()["rows"][0]["scores"]["simpleqa"]
+    assert found["tools"] == {"python": 1.0, "search": 1.0}
+    assert found["answers"]["F-score"] == pytest.approx(2 / 3)
     [samples] = (folder / "table.samples").glob("*gaia*")
     report = agreement_of(samples, BENCHMARKS["gaia"].task_set(files["gaia"]), Judge())
     assert (report.judge_only, report.both_no, report.count) == (1, 1, 2)
@@ -528,6 +553,51 @@ def test_without_tools_the_prompt_does_not_name_them(files, tmp_path):
             say=lambda text: None,
         )
     check(table, names, {})
+
+
+DIGESTS = {
+    "code_search": "177a49a91ade2af5",
+    "search": "87e802b6736cb316",
+    "math": "40ab4ac1d82b3dd2",
+    "base": "468c42d905e0447e",
+    "code_search_cn": "f0298c1e209d2107",
+}
+"""Of the published texts."""
+
+
+@pytest.mark.parametrize("name", DIGESTS)
+def test_prompts_have_the_published_wording_and_bring_the_tools_they_name(files, name):
+    prompt = read_prompt(name)
+    assert sha256(prompt.text.encode()).hexdigest()[:16] == DIGESTS[name]
+    [tasks] = read_sets("math500", [f"math500.data={files['math500']}"], TaskSection())
+    env = with_prompt(tasks, prompt).factory(None)(Task("", tasks.env))
+    (system, user), _ = env.reset(0)
+    assert system == {"role": "system", "content": prompt.text} and user["role"] == "user"
+    assert set(env.stop) == {f"</{tool}>" for tool in prompt.tools or ()}
+    assert all((f"<{tool}>" in prompt.text) for tool in prompt.tools or ())
+
+
+def test_a_named_prompt_keeps_the_tools_of_a_recipe_and_replaces_its_system_message(tmp_path):
+    rows = tmp_path / "rows.jsonl"
+    chat = [{"role": "system", "content": "Old."}, {"role": "user", "content": "2+2="}]
+    rows.write_text(json.dumps({"prompt": chat, "answer": "4"}))
+    use = {"use": [{"search": {"corpus": "small"}}], "format": "arpo", "instructions": ""}
+    recipe = TaskSection(env="prompts", args={"data": str(rows)}, wrappers=[{"tools": use}])
+    [tasks] = read_sets("", [], recipe)
+    kept = with_prompt(tasks, read_prompt("search"))
+    assert kept.wrappers[0] == {"tools": use} and kept.shows_answers
+    [system, user], _ = kept.factory(None)(Task("", "prompts")).reset(0)
+    assert (system["content"], user["content"]) == (read_prompt("search").text, "2+2=")
+    mine = tmp_path / "mine.txt"
+    mine.write_text("Be brief.\n")
+    [system, _], _ = (
+        with_prompt(tasks, read_prompt(str(mine))).factory(None)(Task("", "prompts")).reset(0)
+    )
+    assert system["content"] == "Be brief."
+    with pytest.raises(ConfigError, match="the prompt names the tools search; use --prompt base"):
+        with_prompt(replace(tasks, has_tools=False), read_prompt("search"))
+    with pytest.raises(ConfigError, match="did you mean 'code_search'"):
+        read_prompt("code_serch")
 
 
 def test_a_real_model_goes_the_same_way(files, tmp_path):

@@ -19,8 +19,8 @@ import pytest
 
 from graft.rewards import make_reward
 from graft.rewards.judge import Agreement, Judge, JudgedItem
-from graft.rewards.judge.judge import RateLimit, is_correct_reply, prediction_of, question_of
-from graft.rewards.judge.prompt import BUNDLED, JudgePrompt
+from graft.rewards.judge.judge import NOT_ATTEMPTED, RateLimit, prediction_of, question_of
+from graft.rewards.judge.prompt import BUNDLED, Grade, JudgePrompt
 from graft.tools.errors import ToolError
 from graft.types import Author, Episode, Leaf, Span, Task, Trajectory
 
@@ -123,11 +123,39 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_the_reply_is_the_verdict(reply: str, reward: float):
-    assert is_correct_reply(reply) == bool(reward)
+    assert (JudgePrompt().read(reply) is Grade.CORRECT) == bool(reward)
     with serving(answering(reply)) as server:
         judge = Judge(server.url)
         assert judge(*PARAPHRASE) == reward
         assert judge.counts == {"calls": 1, "cached": 0, "failures": 0}
+        assert NOT_ATTEMPTED not in PARAPHRASE[1].leaf.metrics
+
+
+@pytest.mark.parametrize(
+    ("reply", "grade"),
+    [
+        ("A", Grade.CORRECT),
+        ("B", Grade.INCORRECT),
+        ("C", Grade.NOT_ATTEMPTED),
+        ("**A**: CORRECT", Grade.CORRECT),
+        ("<think>A? no</think>\nC.", Grade.NOT_ATTEMPTED),
+        ("CORRECT", Grade.CORRECT),
+        ("INCORRECT", Grade.INCORRECT),
+        ("NOT_ATTEMPTED", Grade.NOT_ATTEMPTED),
+        ("A wrong answer", Grade.INCORRECT),
+    ],
+)
+def test_the_letters_of_simpleqa_are_grades(reply: str, grade: Grade):
+    task, trajectory = attempt("<answer>\\boxed{the 44th president}</answer>")
+    with serving(answering(reply)) as server:
+        assert Judge(server.url, prompt="simpleqa")(task, trajectory) == float(grade == "correct")
+    assert trajectory.leaf.metrics[NOT_ATTEMPTED] == float(grade is Grade.NOT_ATTEMPTED)
+
+
+def test_an_empty_answer_is_not_attempted_and_needs_no_judge():
+    task, trajectory = attempt("<answer>\\boxed{}</answer>")
+    assert Judge("http://127.0.0.1:9/v1", prompt="simpleqa")(task, trajectory) == 0.0
+    assert trajectory.leaf.metrics[NOT_ATTEMPTED] == 1.0
 
 
 def test_the_same_text_and_an_empty_answer_need_no_judge():
@@ -553,7 +581,7 @@ def test_every_bundled_prompt_can_be_used():
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (None, r"neither bundled \(correct\) nor a text file in UTF-8 .*No such file"),
+        (None, r"neither bundled \(correct, simpleqa\) nor a text file in UTF-8 .*No such file"),
         ("", r"has no \{question\}, \{truth\}, \{prediction\} .*has: none"),
         (
             "{question} {answer} {prediction} Correct?",

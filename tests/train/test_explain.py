@@ -17,8 +17,18 @@ from typer.testing import CliRunner
 import graft
 from graft.commands.explain import explain as explain_command
 from graft.config import keys
+from graft.evaluate.answer_measures import MEASURES
 from graft.evaluate.comparison import COLUMNS as AGAINST
-from graft.evaluate.table import CALLS, HEAD, SOURCE, TASKS, ScoreTable
+from graft.evaluate.table import (
+    CALLS,
+    GRADED,
+    HEAD,
+    PRODUCTIVITY,
+    SOURCE,
+    TASKS,
+    TOOL_USE,
+    ScoreTable,
+)
 from graft.registry import UnknownName
 from graft.runs import RunStatus as RunStatus
 from graft.train.monitor.alarm_rules import GAP, RULES, WATCHED
@@ -364,6 +374,7 @@ def test_every_word_that_the_display_prints_can_be_explained(out, monkeypatch):
         *SCORES,
         *AGAINST,
         *(*HEAD, SOURCE, TASKS, CALLS),
+        *(*MEASURES, *GRADED, TOOL_USE, PRODUCTIVITY),
         *ScoreTable([], {}, "", samples=8, k=(1, 8)).measures,
         *RULES,
     ],

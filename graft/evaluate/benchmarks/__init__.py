@@ -3,7 +3,8 @@
 graft eval models/qwen --on aime24,hotpotqa              rows from $GRAFT_DATA or the hub
 graft eval models/qwen --on gaia --args gaia.data=gaia.jsonl
 
-`aime24`, `gaia`, ... are ARPO's thirteen, `gem-...` the sets that GEM evaluates on. No rows are bundled.
+`aime24`, `gaia`, ... are ARPO's thirteen and SimpleQA, `gem-...` the sets that GEM evaluates on. No rows
+are bundled.
 """
 
 from __future__ import annotations

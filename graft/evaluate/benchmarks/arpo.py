@@ -1,4 +1,4 @@
-"""ARPO's thirteen benchmarks: mathematics, questions over several documents, deep search.
+"""ARPO's thirteen benchmarks, and SimpleQA: mathematics, questions over several documents, deep search.
 
 The rows that ARPO asks are samples of its own for most of them (the first 500 of GSM8K, 200 of
 HotpotQA, ...); where only a published file has these, the dataset of the hub is the larger set that
@@ -7,9 +7,14 @@ they were drawn from, and `data=` takes the file.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
-from graft.evaluate.benchmarks.benchmark import SYSTEM, Benchmark
+from graft.config import ConfigError
+from graft.envs.wrappers import listed_wrappers
+from graft.evaluate.benchmarks.arpo_prompts import NamedPrompt
+from graft.evaluate.benchmarks.benchmark import SYSTEM, Benchmark, tools_of
+from graft.evaluate.task_set import TaskSet, brings_tools
 
 
 def tool(name: str, max_uses: int, **options: Any) -> dict[str, Any]:
@@ -20,6 +25,7 @@ def tool(name: str, max_uses: int, **options: Any) -> dict[str, Any]:
 
 PYTHON = tool("python", 5, timeout=120)
 SEARCH = tool("search", 10, topk=10, form="pages", max_chars=1000, timeout=60)
+BY_NAME = {"python": PYTHON, "search": SEARCH}
 JUDGE = {"judge": {"strict": True}}
 """An answer without a verdict is a failed attempt, not a wrong one."""
 
@@ -109,6 +115,18 @@ ARPO: tuple[Benchmark, ...] = (
     knowledge("musique", "MuSiQue", 200, 512, "which 200 rows are asked"),
     knowledge("bamboogle", "Bamboogle", 125, None, "rows of the hub's split"),
     deep_search(
+        "simpleqa",
+        "SimpleQA",
+        "basicv8vc/SimpleQA",
+        split="test",
+        question_key="problem|question",
+        reward={"judge": {"strict": True, "prompt": "simpleqa"}},
+        rows=500,
+        hub_rows=4326,
+        published=f"{DEEP_SEARCH}; SimpleQA itself is graded correct, incorrect or not attempted",
+        unconfirmed="which 500 rows are asked; columns of the hub's file",
+    ),
+    deep_search(
         "webwalker",
         "WebWalkerQA",
         "callanwu/WebWalkerQA",
@@ -154,3 +172,22 @@ ARPO: tuple[Benchmark, ...] = (
         args={"cipher_key": "canary"},
     ),
 )
+
+
+def with_prompt(tasks: TaskSet, prompt: NamedPrompt) -> TaskSet:
+    """The set with a system prompt, and with the tools that this prompt names, in ARPO's tags.
+
+    Tools of the set stay as they are if they are the ones that the prompt names.
+    """
+    wrappers = [one for one in tasks.wrappers if one != SYSTEM]
+    if prompt.tools is not None and set(tools_of(wrappers)) != set(prompt.tools):
+        others: list[Any] = [
+            {name: args} for name, args in listed_wrappers(wrappers) if not brings_tools(name)
+        ]
+        wrappers = [*(BY_NAME[name] for name in prompt.tools), *others]
+    if prompt.tools and not tasks.has_tools:
+        raise ConfigError(
+            f"--no-tools, and the prompt names the tools {', '.join(prompt.tools)}; use --prompt base"
+        )
+    system = {SYSTEM: {"text": prompt.text}}
+    return replace(tasks, wrappers=(*wrappers, system), shows_answers=True)

@@ -55,15 +55,7 @@ class Benchmark:
     @property
     def tools(self) -> tuple[str, ...]:
         """Names of the tools: ("python", "search")."""
-        found: list[str] = []
-        for name, options in listed_wrappers(self.wrappers):
-            if name == "tools":
-                found += (
-                    one if isinstance(one, str) else next(iter(one)) for one in options["use"]
-                )
-            elif isinstance(name, str) and "_tool" in name:
-                found.append(name.partition("_tool")[0])
-        return tuple(found)
+        return tools_of(self.wrappers)
 
     def task_set(self, data: str | None = None) -> TaskSet:
         """The task set; `data` is a file, a folder or a dataset in place of the hub's."""
@@ -77,7 +69,13 @@ class Benchmark:
                 "answer_key": self.answer_key,
             }
         return TaskSet(
-            self.name, self.env, {**rows, **self.args}, self.wrappers, self.reward, is_whole=True
+            self.name,
+            self.env,
+            {**rows, **self.args},
+            self.wrappers,
+            self.reward,
+            is_whole=True,
+            shows_answers=SYSTEM in self.wrappers,
         )
 
     def _part_of(self, data: str | None) -> str | None:
@@ -87,3 +85,14 @@ class Benchmark:
         root = locate(self.hub) if data is None else Path(data).expanduser()
         is_here = root is not None and (root / self.part).exists()
         return str(root / self.part) if root is not None and is_here else data
+
+
+def tools_of(wrappers: Sequence[str | dict[str, Any]]) -> tuple[str, ...]:
+    """Names of the tools that wrappers add: ("python", "search")."""
+    found: list[str] = []
+    for name, options in listed_wrappers(wrappers):
+        if name == "tools":
+            found += (one if isinstance(one, str) else next(iter(one)) for one in options["use"])
+        elif isinstance(name, str) and "_tool" in name:
+            found.append(name.partition("_tool")[0])
+    return tuple(found)

@@ -6,7 +6,7 @@ r"""The system prompt of ARPO's benchmarks: its tags, and the available tools.
     user     What is 6 * 7?
 
 It is rendered when an episode begins, from the tools around the question; without tools
-(`graft eval --no-tools`) it does not mention them.
+(`graft eval --no-tools`) it does not mention them. `graft eval --prompt NAME` gives it another text.
 """
 
 from __future__ import annotations
@@ -32,18 +32,23 @@ TOOLS = (
 
 
 class SystemPrompt(Wrapper):
-    """The outermost wrapper: the system prompt before the question, as a message of its own."""
+    """The outermost wrapper: the system prompt before the question, as a message of its own.
+
+    `text` is the prompt; empty: rendered from the tools. A system message of the question is replaced.
+    """
 
     saved = ("prompt",)
 
-    def __init__(self, env: Env) -> None:
+    def __init__(self, env: Env, *, text: str = "") -> None:
         super().__init__(env)
+        self.text = text
         self.prompt: list[Message] = []
 
     def reset(self, seed: int | None = None, **options: Any) -> tuple[Observation, dict[str, Any]]:
         observation, info = self.env.reset(seed, **options)
-        system: Message = {"role": "system", "content": system_prompt(self.env)}
-        self.prompt = [system, *as_messages(observation)]
+        system: Message = {"role": "system", "content": self.text or system_prompt(self.env)}
+        others = [one for one in as_messages(observation) if one["role"] != "system"]
+        self.prompt = [system, *others]
         return self.prompt, info
 
     def task(self) -> Task:

@@ -29,7 +29,7 @@ from typing import Any
 from graft.http import HttpClient, HttpFault, json_of, shown
 from graft.rewards.answers import accepted_answers, in_words, last_answer
 from graft.rewards.judge.agreement import Agreement, JudgedItem
-from graft.rewards.judge.prompt import JudgePrompt
+from graft.rewards.judge.prompt import Grade, JudgePrompt
 from graft.text.parse import last_boxed
 from graft.tools.errors import ToolError
 from graft.tools.search.cache import CacheBroken, SearchCache
@@ -38,6 +38,8 @@ from graft.types import Task, Trajectory
 log = logging.getLogger(__name__)
 
 MAX_REPLY = 2**20  # bytes; the verdict is one word
+NOT_ATTEMPTED = "judge/not_attempted"
+"""The metric of an attempt that a prompt with grades was filled for."""
 AT_A_TIME = 1024  # items of `agreement_on` in memory: a file may have a million samples
 
 
@@ -139,29 +141,36 @@ class Judge:
         self._warned: set[str] = set()
 
     def __call__(self, task: Task, trajectory: Trajectory) -> float:
-        golds = accepted_answers(task.answer)
-        return float(self.is_correct(question_of(task), golds, prediction_of(trajectory)))
+        item = JudgedItem(
+            question_of(task), accepted_answers(task.answer), prediction_of(trajectory)
+        )
+        grade = self.grade(item)
+        if self.prompt.has_grades:
+            trajectory.leaf.metrics[NOT_ATTEMPTED] = float(grade is Grade.NOT_ATTEMPTED)
+        return float(grade is Grade.CORRECT)
 
     def is_correct(self, question: str, golds: Sequence[str], prediction: str) -> bool:
         """True if the prediction is one of the accepted texts, or the judge says it means the same."""
-        item = JudgedItem(question, golds, prediction)
-        is_same = item.is_same_text
-        if is_same or not prediction:
+        return self.grade(JudgedItem(question, golds, prediction)) is Grade.CORRECT
+
+    def grade(self, item: JudgedItem) -> Grade:
+        """The grade of a prediction; the accepted text and an empty prediction need no request."""
+        if item.is_same_text or not item.prediction:
             with self._lock:
                 self._agreement.not_asked += 1
-            return is_same
+            return Grade.CORRECT if item.is_same_text else Grade.NOT_ATTEMPTED
         try:
             return self._verdict(item)
         except JudgeError as error:
             if self.strict:
                 raise
             self._warn("judge", f"{error}; answers are compared as texts wherever the judge fails")
-            return False  # as texts they differ
+            return Grade.INCORRECT  # as texts they differ
 
     def verdict(self, item: JudgedItem) -> bool | None:
         """The judge's verdict, also where the texts are the same; None if there is none."""
         try:
-            return self._verdict(item)
+            return self._verdict(item) is Grade.CORRECT
         except JudgeError as error:
             self._warn("judge", str(error))
             return None
@@ -193,17 +202,17 @@ class Judge:
         if self._cache is not None:
             self._cache.close()
 
-    def _verdict(self, item: JudgedItem) -> bool:
+    def _verdict(self, item: JudgedItem) -> Grade:
         try:
-            verdict = is_correct_reply(self._reply(self.prompt.fill(*item[:3])))
+            grade = self.prompt.read(self._reply(self.prompt.fill(*item[:3])))
         except JudgeError:
             with self._lock:
                 self.counts["failures"] += 1
                 self._agreement.failures += 1
             raise
         with self._lock:
-            self._agreement.add(item, verdict)
-        return verdict
+            self._agreement.add(item, grade is Grade.CORRECT)
+        return grade
 
     def _reply(self, prompt: str) -> str:
         key = f"judge:{self.model or self.url}"  # by model: the server may change
@@ -266,18 +275,6 @@ class Judge:
             self._warned.add(about)
         if is_first:
             log.warning("%s (reported once; `counts` has the total)", what)
-
-
-def is_correct_reply(reply: str) -> bool:
-    """Whether a reply says "correct" and does not negate it.
-
-    >>> is_correct_reply("Correct."), is_correct_reply("Incorrect"), is_correct_reply("This is not correct.")
-    (True, False, False)
-    """
-    # a model may write both words in its thoughts
-    verdict = reply.rpartition("</think>")[2].lower()
-    is_negated = any(word in verdict for word in ("incorrect", "wrong", "not correct"))
-    return "correct" in verdict and not is_negated
 
 
 def prediction_of(trajectory: Trajectory) -> str:

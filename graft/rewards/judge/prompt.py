@@ -5,6 +5,8 @@
     To be graded: {prediction}
     Say Correct or Incorrect.
 
+A prompt that names NOT_ATTEMPTED asks for SimpleQA's three grades instead; `simpleqa` is bundled.
+
 They are filled in one pass, so "{truth}" inside a prediction is not replaced. Other braces have no
 meaning: a prompt may contain JSON or \\boxed{}.
 """
@@ -13,6 +15,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from enum import StrEnum
 from pathlib import Path
 
 BUNDLED = Path(__file__).parent / "prompts"
@@ -22,6 +25,17 @@ MAX_CHARS = 4000  # of a question and of an answer: the end of a longer one is s
 
 _PLACEHOLDER = re.compile(r"\{(" + "|".join(PLACEHOLDERS) + r")\}")
 _NAME = re.compile(r"\{(\w+)\}")
+
+
+class Grade(StrEnum):
+    CORRECT = "correct"
+    INCORRECT = "incorrect"
+    NOT_ATTEMPTED = "not_attempted"
+    """Neither right nor wrong: the answer does not commit itself."""
+
+
+_LETTERS = dict(zip("ABC", Grade, strict=True))
+_LETTER = re.compile(r"\W*([ABC])(?:\W*$|\s*[:.)-])")
 
 
 class JudgePrompt:
@@ -43,6 +57,25 @@ class JudgePrompt:
                 "one word, Correct or Incorrect"
             )
 
+    @property
+    def has_grades(self) -> bool:
+        """Whether it asks for SimpleQA's grades, A: CORRECT, B: INCORRECT, C: NOT_ATTEMPTED."""
+        return "NOT_ATTEMPTED" in self.text
+
+    def read(self, reply: str) -> Grade:
+        """The grade in a reply: a letter where the prompt has grades, else or as well the word.
+
+        >>> JudgePrompt("simpleqa").read("C"), JudgePrompt().read("Correct.")
+        (<Grade.NOT_ATTEMPTED: 'not_attempted'>, <Grade.CORRECT: 'correct'>)
+        """
+        verdict = reply.rpartition("</think>")[2]  # a model may write any word in its thoughts
+        if self.has_grades:
+            if letter := _LETTER.match(verdict):
+                return _LETTERS[letter[1]]
+            if re.search(r"not.?attempted", verdict, re.IGNORECASE):
+                return Grade.NOT_ATTEMPTED
+        return Grade.CORRECT if is_correct_reply(verdict) else Grade.INCORRECT
+
     def fill(self, question: str, golds: Sequence[str], prediction: str) -> str:
         """The prompt for one prediction."""
         values = {
@@ -51,6 +84,17 @@ class JudgePrompt:
             "prediction": prediction[-MAX_CHARS:],
         }
         return _PLACEHOLDER.sub(lambda match: values[match[1]], self.text)
+
+
+def is_correct_reply(reply: str) -> bool:
+    """Whether a reply says "correct" and does not negate it.
+
+    >>> is_correct_reply("Correct."), is_correct_reply("Incorrect"), is_correct_reply("This is not correct.")
+    (True, False, False)
+    """
+    verdict = reply.lower()
+    is_negated = any(word in verdict for word in ("incorrect", "wrong", "not correct"))
+    return "correct" in verdict and not is_negated
 
 
 def _read(name: str) -> str:
