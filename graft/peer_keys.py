@@ -69,8 +69,11 @@ max_assistant_turns max_user_turns max_tool_calling_iterations -> rollout.max_tu
 max_num_seqs -> rollout.concurrency in tasks, each with rollout.samples attempts
 filter_groups.enable -> rollout.dynamic_rounds 4 draws up to four times; algo.name=dapo has it
 filter_groups.max_num_gen_batches -> rollout.dynamic_rounds
-top_p top_k min_p repetition_penalty do_sample -> - every token is drawn from the policy's own
-    distribution, which is what the loss assumes; rollout.temperature changes both
+top_p -> rollout.top_p the trained log-probs are those of the truncated distribution
+top_k -> rollout.top_k 0 keeps every token, where others write -1
+min_p -> rollout.min_p
+repetition_penalty -> - it is for evaluation: the learner does not know a penalised distribution
+do_sample -> - training samples at rollout.temperature; held-out tasks are attempted greedily too
 # the engine
 use_vllm -> engine.name written as engine.name=vllm
 vllm_mode -> engine.url of servers, together with engine.name=vllm; empty: in this process

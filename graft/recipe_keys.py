@@ -105,6 +105,13 @@ class RolloutSection(Section):
     """Where attempts fork: a name, {name: {...}} or "your.module:fn"; empty: the preset's."""
     temperature: float = 1.0
     """Temperature of sampling, and of the trained log-probs."""
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    """Sample from the likeliest tokens that together have this probability; the trained log-probs are those
+    of this truncated distribution. 1: every token."""
+    top_k: int = Field(default=0, ge=0)
+    """Sample from this number of likeliest tokens, as top_p; 0: every token."""
+    min_p: float = Field(default=0.0, ge=0, lt=1)
+    """Sample from tokens of at least this share of the likeliest one's probability; 0: every token."""
     max_tokens: int = Field(default=256, ge=1)
     """Sampled tokens per turn."""
     max_turns: int = Field(default=8, ge=1)

@@ -77,8 +77,8 @@ def test_a_difference_in_meaning_is_in_the_message():
         ConfigError, match=r"'rollout.tasks'\? \(TRL counts attempts: tasks = per_de"
     ):
         load_config("quickstart", ["per_device_train_batch_size=8"])
-    with pytest.raises(ConfigError, match=r"graft has no such key: every token is drawn from the"):
-        load_config("quickstart", ["rollout.top_p=0.9"])
+    with pytest.raises(ConfigError, match=r"graft has no such key: it is for evaluation"):
+        load_config("quickstart", ["rollout.repetition_penalty=1.1"])
 
 
 def test_every_key_of_a_foreign_section_is_answered_and_many_are_counted():

@@ -63,7 +63,7 @@ from graft.train.monitor.run_check import (
 from graft.train.monitor.settings_check import positions_check, settings_checks
 from graft.train.step_metrics import commonest_failure
 from graft.train.tasks import TaskStream
-from graft.types import Episode, Sampling, Task, Trajectory
+from graft.types import Episode, Task, Trajectory
 
 QUICK, ASKING, LOADING = 60.0, 300.0, 1800.0
 """Seconds per check: of files, of sampling, of loading a model."""
@@ -261,8 +261,8 @@ class Examination:
         assert components is not None
         setup = replace(
             components.setup,
-            sampling=Sampling(
-                temperature=rollout.temperature, max_tokens=min(rollout.max_tokens, MOST_TOKENS)
+            sampling=replace(
+                components.setup.sampling, max_tokens=min(rollout.max_tokens, MOST_TOKENS)
             ),
             max_turns=min(rollout.max_turns, MOST_TURNS),
             reward=None,  # tried already, and calls may cost money

@@ -36,6 +36,7 @@ from graft.models.ops import (
     qk_rotate_to_slots,
 )
 from graft.models.shape import ModelShape, rope_frequencies
+from graft.models.truncation import Truncation
 
 Attend = Callable[[int, Tensor, Any, Any], Tensor]
 """(layer, q [T,H,d], k [T,K,d], v [T,K,d]) -> [T,H,d]; k and v are None if they were written to `KVSlots`."""
@@ -243,6 +244,7 @@ class Decoder(nn.Module):
         temperature: float = 1.0,
         allowed: Tensor | None = None,
         vocab_size: int | None = None,
+        truncation: Truncation | None = None,
     ) -> tuple[Tensor, ...]:
         """Log-prob [U] of each trained action of a forest and entropy [U] of its distribution.
 
@@ -253,7 +255,12 @@ class Decoder(nn.Module):
             forest.positions,
             forest.attention(*self.own_heads),
             then=lambda hidden: self._score(
-                gather_rows(hidden, forest.before), forest, allowed, temperature, vocab_size
+                gather_rows(hidden, forest.before),
+                forest,
+                allowed,
+                temperature,
+                vocab_size,
+                truncation,
             ),
         )
 
@@ -278,8 +285,9 @@ class Decoder(nn.Module):
         allowed: Tensor | None,
         temperature: float,
         vocab_size: int | None,
+        truncation: Truncation | None,
     ) -> tuple[Tensor, ...]:
-        args = forest.actions, forest.modes, allowed, temperature, vocab_size
+        args = forest.actions, forest.modes, allowed, temperature, vocab_size, truncation
         return score_actions(hidden, self.head_weight, *args)
 
     def _likeliest(

@@ -3,7 +3,8 @@
     U positions, D width, V actions, of which the first `vocab_size` are tokens
 
 The head runs on chunks of positions, and the backward pass recomputes each chunk: [U] numbers stay in
-memory, not [U, V]. A GPU with Triton uses `kernels.head` instead.
+memory, not [U, V]. A GPU with Triton uses `kernels.head` instead. With a `Truncation` each chunk is also
+sorted, to find the lowest logit that is kept; the chosen action always is.
 
 To compare with a model that has no extra actions, subtract the log-prob of drawing any token: the
 difference is the log-prob under the logits of the tokens alone. Tokens a, b and the action "call",
@@ -21,6 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from graft.models.device import has_kernels
+from graft.models.truncation import Truncation
 
 CHUNK_ELEMENTS = 1 << 22
 """Logits per chunk on a CPU (16 MB in fp32): large enough for an efficient matrix product, small
@@ -49,28 +51,36 @@ class _ChunkedHead(torch.autograd.Function):
         temperature: float,
         chunk: int,
         vocab_size: int | None,
+        truncation: Truncation | None,
     ) -> tuple[Tensor, ...]:
         logp = torch.empty(len(actions), device=hidden.device)
+        floors = None if truncation is None else torch.empty_like(logp)
         entropy = torch.empty_like(logp)
         vocab_logp = None if vocab_size is None else torch.empty_like(logp)
         for start in range(0, len(actions), chunk):
             part = slice(start, start + chunk)
             rows = None if allowed is None else allowed[modes[part]]
-            log_p = logits_of(hidden[part], weight, temperature, rows).log_softmax(-1)
+            logits = logits_of(hidden[part], weight, temperature, rows)
+            if truncation is not None and floors is not None:
+                floors[part] = truncation.floors(logits)
+                truncation.mask_(logits, floors[part], actions[part])
+            log_p = logits.log_softmax(-1)
             logp[part] = log_p.gather(1, actions[part, None])[:, 0]
             entropy[part] = _entropy(log_p)
             if vocab_logp is not None and vocab_size is not None:
                 # not log(1 - rest): where actions have nearly all mass, that is rounding error
                 drawn = log_p[:, :vocab_size].logsumexp(-1)
                 vocab_logp[part] = drawn.masked_fill_(actions[part] >= vocab_size, 0.0)
-        ctx.save_for_backward(hidden, weight, actions, modes, allowed, entropy, vocab_logp)
+        saved = hidden, weight, actions, modes, allowed, entropy, vocab_logp, floors
+        ctx.save_for_backward(*saved)
         ctx.temperature, ctx.chunk, ctx.vocab_size = temperature, chunk, vocab_size
+        ctx.truncation = truncation
         return (logp, entropy) if vocab_logp is None else (logp, entropy, vocab_logp)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
         grad_logp, grad_entropy, *others = grads
-        hidden, weight, actions, modes, allowed, entropy, vocab_logp = ctx.saved_tensors
+        hidden, weight, actions, modes, allowed, entropy, vocab_logp, floors = ctx.saved_tensors
         grad_vocab = others[0].masked_fill(actions >= ctx.vocab_size, 0.0) if others else None
         grad_hidden = torch.empty_like(hidden)
         is_frozen = not ctx.needs_input_grad[1]  # as under adapters
@@ -79,7 +89,10 @@ class _ChunkedHead(torch.autograd.Function):
         for start in range(0, len(actions), ctx.chunk):
             part = slice(start, start + ctx.chunk)
             rows = None if allowed is None else allowed[modes[part]]
-            log_p = logits_of(hidden[part], weight, ctx.temperature, rows).log_softmax(-1)
+            logits = logits_of(hidden[part], weight, ctx.temperature, rows)
+            if floors is not None:
+                ctx.truncation.mask_(logits, floors[part], actions[part])
+            log_p = logits.log_softmax(-1)
             p = log_p.exp()
             # d logp / dz = onehot - p;   d H / dz = -p (log p + H)
             d_logits = p * -grad_logp[part, None]
@@ -98,7 +111,7 @@ class _ChunkedHead(torch.autograd.Function):
             if grad_weight is not None:
                 grad_weight += (d_logits.T @ hidden[part]).float()
         own = None if grad_weight is None else grad_weight.to(weight.dtype)
-        return grad_hidden, own, *[None] * 6
+        return grad_hidden, own, *[None] * 7
 
 
 def _entropy(log_p: Tensor) -> Tensor:
@@ -114,11 +127,12 @@ def score_actions(
     allowed: Tensor | None = None,
     temperature: float = 1.0,
     vocab_size: int | None = None,
+    truncation: Truncation | None = None,
 ) -> tuple[Tensor, ...]:
     """Log-prob [U] of each action and entropy [U] of the distribution it was drawn from.
 
-    `allowed[modes]` are the actions that could be drawn, as in the sampler. With `vocab_size` also,
-    where a token was chosen, the log-prob [U] of choosing any; 0 elsewhere.
+    `allowed[modes]`, or what `truncation` keeps of them, could be drawn, as in the sampler. With
+    `vocab_size` also, where a token was chosen, the log-prob [U] of choosing any; 0 elsewhere.
     """
     if not len(actions):  # keep the graph connected: a micro-batch may have nothing to train
         # not a view: FSDP warns of results that are
@@ -130,12 +144,12 @@ def score_actions(
     if has_kernels(hidden.device):
         from graft.models.kernels.head import head_logprobs
 
-        return head_logprobs(
-            hidden, weight, actions, modes, allowed, temperature, vocab_size=vocab_size
-        )
-    chunk = chunk_of(hidden.device, len(weight))
+        how = {"vocab_size": vocab_size, "truncation": truncation}
+        return head_logprobs(hidden, weight, actions, modes, allowed, temperature, **how)
+    # a sorted chunk takes four times its memory
+    chunk = chunk_of(hidden.device, len(weight) * (1 if truncation is None else 4))
     return _ChunkedHead.apply(
-        hidden, weight, actions, modes, allowed, temperature, chunk, vocab_size
+        hidden, weight, actions, modes, allowed, temperature, chunk, vocab_size, truncation
     )
 
 
@@ -173,12 +187,17 @@ def score_logits(
     allowed: Tensor | None,
     temperature: float = 1.0,
     vocab_size: int | None = None,
+    truncation: Truncation | None = None,
 ) -> tuple[Tensor, ...]:
     """`score_actions` of logits [u, V], `allowed` [u, V]: for heads that are more than one matrix.
 
     Such a head may have a bias, a scale or a soft cap: autograd differentiates it.
     """
-    log_p = _as_sampled(logits, allowed, temperature).log_softmax(-1)
+    scores = _as_sampled(logits, allowed, temperature)
+    if truncation is not None and len(actions):
+        floors = truncation.floors(scores.detach())
+        scores = truncation.mask_(scores.clone(), floors, actions)
+    log_p = scores.log_softmax(-1)
     logp, entropy = log_p.gather(1, actions[:, None])[:, 0], _entropy(log_p)
     if vocab_size is None:
         return logp, entropy

@@ -39,6 +39,7 @@ from graft.train.rollout_engine import (
     refuse_external,
     shares_weights,
 )
+from graft.train.truncation import refuse_truncation
 from graft.types import Sampling, Task
 
 
@@ -58,6 +59,7 @@ def build_run(
     refuse_critic(config, preset)
     refuse_layout(config, processes)
     refuse_external(config, branch_part(config, preset)[0], processes, with_engine)
+    refuse_truncation(config, branch_part(config, preset)[0])
     source = source_of(config, weights)
     tokenizer = load_tokenizer(config, source)
     env = env_factory(config, config.task.args, tokenizer)
@@ -215,7 +217,13 @@ def make_setup(
         engine=engine,
         chat=chat,
         make_env=env,
-        sampling=Sampling(temperature=rollout.temperature, max_tokens=rollout.max_tokens),
+        sampling=Sampling(
+            temperature=rollout.temperature,
+            top_k=rollout.top_k,
+            top_p=rollout.top_p,
+            min_p=rollout.min_p,
+            max_tokens=rollout.max_tokens,
+        ),
         reward=make_reward(config.task.reward) if config.task.reward else None,
         max_turns=rollout.max_turns,
         max_context=rollout.max_context,

@@ -10,6 +10,10 @@ computes one micro-batch while the host prepares the next; metrics are read once
 A policy may have actions beyond the vocabulary; its reference has none. So the two are compared only
 where a vocabulary token was chosen, and by the logits of such tokens (see `algos.losses.with_kl`).
 
+With top-k, top-p or min-p the policy's log-probs, old ones included, are those of the truncated
+distribution; the reference's are of its whole one. Their KL is that of what is drawn from, to the
+reference: it is finite whatever the reference would have cut off.
+
 With adapters (`models.lora.training`) the optimizer holds only the adapters, which are merged into the
 policy after each step. The reference is then the policy with the adapters that RL started with.
 """
@@ -32,6 +36,7 @@ from graft.models.decoder import Decoder
 from graft.models.lora.training import Lora
 from graft.models.parallel.shards import is_sharded
 from graft.models.tree.forest import Forest
+from graft.models.truncation import Truncation
 from graft.train.distributed.process_group import ALONE, ProcessGroup
 from graft.train.micro_batches import share_out
 from graft.train.optimizer import NonFinite, Optimizer
@@ -56,6 +61,8 @@ class Learner:
     reduction: Callable[[Batch], Tensor]
     tokens_per_micro: int
     temperature: float = 1.0
+    truncation: Truncation | None = None
+    """What sampling keeps of each distribution; its log-probs are of that."""
     allowed: Tensor | None = None
     """[modes, rows of the policy's head] bool, on its device; None: everything, always."""
     critic: Critic | None = None
@@ -116,12 +123,17 @@ class Learner:
             extras["old_logprobs"] = self._over_micros(
                 trajectories,
                 batch,
-                lambda f: f.logprobs(self.policy, self.temperature, self.allowed)[0],
+                lambda f: f.logprobs(*self.scoring)[0],
             )
         if self.critic is not None:
             critic = self.critic
             extras["values"] = self._over_micros(trajectories, batch, lambda f: f.values(critic))
         return batch.replace(**extras) if extras else batch
+
+    @property
+    def scoring(self) -> tuple[Decoder, float, Tensor | None, Truncation | None]:
+        """The policy, and of which distribution its log-probs are: the arguments of `Forest.logprobs`."""
+        return self.policy, self.temperature, self.allowed, self.truncation
 
     @property
     def has_reference(self) -> bool:
@@ -287,12 +299,11 @@ class Learner:
 
         Also the log-probs [N, T] and their distance from the engine's, -1 where nothing is trained.
         """
-        how = self.policy, self.temperature, self.allowed
         if self.policy.shape.extra and self.has_reference:
-            logp, entropy, any_token = forest.vocab_logprobs(*how)
+            logp, entropy, any_token = forest.vocab_logprobs(*self.scoring)
             micro = micro.replace(vocab_logprobs=any_token)
         else:
-            logp, entropy = forest.logprobs(*how)
+            logp, entropy = forest.logprobs(*self.scoring)
         loss_NT, metrics = check_loss(self.loss(logp, entropy, micro), logp, self.loss)
         loss = (loss_NT * weights_NT).sum()
         totals = {"loss": loss.detach()}

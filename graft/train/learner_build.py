@@ -25,6 +25,7 @@ from graft.train.model import load_base
 from graft.train.optimizer import Optimizer, Schedule, schedule
 from graft.train.rollout_engine import ways
 from graft.train.run_dir.checkpoint import ADAPTER_FOLDER, latest_model
+from graft.train.truncation import truncation_of
 
 TRANSFORMERS_MICRO = 2048
 """Tokens of a micro-batch of a model that transformers computes, where the recipe gives no number."""
@@ -78,6 +79,7 @@ def make_learner(components: RunComponents, reference: Decoder | None) -> Learne
         reduction=algo.reduction,
         tokens_per_micro=micro_budget(config, policy, components.processes),
         temperature=config.rollout.temperature,
+        truncation=truncation_of(config),
         allowed=allowed_table(components.actions, policy),
         critic=critic,
         critic_optimizer=critic_optimizer,

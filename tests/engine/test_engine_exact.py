@@ -21,6 +21,9 @@ from engine_kit import (
 
 from graft.actions.grammar import Automaton
 from graft.actions.space import ActionSpace
+from graft.models.decoder import causal
+from graft.models.logprobs import score_actions
+from graft.models.truncation import Truncation
 from graft.types import Completion, Finish, Sampling
 
 
@@ -94,6 +97,28 @@ def test_truncated_log_probs_are_those_of_the_truncated_distribution() -> None:
     greedy = sample_one(engine.open(prompt(9)), Sampling(temperature=0, max_tokens=6))
     assert greedy.tokens == completion.tokens
     assert_equals_the_model(decoder, prompt(9), greedy)
+
+
+@pytest.mark.parametrize("cut", [Truncation(4), Truncation(top_p=0.7), Truncation(9, 0.9, 0.3)])
+def test_truncated_log_probs_are_the_learners(cut: Truncation) -> None:
+    allowed = np.ones((2, VOCAB), dtype=bool)
+    allowed[1, 7:] = False
+    grammar = Automaton(0, {(0, a): 1 for a in range(6)} | {(1, a): 0 for a in range(3)})
+    decoder = tiny_decoder()
+    engine = tiny_engine(decoder, space=ActionSpace(VOCAB, allowed=allowed))
+    sampling = Sampling(temperature=1.3, max_tokens=40, **cut._asdict())
+    completion = sample_one(engine.open(prompt(5)), sampling, grammar)
+    assert set(completion.modes) == {0, 1}
+    tokens = prompt(5) + completion.tokens
+    with torch.no_grad():
+        hidden = decoder(torch.tensor(tokens), torch.arange(len(tokens)), causal)[4:-1]
+        modes, table = torch.tensor(completion.modes), torch.from_numpy(allowed)
+        how = decoder.head_weight, torch.tensor(completion.actions), modes, table, 1.3
+        logp, entropy = score_actions(hidden, *how, truncation=cut)
+        whole, _ = score_actions(hidden, *how)
+    assert completion.logprobs == pytest.approx(logp.tolist(), abs=1e-5)
+    assert completion.entropies == pytest.approx(entropy.tolist(), abs=1e-5)
+    assert float((logp - whole).max()) > 0.1
 
 
 @pytest.mark.parametrize("columns", [VOCAB, 5])  # 5: only these rows of the head are computed

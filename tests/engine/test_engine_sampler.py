@@ -14,9 +14,9 @@ from torch import Tensor
 from graft.engine.native.sampling.sampler import (
     SamplingParams,
     invert,
+    lowest_kept,
     penalize,
     sample,
-    survivors,
 )
 from graft.engine.native.sampling.uniforms import derive, uniforms
 
@@ -116,17 +116,17 @@ def test_rows_have_their_own_settings() -> None:
     assert logp.tolist() == pytest.approx([0, 0, math.log(0.05)], abs=1e-6)
 
 
-def test_ties_at_the_edge_of_top_k_go_to_the_lower_id() -> None:
-    probs = torch.tensor([[0.25, 0.25, 0.25, 0.25]])
-    keep = survivors(probs, torch.tensor([2]), torch.tensor([1.0]), torch.tensor([0.0]))
-    assert keep.tolist() == [[True, True, False, False]]
+def test_ties_at_the_edge_of_top_k_stay_together() -> None:
+    scores = torch.tensor([[0.3, 0.2, 0.2, 0.1]]).log()
+    floor = lowest_kept(scores, torch.tensor([2]), torch.tensor([1.0]), torch.tensor([0.0]))
+    assert (scores >= floor).tolist() == [[True, True, True, False]]
 
 
 def test_top_p_one_keeps_a_tail_that_rounding_would_lose() -> None:
     probs = torch.full((1, 1000), 1e-12)
     probs[0, 0] = 1.0
-    keep = survivors(probs, torch.tensor([1000]), torch.tensor([1.0]), torch.tensor([0.0]))
-    assert keep.all()
+    everything = torch.tensor([1000]), torch.tensor([1.0]), torch.tensor([0.0])
+    assert (probs.log() >= lowest_kept(probs.log(), *everything)).all()
 
 
 @given(

@@ -5,6 +5,7 @@ import torch
 
 from graft.models import logprobs
 from graft.models.logprobs import score_actions
+from graft.models.truncation import Truncation
 
 pytest.importorskip("triton")
 from graft.models.kernels import head
@@ -81,6 +82,17 @@ def test_values_and_gradients_equal_plain_pytorch(kernel_device, num_actions, wi
     grads = draw_grads(11, wanted)
     got = run(head.head_logprobs, case, 0.7, grads, kernel_device, chunk=4)  # 4, 4 and 3 rows
     assert_alike(got, run(plain, case, 0.7, grads, "cpu"), 2e-5)
+
+
+@pytest.mark.parametrize("with_mask", [True, False])
+def test_a_truncated_distribution_equals_plain_pytorch(kernel_device, with_mask):
+    case, cut = make(11, 37, with_mask=with_mask), Truncation(top_k=9, top_p=0.8, min_p=0.02)
+    grads = draw_grads(11, (1, 1, 1))
+    how = {"vocab_size": 33, "truncation": cut}
+    got = run(head.head_logprobs, case, 0.7, grads, kernel_device, chunk=4, **how)
+    assert_alike(got, run(score_actions, case, 0.7, grads, "cpu", **how), 2e-5)
+    whole = run(score_actions, case, 0.7, grads, "cpu", vocab_size=33)
+    assert float((got[0] - whole[0]).max()) > 0.1
 
 
 @pytest.mark.parametrize("num_actions", [37, 4099])

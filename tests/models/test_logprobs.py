@@ -1,8 +1,11 @@
+import math
+
 import pytest
 import torch
 
 from graft.models import logprobs as module
-from graft.models.logprobs import score_actions
+from graft.models.logprobs import score_actions, score_logits
+from graft.models.truncation import Truncation
 
 
 def plain(hidden, weight, actions, modes, allowed, temperature):
@@ -48,6 +51,60 @@ def test_two_actions_by_hand():
     assert float(entropy) == pytest.approx(0.562335, abs=1e-6)
     warm, _ = score_actions(hidden, weight, torch.tensor([0]), temperature=2.0)
     assert float(warm.exp()) == pytest.approx(3**0.5 / (3**0.5 + 1), abs=1e-6)
+
+
+PROBS = (0.4, 0.3, 0.2, 0.06, 0.04)
+
+
+@pytest.mark.parametrize(
+    "cut, action, kept",
+    [
+        (Truncation(top_k=3), 2, [0, 1, 2]),
+        (Truncation(top_p=0.65), 1, [0, 1]),
+        (Truncation(top_p=0.71), 1, [0, 1, 2]),
+        (Truncation(top_k=3, top_p=0.75), 0, [0, 1]),  # within what top-k left: .7 / .9
+        (Truncation(min_p=0.4), 0, [0, 1, 2]),
+        (Truncation(top_p=0.65), 4, [0, 1, 4]),  # the chosen action is always kept
+    ],
+)
+def test_a_truncated_log_prob_by_hand(cut, action, kept):
+    """Normalised over what is kept; the gradient is onehot - p of these, and 0 elsewhere."""
+    weight = torch.tensor(PROBS).log()[:, None].requires_grad_()
+    logp, entropy = score_actions(torch.ones(1, 1), weight, torch.tensor([action]), truncation=cut)
+    mass = sum(PROBS[i] for i in kept)
+    share = [PROBS[i] / mass if i in kept else 0.0 for i in range(5)]
+    assert logp.item() == pytest.approx(math.log(share[action]), abs=1e-6)
+    assert entropy.item() == pytest.approx(-sum(p * math.log(p) for p in share if p), abs=1e-6)
+    logp.sum().backward()
+    onehot = [float(i == action) for i in range(5)]
+    want = [one - p for one, p in zip(onehot, share, strict=True)]
+    assert weight.grad[:, 0].tolist() == pytest.approx(want, abs=1e-6)
+
+
+def test_truncation_comes_after_the_temperature():
+    """At temperature 2 the odds are square roots, .63 : .55 : .45 : .24 : .2; their sum is 2.07."""
+    weight = torch.tensor(PROBS).log()[:, None]
+    how = {"temperature": 2.0, "truncation": Truncation(top_p=0.65)}
+    logp, _ = score_actions(torch.ones(1, 1), weight, torch.tensor([0]), **how)
+    roots = [p**0.5 for p in PROBS]
+    assert sum(roots[:2]) / sum(roots) < 0.65  # so the third is needed
+    assert float(logp.exp()) == pytest.approx(roots[0] / sum(roots[:3]), abs=1e-6)
+
+
+@pytest.mark.parametrize("elements", [1, 160, 1 << 20])
+def test_truncated_chunks_equal_autograd_through_the_logits(case, monkeypatch, elements):
+    hidden, weight, actions, modes, allowed = case
+    monkeypatch.setattr(module, "CHUNK_ELEMENTS", elements)
+    how = {"temperature": 0.7, "vocab_size": 14, "truncation": Truncation(5, 0.8, 0.01)}
+    got = score_actions(hidden, weight, actions, modes, allowed, **how)
+    want = score_logits(hidden @ weight.T, actions, allowed[modes], **how)
+    grads = torch.randn(3, 11)
+    for a, b in zip(got, want, strict=True):
+        torch.testing.assert_close(a, b, atol=1e-5, rtol=0)
+    mine = torch.autograd.grad((torch.stack(got) * grads).sum(), (hidden, weight))
+    theirs = torch.autograd.grad((torch.stack(want) * grads).sum(), (hidden, weight))
+    for a, b in zip(mine, theirs, strict=True):
+        torch.testing.assert_close(a, b, atol=1e-5, rtol=0)
 
 
 def test_a_forbidden_action_gets_no_gradient(case):

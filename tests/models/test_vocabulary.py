@@ -17,6 +17,7 @@ from graft.models.parallel.vocabulary import (
     likeliest_sharded,
     score_sharded,
 )
+from graft.models.truncation import Truncation
 from tests.processes import Processes
 
 
@@ -50,7 +51,13 @@ def test_the_worked_case_of_the_docstring(pair):
     assert there == pytest.approx([*values, -1 / 12, 1 - 3 / 12], abs=1e-6)
 
 
-def compare(elements: int, vocab_size: int | None, temperature: float, has_mask: bool) -> float:
+def compare(
+    elements: int,
+    vocab_size: int | None,
+    temperature: float,
+    has_mask: bool,
+    truncation: Truncation | None = None,
+) -> float:
     """The largest difference between a head of 17 rows and its shards of 9 and 8, at 11 positions."""
     module.CHUNK_ELEMENTS = elements
     torch.manual_seed(0)
@@ -65,11 +72,11 @@ def compare(elements: int, vocab_size: int | None, temperature: float, has_mask:
     allowed = allowed if has_mask else None
     grads = torch.randn(3, 11)[: 2 if vocab_size is None else 3]
     how = modes, allowed, temperature, vocab_size
-    want = score_actions(hidden, weight, actions, *how)
+    want = score_actions(hidden, weight, actions, *how, truncation)
     wanted = torch.autograd.grad((torch.stack(want) * grads).sum(), (hidden, weight))
     shard, first = mine(weight.detach())
     group = dist.group.WORLD
-    got = score_sharded(enter(hidden, group), shard, first, actions, *how, group)
+    got = score_sharded(enter(hidden, group), shard, first, actions, *how, group, truncation)
     gotten = torch.autograd.grad((torch.stack(got) * grads).sum(), (hidden, shard))
     pairs = [
         *zip(got, want, strict=True),
@@ -90,6 +97,11 @@ def test_shards_of_a_head_equal_the_whole_head(pair, elements, vocab_size, has_m
     assert (
         max(pair.run(compare, elements, vocab_size, 0.7, has_mask)) < 1e-5
     )  # gradients are up to 10: rounding
+
+
+@pytest.mark.parametrize("cut", [Truncation(top_k=4), Truncation(top_p=0.7, min_p=0.05)])
+def test_shards_find_the_same_truncated_distribution(pair, cut):
+    assert max(pair.run(compare, 40, 13, 0.7, True, cut)) < 1e-5
 
 
 def tie() -> list[bool]:

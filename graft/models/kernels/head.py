@@ -11,6 +11,7 @@ The product rounds the logits to the model's dtype, as for the sampler; all that
 n = log2 of the sum of all 2^y, an action's probability is 2^(y - n).
 
 With `vocab_size` the same pass also sums the first `vocab_size` actions, the tokens: see `models.logprobs`.
+With a `Truncation` the rows are sorted first, a few at a time, to find the lowest logit that each keeps.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from torch.autograd.function import once_differentiable
 
 from graft.models.grad_sum import grad_sum_of
 from graft.models.kernels.products import add_product_
+from graft.models.truncation import Truncation
 
 CHUNK_BYTES = 650_000_000
 """Logits held at a time: 2,048 rows of 152k actions in bfloat16. Twice as many are 4% faster."""
@@ -42,6 +44,9 @@ BLOCK = 4096
 
 FORWARD_WARPS, FORWARD_STAGES, BACKWARD_WARPS = 4, 3, 8
 
+SORTED_ROWS = 128
+"""Rows that are sorted at a time: 300 MB at 152k actions, indices included."""
+
 LOG2_E = math.log2(math.e)
 LN2 = tl.constexpr(math.log(2.0))
 # finite, unlike -inf: their differences and products are no NaN; 2^(FORBIDDEN - BOTTOM) is 0
@@ -49,14 +54,19 @@ FORBIDDEN, BOTTOM = tl.constexpr(-1e30), tl.constexpr(-1e20)
 
 
 @triton.jit
-def _load_logits(logits, allowed, columns, num_actions, row_length):
-    """(logit, whether it is allowed) of some actions of a row; other logits are FORBIDDEN."""
+def _load_logits(logits, allowed, floor, action, columns, num_actions, row_length):
+    """(logit, whether it is allowed) of some actions of a row; other logits are FORBIDDEN.
+
+    Allowed are those at `floor` (None: all) or above, and the chosen `action`.
+    """
     inside = columns < row_length
     z = tl.load(logits + columns, mask=inside, other=0.0).to(tl.float32)
     if allowed is None:
         is_allowed = columns < num_actions
     else:  # zero beyond the last action
         is_allowed = tl.load(allowed + columns, mask=inside, other=0) != 0
+    if floor is not None:
+        is_allowed = is_allowed & ((z >= floor) | (columns == action))
     return tl.where(is_allowed, z, FORBIDDEN), is_allowed
 
 
@@ -69,6 +79,7 @@ def _load_logits(logits, allowed, columns, num_actions, row_length):
         "entropy_ptr",
         "norm_ptr",
         "vocab_logp_ptr",
+        "floors_ptr",
     ]
 )
 def _forward_kernel(
@@ -80,6 +91,7 @@ def _forward_kernel(
     entropy_ptr,  # [u]
     norm_ptr,  # [u] the n of the module's docstring
     vocab_logp_ptr,  # [u] log-prob of any of the first `vocab_size`, or None
+    floors_ptr,  # [u] the lowest logit that is kept, or None
     num_actions,
     vocab_size,
     row_length,
@@ -94,13 +106,18 @@ def _forward_kernel(
     if allowed_ptr is not None:
         allowed = allowed_ptr + tl.load(modes_ptr + row).to(tl.int64) * row_length
 
+    action = tl.load(actions_ptr + row).to(tl.int64)
+    floor = None
+    if floors_ptr is not None:
+        floor = tl.load(floors_ptr + row)
+
     top = BOTTOM  # the largest y so far
     total = 0.0  # of 2^(y - top)
     moment = 0.0  # of (y - top) 2^(y - top)
     vocab_total = 0.0  # the part of the total that tokens have
     for step in tl.range(0, STEPS, num_stages=STAGES):
         columns = step * BLOCK + tl.arange(0, BLOCK)
-        z, _ = _load_logits(logits, allowed, columns, num_actions, row_length)
+        z, _ = _load_logits(logits, allowed, floor, action, columns, num_actions, row_length)
         new_top = tl.maximum(top, tl.max(z, 0) * scale)
         y = z * scale - new_top
         power = tl.exp2(y)
@@ -116,8 +133,9 @@ def _forward_kernel(
         top = new_top
 
     log_total = tl.log2(total)
-    action = tl.load(actions_ptr + row).to(tl.int64)
-    chosen, is_allowed = _load_logits(logits, allowed, action, num_actions, row_length)
+    chosen, is_allowed = _load_logits(
+        logits, allowed, floor, action, action, num_actions, row_length
+    )
     logp = tl.where(is_allowed, (chosen * scale - top - log_total) * LN2, float("-inf"))
     tl.store(logp_ptr + row, logp)
     tl.store(entropy_ptr + row, (log_total - moment / total) * LN2)
@@ -138,6 +156,7 @@ def _forward_kernel(
         "grad_logp_ptr",
         "grad_entropy_ptr",
         "grad_vocab_ptr",
+        "floors_ptr",
     ]
 )
 def _backward_kernel(
@@ -151,6 +170,7 @@ def _backward_kernel(
     grad_logp_ptr,  # [u] or None
     grad_entropy_ptr,  # [u] or None
     grad_vocab_ptr,  # [u] or None; 0 where no token was chosen
+    floors_ptr,  # [u] or None
     num_actions,
     vocab_size,
     row_length,
@@ -166,14 +186,17 @@ def _backward_kernel(
     if allowed_ptr is not None:
         allowed = allowed_ptr + tl.load(modes_ptr + row).to(tl.int64) * row_length
 
-    z, is_allowed = _load_logits(logits, allowed, columns, num_actions, row_length)
+    action = tl.load(actions_ptr + row).to(tl.int32)
+    floor = None
+    if floors_ptr is not None:
+        floor = tl.load(floors_ptr + row)
+    z, is_allowed = _load_logits(logits, allowed, floor, action, columns, num_actions, row_length)
     y = z * scale - tl.load(norm_ptr + row)
     p = tl.exp2(y)
     # d logp / dz = onehot - p;   d H / dz = -p (log p + H)
     gradient = tl.zeros([BLOCK], tl.float32)
     if grad_logp_ptr is not None:
         grad_logp = tl.load(grad_logp_ptr + row)
-        action = tl.load(actions_ptr + row).to(tl.int32)
         gradient += tl.where(columns == action, grad_logp, 0.0) - p * grad_logp
     if grad_entropy_ptr is not None:
         surprise = y * LN2 + tl.load(entropy_ptr + row)
@@ -218,25 +241,33 @@ class _KernelHead(torch.autograd.Function):
         chunk: int,
         is_kept: bool,
         vocab_size: int | None,
+        truncation: Truncation | None,
     ) -> tuple[Tensor, ...]:
         rows, num_actions = len(actions), len(weight)
         allowed = widen(allowed)
         logp = torch.empty(rows, dtype=torch.float32, device=hidden.device)
         entropy, norm = torch.empty_like(logp), torch.empty_like(logp)
         vocab_logp = None if vocab_size is None else torch.empty_like(logp)
+        floors = None if truncation is None else torch.empty_like(logp)
         logits = empty_logits(min(chunk, rows), num_actions, hidden)
         for start in range(0, rows, chunk):
             part = slice(start, min(start + chunk, rows))
             here = logits[: part.stop - start]
             torch.mm(hidden[part], weight.T, out=here[:, :num_actions])
+            if truncation is not None and floors is not None:
+                _find_floors(
+                    here[:, :num_actions], allowed, _at(modes, part), truncation, temperature,
+                    floors[part],
+                )  # fmt: skip
             _forward_kernel[(len(here),)](
                 here, actions[part], _at(modes, part), allowed,
-                logp[part], entropy[part], norm[part], _at(vocab_logp, part),
+                logp[part], entropy[part], norm[part], _at(vocab_logp, part), _at(floors, part),
                 num_actions, vocab_size or num_actions, here.shape[1], LOG2_E / temperature,
                 STEPS=triton.cdiv(num_actions, BLOCK), BLOCK=BLOCK, STAGES=FORWARD_STAGES,
                 num_warps=FORWARD_WARPS,
             )  # fmt: skip
-        ctx.save_for_backward(hidden, weight, actions, modes, allowed, entropy, norm, vocab_logp)
+        saved = hidden, weight, actions, modes, allowed, entropy, norm, vocab_logp, floors
+        ctx.save_for_backward(*saved)
         ctx.vocab_size = vocab_size or num_actions
         ctx.logits = logits if is_kept else None
         ctx.temperature, ctx.chunk, ctx.grad_sum = temperature, chunk, grad_sum_of(weight)
@@ -248,7 +279,8 @@ class _KernelHead(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
         # the gradient of a sum is an expanded number; the kernel needs U numbers
         grad_logp, grad_entropy, *others = (g if g is None else g.contiguous() for g in grads)
-        hidden, weight, actions, modes, allowed, entropy, norm, vocab_logp = ctx.saved_tensors
+        *saved, entropy, norm, vocab_logp, floors = ctx.saved_tensors
+        hidden, weight, actions, modes, allowed = saved
         grad_vocab = others[0] if others else None
         if grad_vocab is not None:
             grad_vocab = grad_vocab.masked_fill(actions >= ctx.vocab_size, 0.0)
@@ -269,6 +301,7 @@ class _KernelHead(torch.autograd.Function):
                 here, actions[part], _at(modes, part), allowed,
                 norm[part], entropy[part], _at(vocab_logp, part),
                 _at(grad_logp, part), _at(grad_entropy, part), _at(grad_vocab, part),
+                _at(floors, part),
                 num_actions, ctx.vocab_size, here.shape[1],
                 LOG2_E / ctx.temperature, 1.0 / ctx.temperature,
                 BLOCK=BLOCK, num_warps=BACKWARD_WARPS,
@@ -278,7 +311,25 @@ class _KernelHead(torch.autograd.Function):
                 add_product_(grad_weight, d_logits.T, hidden[part])
         is_own = grad_weight is not None and ctx.grad_sum is None
         own = grad_weight.to(weight.dtype) if is_own else None
-        return grad_hidden, own, *[None] * 7
+        return grad_hidden, own, *[None] * 8
+
+
+def _find_floors(
+    logits: Tensor,
+    allowed: Tensor | None,
+    modes: Tensor | None,
+    truncation: Truncation,
+    temperature: float,
+    floors: Tensor,
+) -> None:
+    """Write the lowest kept logit of each row of logits [u, V] to floors [u]."""
+    for start in range(0, len(logits), SORTED_ROWS):
+        part = slice(start, start + SORTED_ROWS)
+        rows = logits[part].float()
+        if allowed is not None and modes is not None:
+            is_allowed = allowed[modes[part], : rows.shape[1]] != 0
+            rows.masked_fill_(~is_allowed, float("-inf"))
+        floors[part] = truncation.floors(rows, temperature)
 
 
 def fits_whole(rows: int, num_actions: int, hidden: Tensor) -> bool:
@@ -304,6 +355,7 @@ def head_logprobs(
     temperature: float,
     chunk: int | None = None,
     vocab_size: int | None = None,
+    truncation: Truncation | None = None,
 ) -> tuple[Tensor, ...]:
     """`logprobs.score_actions` where there are kernels; `chunk` rows at a time."""
     is_kept = torch.is_grad_enabled() and fits_whole(len(actions), len(weight), hidden)
@@ -320,4 +372,5 @@ def head_logprobs(
         chunk,
         is_kept and chunk >= len(actions),
         vocab_size,
+        truncation,
     )

@@ -52,6 +52,7 @@ from graft.models.parallel.regions import enter, leave
 from graft.models.parallel.shards import device_of, gather, local, local_slices, shard_range
 from graft.models.parallel.vocabulary import embed_rows, likeliest_sharded, score_sharded
 from graft.models.shape import ModelShape, UnsupportedModel
+from graft.models.truncation import Truncation
 
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 BY_ROWS = ("embed_tokens", "q_proj", "k_proj", "v_proj", "gate_proj", "up_proj", "lm_head")
@@ -215,13 +216,14 @@ class ShardedDecoder(Decoder):
         allowed: Tensor | None,
         temperature: float,
         vocab_size: int | None,
+        truncation: Truncation | None,
     ) -> tuple[Tensor, ...]:
         weight, group = own(self.head_weight), self.tp.group
         args = forest.actions, forest.modes, allowed, temperature, vocab_size
         if self.tp.size == 1 or not len(forest.actions):
-            return score_actions(hidden, weight, *args)
+            return score_actions(hidden, weight, *args, truncation)
         first = self._first_row(self.head_weight)
-        return score_sharded(enter(hidden, group), weight, first, *args, group)
+        return score_sharded(enter(hidden, group), weight, first, *args, group, truncation)
 
     def _likeliest(
         self, hidden: Tensor, forest: PackedTokens, allowed: Tensor | None

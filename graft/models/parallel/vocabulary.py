@@ -1,4 +1,4 @@
-"""Embedding and head with their rows sharded over a group of processes; logits are never gathered.
+"""Embedding and head with their rows sharded over a group of processes; logits are not gathered.
 
     U positions, D width, V actions of which v rows are local, from row `first` on
 
@@ -12,7 +12,8 @@ over the group combine them. Logits ln 6, ln 2 in process 0 and ln 1, ln 3 in pr
 
 A sum relative to m is scaled by e^(m-M) once M, the largest of all, is known. The backward pass
 recomputes each chunk and communicates nothing: each process computes the gradient of its own logits, and
-`regions.enter` sums that of the hidden states.
+`regions.enter` sums that of the hidden states. Only to truncate the distribution each process needs the
+logits of all, one chunk at a time: the lowest kept one is a matter of all columns.
 """
 
 from __future__ import annotations
@@ -21,12 +22,14 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 from torch import Tensor
 from torch.distributed import ProcessGroup, ReduceOp
 
 from graft.models.logprobs import chunk_of, logits_of
 from graft.models.ops import embed
 from graft.models.parallel.regions import leave
+from graft.models.truncation import Truncation
 
 NEG_INF = float("-inf")
 
@@ -66,6 +69,13 @@ class _HeadShard:
         at = actions - self.first
         return at.clamp(0, len(self.weight) - 1), (at >= 0) & (at < len(self.weight))
 
+    def cut_(self, logits: Tensor, floors: Tensor, actions: Tensor) -> Tensor:
+        """`Truncation.mask_` of the local columns."""
+        at, is_local = self.find(actions)
+        is_cut = logits < floors[:, None]
+        chosen = is_cut.gather(1, at[:, None]) & ~is_local[:, None]
+        return logits.masked_fill_(is_cut.scatter_(1, at[:, None], chosen), NEG_INF)
+
 
 class _ShardedHead(torch.autograd.Function):
     @staticmethod
@@ -79,6 +89,7 @@ class _ShardedHead(torch.autograd.Function):
         first: int,
         temperature: float,
         vocab_size: int | None,
+        truncation: Truncation | None,
         chunk: int,
         group: ProcessGroup,
     ) -> tuple[Tensor, ...]:
@@ -86,9 +97,13 @@ class _ShardedHead(torch.autograd.Function):
         count = len(actions)
         most = hidden.new_full((2, count), NEG_INF, dtype=torch.float32)  # of all, of tokens
         sums = hidden.new_zeros((4, count), dtype=torch.float32)
+        floors = None if truncation is None else torch.empty_like(sums[0])
         for start in range(0, count, chunk):
             part = slice(start, start + chunk)
             logits = rows.logits(hidden, part)
+            if truncation is not None and floors is not None:
+                floors[part] = truncation.floors(_all_columns(logits, group))
+                rows.cut_(logits, floors[part], actions[part])
             at, is_local = rows.find(actions[part])
             sums[2, part] = logits.gather(1, at[:, None])[:, 0].masked_fill_(~is_local, 0.0)
             if rows.vocab_size:
@@ -111,14 +126,16 @@ class _ShardedHead(torch.autograd.Function):
         if vocab_size is not None:
             vocab_logp = most[1] + sums[3].log() - log_sum
             vocab_logp.masked_fill_(actions >= vocab_size, 0.0)
-        ctx.save_for_backward(hidden, weight, actions, modes, allowed, log_sum, entropy, vocab_logp)
+        saved = hidden, weight, actions, modes, allowed, log_sum, entropy, vocab_logp, floors
+        ctx.save_for_backward(*saved)
         ctx.options = first, temperature, vocab_size, chunk
         return (logp, entropy) if vocab_logp is None else (logp, entropy, vocab_logp)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
         grad_logp, grad_entropy, *others = grads
-        hidden, weight, actions, modes, allowed, log_sum, entropy, vocab_logp = ctx.saved_tensors
+        *saved, log_sum, entropy, vocab_logp, floors = ctx.saved_tensors
+        hidden, weight, actions, modes, allowed = saved
         first, temperature, vocab_size, chunk = ctx.options
         rows = _HeadShard(weight, first, modes, allowed, temperature, vocab_size)
         grad_vocab = others[0].masked_fill(actions >= vocab_size, 0.0) if others else None
@@ -128,7 +145,10 @@ class _ShardedHead(torch.autograd.Function):
         with_entropy = bool(grad_entropy.any())
         for start in range(0, len(actions), chunk):
             part = slice(start, start + chunk)
-            log_p = rows.logits(hidden, part).sub_(log_sum[part, None])
+            logits = rows.logits(hidden, part)
+            if floors is not None:
+                rows.cut_(logits, floors[part], actions[part])
+            log_p = logits.sub_(log_sum[part, None])
             p = log_p.exp()
             # the same derivatives as in `logprobs`, for the local columns
             d_logits = p * -grad_logp[part, None]
@@ -148,7 +168,17 @@ class _ShardedHead(torch.autograd.Function):
             if grad_weight is not None:
                 grad_weight += (d_logits.T @ hidden[part]).float()
         own = None if grad_weight is None else grad_weight.to(weight.dtype)
-        return grad_hidden, own, *[None] * 8
+        return grad_hidden, own, *[None] * 9
+
+
+def _all_columns(logits: Tensor, group: ProcessGroup) -> Tensor:
+    """[u, V] in some order: the columns of all processes, and -inf where one has fewer than others."""
+    most = torch.tensor(logits.shape[1], device=logits.device)
+    dist.all_reduce(most, ReduceOp.MAX, group)
+    own = F.pad(logits, (0, int(most) - logits.shape[1]), value=NEG_INF)
+    parts = [torch.empty_like(own) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(parts, own, group)
+    return torch.cat(parts, 1)
 
 
 def _sum_exp(logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -171,16 +201,17 @@ def score_sharded(
     temperature: float,
     vocab_size: int | None,
     group: ProcessGroup,
+    truncation: Truncation | None = None,
 ) -> tuple[Tensor, ...]:
     """`logprobs.score_actions` for a head of which this process holds the rows from `first` on.
 
     Every process of the group passes the same hidden states, after `regions.enter`, and gets the
     same results. `allowed` has the columns of the whole head.
     """
-    chunk = chunk_of(hidden.device, len(weight))
-    return _ShardedHead.apply(
-        hidden, weight, actions, modes, allowed, first, temperature, vocab_size, chunk, group
-    )
+    copies = 1 if truncation is None else 4 * dist.get_world_size(group)
+    chunk = chunk_of(hidden.device, len(weight) * copies)
+    how = first, temperature, vocab_size, truncation, chunk, group
+    return _ShardedHead.apply(hidden, weight, actions, modes, allowed, *how)
 
 
 @torch.no_grad()

@@ -38,6 +38,7 @@ from graft.models.transformers.files import (
 from graft.models.transformers.mask import TreeMask
 from graft.models.transformers.rows import path_rows
 from graft.models.transformers.shape import TransformersShape, fixed_length
+from graft.models.truncation import Truncation
 
 if TYPE_CHECKING:
     from graft.models.tree.forest import Forest
@@ -122,14 +123,16 @@ class TransformersModel(nn.Module):
         temperature: float = 1.0,
         allowed: Tensor | None = None,
         vocab_size: int | None = None,
+        truncation: Truncation | None = None,
     ) -> tuple[Tensor, ...]:
         """Log-prob [U] of each trained action of a forest and entropy [U] of its distribution.
 
         With `vocab_size` also the log-prob [U] of choosing any token, not an action (see `logprobs`).
         """
-        return self(
-            forest, partial(score_logits, temperature=temperature, vocab_size=vocab_size), allowed
+        score = partial(
+            score_logits, temperature=temperature, vocab_size=vocab_size, truncation=truncation
         )
+        return self(forest, score, allowed)
 
     @torch.no_grad()
     def greedy_match(self, forest: Forest, allowed: Tensor | None = None) -> tuple[Tensor, Tensor]:

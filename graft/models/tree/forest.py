@@ -17,6 +17,7 @@ from graft.models.decoder import Attend, Decoder
 from graft.models.ops import gather_rows
 from graft.models.tree.attention import attention_over
 from graft.models.tree.packing import count_before, is_read, pack, shorten
+from graft.models.truncation import Truncation
 from graft.transfer import transfer
 from graft.types import Trajectory
 
@@ -76,18 +77,26 @@ class Forest:
         return gather_rows(padded, self.slots_NT.flatten()).view(self.slots_NT.shape)
 
     def logprobs(
-        self, model: Decoder, temperature: float = 1.0, allowed: Tensor | None = None
+        self,
+        model: Decoder,
+        temperature: float = 1.0,
+        allowed: Tensor | None = None,
+        truncation: Truncation | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Log-prob of each chosen action and entropy of its distribution, both [N, T]."""
-        logp, entropy = model.action_logprobs(self, temperature, allowed)
+        logp, entropy = model.action_logprobs(self, temperature, allowed, truncation=truncation)
         return self._grid(logp), self._grid(entropy)
 
     def vocab_logprobs(
-        self, model: Decoder, temperature: float = 1.0, allowed: Tensor | None = None
+        self,
+        model: Decoder,
+        temperature: float = 1.0,
+        allowed: Tensor | None = None,
+        truncation: Truncation | None = None,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """The same and, where a token was chosen, the log-prob of any token, all [N, T]."""
         logp, entropy, vocab_logp = model.action_logprobs(
-            self, temperature, allowed, model.shape.vocab_size
+            self, temperature, allowed, model.shape.vocab_size, truncation
         )
         return self._grid(logp), self._grid(entropy), self._grid(vocab_logp)
 

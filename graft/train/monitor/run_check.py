@@ -187,7 +187,8 @@ def turns_of(row: Trajectory) -> Iterator[tuple[list[int], list[bool], str]]:
 def recomputed(learner: Learner, rows: Sequence[Trajectory], temperature: float) -> Tensor:
     """The learner's log-probs of the sampled actions of these rows, [N, T] on the CPU."""
     forest = Forest(rows, to_batch(rows).mask, learner.policy.device)
-    return forest.logprobs(learner.policy, temperature, learner.allowed)[0].float().cpu()
+    scoring = learner.policy, temperature, learner.allowed, learner.truncation
+    return forest.logprobs(*scoring)[0].float().cpu()
 
 
 def agreement(learner: Learner, rows: Sequence[Trajectory], temperature: float) -> Check:

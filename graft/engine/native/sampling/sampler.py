@@ -16,6 +16,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from graft.models.truncation import count_kept
+
 _FLOOR = -1e4  # exp of it is 0 in float32; keeps 0 * log 0 at 0
 
 
@@ -48,8 +50,8 @@ def sample(
     if allowed is not None:
         scores = scores.masked_fill(~allowed, -torch.inf)
     if params.top_k is not None and params.top_p is not None and params.min_p is not None:
-        keep = survivors(scores.softmax(-1), params.top_k, params.top_p, params.min_p)
-        scores = scores.masked_fill(~keep, -torch.inf)
+        floor = lowest_kept(scores, params.top_k, params.top_p, params.min_p)
+        scores = scores.masked_fill(scores < floor[:, None], -torch.inf)
     logp = scores.log_softmax(-1)
     probs = logp.exp()
     token = invert(probs, uniform)
@@ -80,19 +82,10 @@ def invert(probs: Tensor, uniform: Tensor) -> Tensor:
     return (cumulative > target[:, None]).to(torch.uint8).argmax(-1)
 
 
-def survivors(probs: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Tensor:
-    """Which tokens top-k, top-p and min-p leave, [B,V] bool; the most likely one always stays.
-
-    probs [.5 .3 .2]: top_p .5 -> the first; top_p .6 -> the first two (the smallest set whose sum
-    reaches it); min_p .5 -> those of at least half of .5, the first two. Ties go to the lower id.
-    """
-    ranked, order = probs.sort(dim=-1, descending=True, stable=True)
-    rank = torch.arange(probs.shape[-1], device=probs.device)
-    in_k = rank < top_k[:, None]
-    ranked_k = ranked.masked_fill(~in_k, 0)
-    before = ranked_k.cumsum(-1) - ranked_k  # sum of the likelier ones
-    # top_p = 1 must keep everything, though the sum may round to 1 before its end
-    in_p = (before < top_p[:, None] * ranked_k.sum(-1, keepdim=True)) | (top_p[:, None] >= 1)
-    keep = in_k & in_p & (ranked >= min_p[:, None] * ranked[:, :1])
-    keep[:, 0] = True
-    return torch.empty_like(keep).scatter_(-1, order, keep)
+def lowest_kept(scores: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Tensor:
+    """[B]: the lowest of scores [B,V] that top-k, top-p and min-p leave; see `models.truncation`."""
+    ranked = scores.sort(dim=-1, descending=True).values
+    rank = torch.arange(scores.shape[-1], device=scores.device)
+    in_k = ranked.masked_fill(rank >= top_k[:, None], -torch.inf)
+    count = count_kept(in_k, top_p[:, None], min_p[:, None])
+    return ranked.gather(-1, count[:, None] - 1)[:, 0]

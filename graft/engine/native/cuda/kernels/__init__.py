@@ -6,5 +6,5 @@ copy         pages of forks                                       pages.Pages.fl
 decode       one query per sequence, shared pages read once       attention.Extend
 extend       many queries per sequence over their pages           attention.Extend
 draw         logits to token, log-prob and entropy in one pass    sampler.sample
-truncation   the thresholds of top-k, top-p and min-p             sampler.survivors
+truncation   the thresholds of top-k, top-p and min-p             sampler.lowest_kept
 """

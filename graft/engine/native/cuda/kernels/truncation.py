@@ -5,7 +5,7 @@ B rows, V vocabulary
 The scores that survive top-k are those of at least the k-th largest one; the k-th largest is found
 by bisection on the bits of a float: bit by bit from the top, "are there k scores at or above this
 candidate?". Top-p does the same with the mass instead of the count. 32 passes over a row that the
-second-level cache holds; equal scores are kept or removed together, unlike in a sorted list.
+second-level cache holds; equal scores are kept or removed together.
 """
 
 from __future__ import annotations
