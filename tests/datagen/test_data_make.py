@@ -230,6 +230,7 @@ def test_a_full_disk_is_one_line_and_nothing_is_lost(ending, tmp_path, small_fil
     assert out.read_text() == "older" and list(tmp_path.iterdir()) == [out]
 
 
+@pytest.mark.slow
 def test_a_killed_command_leaves_no_file_under_the_name(tmp_path):
     out, part = tmp_path / "rows.jsonl", tmp_path / ".rows.jsonl.partial"
     process = start("data", "make", "calculator", "--n", "1000000", "--out", str(out))

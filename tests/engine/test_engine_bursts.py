@@ -163,6 +163,7 @@ def test_rows_with_and_without_a_grammar_share_a_batch(
     assert set(completions[2].modes) == {0}
 
 
+@pytest.mark.slow
 def test_rows_keep_their_own_settings(device: torch.device) -> None:
     settings = [
         Sampling(temperature=0, top_k=2, max_tokens=3),  # greedy: truncation does not matter

@@ -26,7 +26,16 @@ LOWEST = {"game:WikiGame": -0.2, "webshop:": -0.1}
 RG_SAMPLE = ("rg:chain_sum", "rg:countdown", "rg:composite")
 """Scored as text, by a worker, and a mixture: enough where only the class `Reasoning` matters."""
 
-every_env = pytest.mark.parametrize("env_id", sorted(ENVS))
+_QUICK = {*RG_SAMPLE, *sorted(name for name in ENVS if family_of(name) == "rg")[::10]}
+every_env = pytest.mark.parametrize(
+    "env_id",
+    [
+        name
+        if family_of(name) != "rg" or name in _QUICK
+        else pytest.param(name, marks=pytest.mark.slow)
+        for name in sorted(ENVS)
+    ],
+)
 every_kind = pytest.mark.parametrize(
     "env_id", sorted(name for name in ENVS if family_of(name) != "rg" or name in RG_SAMPLE)
 )

@@ -204,7 +204,10 @@ def assert_equal(found: Tensor, wanted: Tensor) -> None:
 
 
 @pytest.mark.parametrize("entries", SAME, ids=lambda entries: json.dumps(entries)[:90])
-@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
+@pytest.mark.parametrize(
+    "family",
+    ["qwen3", *(pytest.param(name, marks=pytest.mark.slow) for name in ("llama", "qwen2"))],
+)
 def test_entries_mean_what_they_mean_to_transformers(
     family: str, entries: dict[str, Any], originals: dict[str, Path], tmp_path: Path
 ) -> None:

@@ -97,12 +97,12 @@ def poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
     ("name", "heads", "kv_heads", "size"),
     [
         ("one token", 2, 1, 64),
-        ("exactly two blocks", 2, 2, 128),
+        pytest.param("exactly two blocks", 2, 2, 128, marks=pytest.mark.slow),
         ("one row behind a block", 4, 1, 32),
         ("a chain", 3, 1, 16),
-        ("tiny trees", 8, 1, 16),
+        pytest.param("tiny trees", 8, 1, 16, marks=pytest.mark.slow),
         ("ragged trees", 2, 1, 64),
-        ("samples of one prompt", 2, 1, 80),
+        pytest.param("samples of one prompt", 2, 1, 80, marks=pytest.mark.slow),
     ],
 )
 @pytest.mark.usefixtures("poisoned")

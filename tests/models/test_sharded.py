@@ -257,8 +257,11 @@ def misplaced(model: ShardedDecoder) -> list[str]:
     return wrong
 
 
-@pytest.mark.parametrize("dp, tp", [(1, 1), (2, 2), (3, 2), (4, 3)])
-@pytest.mark.parametrize("vocab_size", [7, 100, 101])
+@pytest.mark.parametrize(
+    "dp, tp",
+    [(1, 1), (3, 2), *(pytest.param(*n, marks=pytest.mark.slow) for n in ((2, 2), (4, 3)))],
+)
+@pytest.mark.parametrize("vocab_size", [7, 101, pytest.param(100, marks=pytest.mark.slow)])
 def test_torch_has_the_position_of_every_shard(vocab_size, dp, tp):
     """7 rows over tp 2, then dp 3: torch places row 6 in process (2, 0), not in (2, 1)."""
     from torch.distributed.tensor import debug

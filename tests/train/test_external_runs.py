@@ -187,6 +187,7 @@ def test_a_run_with_sglang_learns_from_its_tokens_and_goes_on_where_it_was(base,
         assert torch.equal(mine, served)
 
 
+@pytest.mark.slow
 def test_scores_and_data_of_such_a_run_leave_its_servers_alone(base, fake, tmp_path):
     """They may be training with other weights."""
     run(tmp_path, **sglang(base, fake.url), train={"steps": 2}, rollout={"staleness": 1})
@@ -205,6 +206,7 @@ def known(base: Path) -> int:
     return 20 if size > 20 else 0
 
 
+@pytest.mark.slow
 def test_the_adapter_that_is_served_is_the_trained_one(base, fake, tmp_path):
     found, screen = run(tmp_path, **sglang(base, fake.url), lora={"rank": 2})
     assert "log-probs with adapters agree with the learner's" in screen
@@ -230,7 +232,8 @@ def test_tokens_of_a_step_ahead_come_from_a_server_too(base, fake, tmp_path):
     assert any(line.get("branch/forks", 0) > 0 for line in found)
 
 
-@pytest.mark.parametrize("family", ["gemma2", pytest.param("qwen3_moe", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["gemma2", "qwen3_moe"])
 def test_a_family_that_is_not_ours_trains_as_transformers_computes_it(family, hasty, tmp_path):
     folder = store(tmp_path / "model", family)
     before = [weight.detach().clone() for weight in load_other(str(folder)).parameters()]

@@ -133,6 +133,7 @@ print([hit.id for hit in source.retrieve(["red"], 9)[0]])
 """
 
 
+@pytest.mark.slow
 def test_processes_that_start_together_agree_on_one_index(tmp_path):
     corpus = write_corpus(tmp_path / "c.jsonl", COLOURS * 50)
     index = str(tmp_path / "index")
