@@ -23,6 +23,7 @@ from graft.cluster.shared_collector import SharedCollector
 from graft.cluster.supervisor import check_capacity
 from graft.cluster.worker import ClusterWorker
 from graft.config import Config, ConfigError, check
+from graft.files import write_text
 from graft.rollout.collector import RolloutRequest
 from graft.train.run_dir.folder import RunStopped
 from graft.types import Episode, Task
@@ -396,7 +397,7 @@ def test_the_number_changes_with_the_file_and_no_attempt_is_cut_short(kit: Kit) 
     kit.having("a")
     second = kit.having("b")
     scale = kit.folder / module.SCALE
-    scale.write_text('{"workers": 1}')
+    write_text(scale, '{"workers": 1}')  # whole: half a file is other content
     kit.until(lambda: any("gets no more tasks: 1 workers are wanted" in line for line in kit.notes))
     later = collector.submit(request("c"))
     first = kit.having("a", "c")
@@ -407,11 +408,11 @@ def test_the_number_changes_with_the_file_and_no_attempt_is_cut_short(kit: Kit) 
     assert names(pending.result()) == ["a", "b"]
     assert names(later.result()) == ["c"]
     assert collector.counts()["rollout/redone"] == 0.0
-    scale.write_text("{nonsense")
+    write_text(scale, "{nonsense")
     kit.until(lambda: any("does not hold a number of workers" in line for line in kit.notes))
     time.sleep(0.1)
     assert sum("does not hold a number of workers" in line for line in kit.notes) == 1
-    scale.write_text('{"workers": 3}')
+    write_text(scale, '{"workers": 3}')
     kit.ready(4)
     assert collector.counts()["rollout/workers"] == 3.0
 
