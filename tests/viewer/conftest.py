@@ -94,7 +94,7 @@ def chromium() -> Iterator[Any]:
 def watched_page(chromium: Any, is_allowed: Callable[[str], bool]) -> Iterator[Any]:
     """A page of 1280 x 800 that raises no error and requests only addresses that are allowed."""
     context = chromium.new_context(viewport={"width": 1280, "height": 800}, accept_downloads=True)
-    context.set_default_timeout(20_000)
+    context.set_default_timeout(60_000)  # of a loaded machine
     page = context.new_page()
     requested: list[str] = []
     errors: list[str] = []
