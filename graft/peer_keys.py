@@ -56,6 +56,9 @@ gradient_accumulation_steps micro_train_batch_size ppo_micro_batch_size ppo_micr
     affects memory only, not results; 0: automatic
 per_device_eval_batch_size -> rollout.concurrency tasks attempted at a time
 sft.batch_size -> sft.batch
+sft.warmup_ratio -> sft.warmup below 1 it is a share of the steps
+sft.lr_scheduler_type -> sft.schedule
+sft.cutoff_len sft.max_length sft.max_seq_length -> rollout.max_context together with sft.overlong=cut
 sft.per_device_train_batch_size -> sft.batch examples per step, over all processes
 # rollouts
 num_generations rollout.n n_samples_per_prompt group_size num_samples -> rollout.samples
@@ -72,6 +75,9 @@ filter_groups.max_num_gen_batches -> rollout.dynamic_rounds
 top_p -> rollout.top_p the trained log-probs are those of the truncated distribution
 top_k -> rollout.top_k 0 keeps every token, where others write -1
 min_p -> rollout.min_p
+freeze_base_model -> actions.freeze_base
+starting_mode -> actions.start a tool of actions.file
+earl_head_use_bias -> - the rows of actions are part of the head, which has no bias
 repetition_penalty -> - it is for evaluation: the learner does not know a penalised distribution
 do_sample -> - training samples at rollout.temperature; held-out tasks are attempted greedily too
 # the engine

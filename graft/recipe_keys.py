@@ -94,6 +94,11 @@ class ActionsSection(Section):
     """The tools of the file to use; empty: all."""
     init_from_base: bool = True
     """New head rows start as copies of the rows of their descriptions; false: random."""
+    start: str = ""
+    """Tool that every attempt begins with: its entry is written after the prompt and not trained, in
+    demonstrations too; empty: the policy decides."""
+    freeze_base: bool = False
+    """Train the head rows of the actions only, in both phases; every other weight stays as it is."""
 
 
 class RolloutSection(Section):
@@ -161,8 +166,8 @@ class EngineSection(Section):
 
 class AlgoSection(Section):
     name: str = "grpo"
-    """A preset: reinforce, rebn, grpo, dr_grpo, rloo, dapo, gspo, cispo, ppo, cpo, earl_grpo, arpo,
-    arpo_hard, aepo."""
+    """A preset: reinforce, rebn, grpo, dr_grpo, rloo, dapo, gspo, cispo, ppo, ppo_turn, cpo, earl_grpo,
+    arpo, arpo_hard, aepo."""
     credit: list[Any] = []
     """Instead of the preset's: names, {name: {...}} or "your.module:fn", applied in order."""
     loss: Any = None
@@ -229,9 +234,15 @@ class SftSection(Section):
     batch: int = Field(default=64, ge=1)
     """Examples per step."""
     lr: float = Field(default=1e-4, gt=0)
-    """Peak learning rate; linear decay to a tenth."""
-    warmup: int = Field(default=50, ge=0)
-    """Steps of linear warm-up."""
+    """Peak learning rate. Betas, weight decay and clipping are those of train."""
+    schedule: Literal["constant", "linear", "cosine"] = "linear"
+    """Shape of the learning rate after the warm-up."""
+    min_lr: float = Field(default=0.1, ge=0, le=1)
+    """Final learning rate of the schedule, as a share of lr."""
+    warmup: float = Field(default=50, ge=0)
+    """Steps of linear warm-up, or below 1 their share of all steps: 0.1 of 250 are 25."""
+    kl_coef: float = Field(default=0.0, ge=0)
+    """Weight of the KL (k3) to the model that SFT starts from, at vocabulary tokens; 0: no reference."""
     skip_bad: bool | Annotated[float, Field(ge=0, le=1)] = 0.01
     """Maximum share of bad rows to leave out; more stop the run. true: any number, false: none."""
     overlong: Literal["refuse", "cut", "skip"] = "refuse"
@@ -249,6 +260,13 @@ class SftSection(Section):
     stop_at: float = Field(default=0.0, ge=0, le=1)
     """Stop early at this score on held-out tasks (without an environment: accuracy on held-out tokens);
     0: never."""
+
+    @field_validator("warmup")
+    @classmethod
+    def _steps_or_a_share(cls, value: float) -> float:
+        if value >= 1 and value != int(value):
+            raise ValueError("give a whole number of steps, or a share of them below 1")
+        return value
 
     @property
     def is_on(self) -> bool:

@@ -22,6 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from graft.algos.masked import number
 from graft.transfer import transfer
 
 _PER_ROW = ("reward", "group", "leaf", "truncated", "twin_reward")
@@ -113,6 +114,12 @@ class Batch:
     def zeros(self) -> Tensor:
         """[N, T] the advantages every credit chain starts from."""
         return torch.zeros(self.actions.shape, device=self.actions.device)
+
+    def turn_ids(self) -> Tensor:
+        """[N, T] a number per leaf and turn, ascending with both."""
+        leaf_N, _ = number(self.leaf)
+        per_leaf = int(self.turns.max()) + 2 if self.turns.numel() else 0  # with -1, no turn
+        return leaf_N[:, None] * per_leaf + self.turns + 1
 
     def replace(self, **changes: Any) -> Batch:
         return replace(self, **changes)

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from graft.algos.batch import Batch
 from graft.algos.masked import (
+    first_of,
     keep,
     masked_whiten,
     number,
@@ -60,7 +61,7 @@ def discounted(gamma: float = 1.0) -> Credit:
 
     def credit(adv_NT: Tensor, batch: Batch) -> Tensor:
         played_NT = batch.turns >= 0
-        turn_M, num_turns = number(_turn_ids(batch)[played_NT])  # ascending: by leaf, then by turn
+        turn_M, num_turns = number(batch.turn_ids()[played_NT])  # ascending: by leaf, then by turn
         reward_K = segment_sum(batch.rewards[played_NT].float(), turn_M, num_turns)
         leaf_N, num_leaves = number(batch.leaf)
         leaf_K = torch.zeros_like(reward_K, dtype=torch.long)
@@ -86,7 +87,7 @@ def rebn(eps: float = 1e-6) -> Credit:
     # published with eps 1e-9, which scales returns that differ only by rounding to about +-1
 
     def credit(adv_NT: Tensor, batch: Batch) -> Tensor:
-        turn_M, num_turns = number(_turn_ids(batch)[batch.mask])
+        turn_M, num_turns = number(batch.turn_ids()[batch.mask])
         value_K = segment_mean(adv_NT[batch.mask], turn_M, num_turns)
         white_K = standardise(value_K, torch.zeros_like(value_K, dtype=torch.long), 1, eps)
         out_NT = torch.zeros_like(adv_NT)
@@ -159,15 +160,36 @@ def cpo(eps: float = 1e-6) -> Credit:
     return credit
 
 
-def gae(gamma: float = 1.0, lam: float = 0.95) -> Credit:
-    """Generalised advantage estimation over the trained tokens of a leaf, from the critic's values.
+def gae(gamma: float = 1.0, lam: float = 0.95, per: str = "token") -> Credit:
+    """Generalised advantage estimation over the decisions of a leaf, from the critic's values.
 
     delta_t = r_t + gamma * V_{t+1} - V_t and A_t = delta_t + gamma * lam * A_{t+1}. Observations
     between two decisions take no time. After the last decision V is 0, or its own V where a
     budget of ours cut the leaf off: the world would have gone on.
 
     gamma = lam = 1, values [0.5 0.2], reward 1 at the end: [0.5 0.8]; truncated instead: [0.7 1.0]
+
+    A decision is a trained token, or with `per` "turn" a whole turn (GEM): its value is that of the
+    state in which it begins, gamma and lambda apply from turn to turn, and all its tokens get its A.
+
+    gamma = 0.5, lam = 1, turns of two tokens and one, values [0.4 0.9] [0.6], rewards 0 and 1:
+    A of the second turn is 1 - 0.6 = 0.4, of the first 0 + 0.5 * 0.6 - 0.4 + 0.5 * 0.4 = 0.1
     """
+    return _gae_credit(gamma, lam, per, is_return=False)
+
+
+def gae_returns(gamma: float = 1.0, lam: float = 0.95, per: str = "token") -> Credit:
+    """The critic's targets: A + V, with A from `gae`. It fills `Batch.returns`.
+
+    With `per` "turn" all tokens of a turn have its target; the critic learns it where the turn begins
+    (`reductions.turn_starts`).
+    """
+    return _gae_credit(gamma, lam, per, is_return=True)
+
+
+def _gae_credit(gamma: float, lam: float, per: str, is_return: bool) -> Credit:
+    if per not in ("token", "turn"):
+        raise ValueError(f"gae(per={per!r}): give 'token' or 'turn'")
 
     def credit(adv_NT: Tensor, batch: Batch) -> Tensor:
         values_NT = batch.need("values", "gae needs a critic: let it value the batch first").float()
@@ -185,27 +207,24 @@ def gae(gamma: float = 1.0, lam: float = 0.95) -> Credit:
         rewards_NT = batch.rewards[order_N].float()
         reward_M = segment_sum(rewards_NT[earned_NT], latest_NT[earned_NT], leaf_M.numel())
 
-        reward_LS, _, _ = _grid(reward_M, leaf_M, num_leaves)
-        value_LS, _, column_M = _grid(values_NT[order_N][mask_NT], leaf_M, num_leaves)
+        # K decisions: the trained tokens, or the turns they are in
+        decision_M = first_K = torch.arange(leaf_M.numel(), device=leaf_M.device)
+        if per == "turn":
+            decision_M, num_turns = number(batch.turn_ids()[order_N][mask_NT])
+            first_K = first_of(decision_M, num_turns)
+        leaf_K, value_K = leaf_M[first_K], values_NT[order_N][mask_NT][first_K]
+        reward_K = segment_sum(reward_M, decision_M, leaf_K.numel())
+        reward_LS, count_L, column_K = _grid(reward_K, leaf_K, num_leaves)
+        value_LS, _, _ = _grid(value_K, leaf_K, num_leaves)
         cut_off_L = segment_count(leaf_N[batch.truncated], num_leaves) > 0
         adv_LS = _gae(reward_LS, value_LS, count_L, cut_off_L, gamma, lam)
 
+        found_K = adv_LS[leaf_K, column_K] + (value_K if is_return else 0.0)
         sorted_NT = torch.zeros_like(values_NT)
-        sorted_NT[mask_NT] = adv_LS[leaf_M, column_M]
+        sorted_NT[mask_NT] = found_K[decision_M]
         out_NT = torch.empty_like(sorted_NT)
         out_NT[order_N] = sorted_NT
         return out_NT
-
-    return credit
-
-
-def gae_returns(gamma: float = 1.0, lam: float = 0.95) -> Credit:
-    """The critic's targets: A + V, with A from `gae`. It fills `Batch.returns`."""
-    advantage = gae(gamma, lam)
-
-    def credit(adv_NT: Tensor, batch: Batch) -> Tensor:
-        values_NT = batch.need("values", "gae_returns needs a critic: let it value the batch first")
-        return advantage(adv_NT, batch) + keep(values_NT, batch.mask)
 
     return credit
 
@@ -282,13 +301,6 @@ def _leaves(batch: Batch) -> tuple[Tensor, Tensor, Tensor, int]:
     group_L = torch.zeros_like(reward_L, dtype=torch.long)
     group_L[leaf_N] = group_N
     return leaf_N, reward_L, group_L, num_groups
-
-
-def _turn_ids(batch: Batch) -> Tensor:
-    """[N, T] a number per leaf and turn, ascending with both."""
-    leaf_N, _ = number(batch.leaf)
-    per_leaf = int(batch.turns.max()) + 2 if batch.turns.numel() else 0  # with -1, no turn
-    return leaf_N[:, None] * per_leaf + batch.turns + 1
 
 
 def _grid(x_M: Tensor, leaf_M: Tensor, num_leaves: int) -> tuple[Tensor, Tensor, Tensor]:

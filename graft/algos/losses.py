@@ -184,9 +184,7 @@ def with_entropy(loss: Loss, coef: float) -> Loss:
     return spread
 
 
-def value_loss(
-    values_NT: Tensor, batch: Batch, clip: float | None = None
-) -> tuple[Tensor, Metrics]:
+def value_loss(values_NT: Tensor, batch: Batch, clip: float | None = None) -> Tensor:
     """Half the squared error of a critic; with `clip`, the larger of it and that of a value clamped
     to +-clip around the old one, so that one batch cannot move the critic far.
 
@@ -199,8 +197,7 @@ def value_loss(
         old_NT = keep(batch.need("values", "value clipping needs them"), batch.mask)
         held_NT = old_NT + (values_NT - old_NT).clamp(-clip, clip)
         error_NT = torch.maximum(error_NT, (held_NT - returns_NT).square())
-    loss_NT = 0.5 * error_NT
-    return loss_NT, {"loss/value": loss_NT.detach()}
+    return 0.5 * error_NT
 
 
 LOSSES: dict[str, Callable[..., Loss]] = {

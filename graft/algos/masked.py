@@ -69,6 +69,13 @@ def segment_std(
     return (squares_K / count_K.clamp(min=1)).sqrt()
 
 
+def first_of(segment_M: Tensor, num_segments: int) -> Tensor:
+    """[K] the index of each segment's first entry. Segments 0 0 1: 0, 2"""
+    index_M = torch.arange(segment_M.numel(), device=segment_M.device)
+    start_K = index_M.new_zeros(num_segments)
+    return start_K.scatter_reduce(0, segment_M, index_M, "amin", include_self=False)
+
+
 def standardise(x_M: Tensor, segment_M: Tensor, num_segments: int, eps: float) -> Tensor:
     """[M] each entry in stds from the mean of its segment."""
     mean_K = segment_mean(x_M, segment_M, num_segments)

@@ -15,7 +15,7 @@ from typing import Any
 from graft.algos.checked import ARGUMENTS, CHECKED, checked
 from graft.algos.credit import CREDITS, Credit, chain
 from graft.algos.losses import LOSSES, Loss, with_entropy, with_importance, with_kl
-from graft.algos.reductions import REDUCTIONS, Reduction
+from graft.algos.reductions import REDUCTIONS, Reduction, turn_starts
 from graft.algos.shaping import SHAPINGS, Shaping, shape_in_turn
 from graft.registry import resolve
 from graft.user_code import UserCodeError, UserObject, refusal, seen
@@ -47,6 +47,12 @@ class Preset:
     value_clip: float | None = None
     dynamic_sampling: bool = False
     """Groups whose rewards are all equal are discarded and replaced by new ones."""
+
+    @property
+    def value_reduction(self) -> Reduction | None:
+        """Of the critic's loss; None: the policy's."""
+        is_per_turn = isinstance(self.returns, tuple) and self.returns[1].get("per") == "turn"
+        return turn_starts() if is_per_turn else None
 
 
 PRESETS: dict[str, Preset] = {
@@ -134,6 +140,17 @@ PRESETS: dict[str, Preset] = {
         needs_critic=True,
         returns=("gae_returns", {"gamma": 1.0, "lam": 0.95}),
         value_clip=0.5,
+    ),
+    # GEM's PPO: a turn is one decision, with the value of the state in which it begins; the other
+    # settings are those of rebn, which it is without a critic
+    "ppo_turn": Preset(
+        credit=(("gae", {"gamma": 1.0, "lam": 1.0, "per": "turn"}), "rebn"),
+        loss=("clip", {"low": 0.2, "high": 0.2}),
+        reduction=("constant", {"length": 4096}),
+        importance_cap=2.0,
+        needs_critic=True,
+        returns=("gae_returns", {"gamma": 1.0, "lam": 1.0, "per": "turn"}),
+        value_clip=0.2,
     ),
 }
 

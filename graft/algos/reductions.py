@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from graft.algos.batch import Batch
-from graft.algos.masked import number, segment_count
+from graft.algos.masked import first_of, number, segment_count
 
 Reduction = Callable[[Batch], Tensor]
 """Batch -> weights_NT, 0 where masked."""
@@ -88,6 +88,23 @@ def unique_tokens() -> Reduction:
         rows_M = segment_count(token_M, num_distinct)[token_M]
         weights_NT = batch.zeros()
         weights_NT[batch.mask] = 1 / (rows_M * num_distinct)
+        return weights_NT
+
+    return weigh
+
+
+def turn_starts() -> Reduction:
+    """Mean over turns of their first trained tokens: where a critic of turns learns.
+
+    Turns of 3 and 1 tokens: [1/2 0 0] [1/2]
+    """
+
+    def weigh(batch: Batch) -> Tensor:
+        turn_M, num_turns = number(batch.turn_ids()[batch.mask])
+        weights_M = torch.zeros(turn_M.numel(), device=turn_M.device)
+        weights_M[first_of(turn_M, num_turns)] = 1 / max(num_turns, 1)
+        weights_NT = batch.zeros()
+        weights_NT[batch.mask] = weights_M
         return weights_NT
 
     return weigh

@@ -311,7 +311,13 @@ class Examination:
                 else None
             )
             row = example(
-                Task("row:1", ""), chats[0], components.chat, marks, speller, config.task.prefill
+                Task("row:1", ""),
+                chats[0],
+                components.chat,
+                marks,
+                speller,
+                config.task.prefill,
+                config.actions.start,
             )
             return row, f"the first row of {sft.data}"
         try:
@@ -336,6 +342,7 @@ class Examination:
                 seed=seed,
                 actions=components.actions,
                 prefill=config.task.prefill,
+                start_tool=config.actions.start,
                 **config.sft.demo_args,
             )
 

@@ -38,10 +38,10 @@ class DemonstratedTurn(NamedTuple):
     """The text as decisions, where they are known."""
 
 
-def decided(parent: int, decisions: Decisions, text: str = "") -> Span:
+def decided(parent: int, decisions: Decisions, text: str = "", skip: int = 0) -> Span:
     """A policy span of demonstrated decisions: trained, without log-probs of a sampler.
 
-    Tokens that continue a decision are not trained.
+    Tokens that continue a decision are not trained, nor are the first `skip`.
     """
     zeros = [0.0] * len(decisions.tokens)
     return Span(
@@ -52,7 +52,7 @@ def decided(parent: int, decisions: Decisions, text: str = "") -> Span:
         zeros,
         zeros,
         decisions.modes,
-        mask=[action != NO_ACTION for action in decisions.actions],
+        mask=[i >= skip and action != NO_ACTION for i, action in enumerate(decisions.actions)],
         text=text,
     )
 
@@ -64,6 +64,7 @@ def demonstration(
     seed: int,
     actions: Actions | None = None,
     prefill: str = "",
+    start_tool: str = "",
     **args: Any,
 ) -> Episode:
     """The episode of `env.demonstrate`: policy spans end exactly where sampling would have ended.
@@ -109,7 +110,8 @@ def demonstration(
             DemonstratedTurn(author, text, env.observe_as, ends=not (is_call or goes_on))
         )
     task = replace(task, answer=info.get("answer", task.answer))
-    return attempt(task, list(messages), entries, chat, actions, prefill, info.get("tools"))
+    tools = info.get("tools")
+    return attempt(task, list(messages), entries, chat, actions, prefill, tools, start_tool)
 
 
 def attempt(
@@ -120,8 +122,12 @@ def attempt(
     actions: Actions | None = None,
     prefill: str = "",
     tools: Tools | None = None,
+    start_tool: str = "",
 ) -> Episode:
-    """The episode of a prompt and the entries after it, in the contexts of a rollout."""
+    """The episode of a prompt and the entries after it, in the contexts of a rollout.
+
+    With `start_tool` it begins with a call of this tool, whose entry is not trained.
+    """
     encode, decode = chat.tokenizer.encode_after, chat.tokenizer.decode_after
     tokens = chat.prefilled(chat.prompt(messages, tools=tools), prefill)
     episode = Episode(replace(task, prompt=tuple(messages)))
@@ -137,15 +143,19 @@ def attempt(
         text, last = entry.text, next(reversed(episode.spans[tip].tokens), last)
         if entry.author is Author.POLICY and actions is not None and isinstance(text, CallText):
             call, tool, is_closed = actions.spell(text.tool, text.arguments), text.tool, False
-            tip = episode.append(decided(tip, call, decode(call.tokens, last)))
+            skip = _forced(call, actions, start_tool) if not number else 0
+            tip = episode.append(decided(tip, call, decode(call.tokens, last), skip))
         elif entry.author is Author.POLICY and entry.call is not None:
             tool, is_closed = None, False  # its answer is taken as it was written
-            tip = episode.append(decided(tip, entry.call, text))
+            skip = _forced(entry.call, actions, start_tool) if not number else 0
+            tip = episode.append(decided(tip, entry.call, text, skip))
         elif entry.author is Author.POLICY:
             ids, tool, is_closed = encode(text, last), None, entry.ends
             if entry.ends:
                 ids += encode(chat.end_text, ids[-1] if ids else last)
-            tip = episode.append(decided(tip, plain_decisions(ids, actions), str(text)))
+            written = plain_decisions(ids, actions)
+            skip = _forced(written, actions, start_tool) if not number else 0
+            tip = episode.append(decided(tip, written, str(text), skip))
         elif entry.role == INLINE:
             if actions is not None and tool is not None:
                 text = actions.render(tool, text)
@@ -168,6 +178,19 @@ def attempt(
                 tip = episode.append(Span(tip, Author.ENV, ids, text=text))
     episode.leaves.append(Leaf((*past, tip), reward=1.0))
     return episode
+
+
+def _forced(decisions: Decisions, actions: Actions | None, start_tool: str) -> int:
+    """The tokens at the start of a demonstration that a rollout writes without the policy."""
+    if not start_tool or actions is None:
+        return 0
+    entry = actions.entry(start_tool)
+    if decisions.actions[: len(entry.actions)] != entry.actions:
+        raise ValueError(
+            f"actions.start={start_tool}: every attempt begins with a call of it, and this "
+            "demonstration does not; leave actions.start out, or demonstrate the call first"
+        )
+    return len(entry.tokens)
 
 
 def _is_message(entry: DemonstratedTurn) -> bool:

@@ -9,6 +9,7 @@ from dataclasses import replace
 
 from graft.envs.base import BaseEnv
 from graft.protocols import Context, Env
+from graft.rollout.demonstration import decided
 from graft.rollout.failure import RolloutFailure, boundary
 from graft.rollout.live_trajectory import EpisodeDraft, LiveTrajectory
 from graft.rollout.setup import RolloutSetup
@@ -34,6 +35,7 @@ class EpisodeBuilder(EpisodeDraft):
         self.index = index
         self._env: Env | None = None
         self._prompt: Context | None = None
+        self._tip = 0  # the last span that all trajectories share
 
     async def __aenter__(self) -> EpisodeBuilder:
         return self
@@ -82,6 +84,14 @@ class EpisodeBuilder(EpisodeDraft):
         text = "".join(str(message.get("content") or "") for message in messages)
         self.episode.append(Span(None, Author.TASK, tokens, text=text))
         self._prompt = setup.engine.open(tokens)
+        if setup.start and setup.actions is not None:
+            entry = setup.actions.entry(setup.start)
+            text = setup.chat.tokenizer.decode_after(entry.tokens, tokens[-1])
+            span = decided(0, entry, text, skip=len(entry.tokens))
+            span.version, span.info = setup.engine.version, {"forced": setup.start}
+            self._tip = self.episode.append(span)
+            self._prompt.append(entry.tokens)
+            self._prompt.mode = entry.mode
 
     async def root(self, purpose: str = "") -> LiveTrajectory:
         """A new trajectory from the prompt, which is computed once for all of them.
@@ -95,7 +105,7 @@ class EpisodeBuilder(EpisodeDraft):
         except RolloutFailure as error:
             env, failure = EnvUnavailable(), error
         trajectory = self.add(
-            self._prompt.fork(self.key(len(self.trajectories), purpose)), env, tip=0
+            self._prompt.fork(self.key(len(self.trajectories), purpose)), env, self._tip
         )
         if failure is not None:
             failure.write(self.episode.spans[0].info)

@@ -37,13 +37,20 @@ def example(
     marks: Marks | None = None,
     speller: ActionSpeller | None = None,
     prefill: str = "",
+    start_tool: str = "",
 ) -> Episode:
     """The episode of a row. `marks` enclose results in an assistant's text; `speller` finds calls."""
     if row.spans is None:
+        if start_tool:
+            raise ValueError(
+                f"actions.start={start_tool} begins every attempt with a call, and a recorded chat "
+                "begins as it was recorded; give rows with spans, or leave actions.start out"
+            )
         return conversation(task, row.messages, chat, row.tools, marks, speller)
     entries = read_entries(row.spans, speller)
     actions = None if speller is None else speller.actions
-    return attempt(task, row.messages, entries, chat, actions, prefill, row.tools)
+    how = actions, prefill, row.tools, start_tool
+    return attempt(task, row.messages, entries, chat, *how)
 
 
 def read_entries(spans: Any, speller: ActionSpeller | None = None) -> list[DemonstratedTurn]:

@@ -32,6 +32,8 @@ class RolloutSetup:
     """None: calls are text, and the environment looks for them."""
     prefill: str = ""
     """Text that every answer begins with; part of the prompt, so never trained."""
+    start: str = ""
+    """The tool of `actions` that every attempt begins with; its entry is never trained."""
     samples: int | None = None
     """Attempts that a branch must produce, twins aside; None: any number."""
 

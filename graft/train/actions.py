@@ -27,8 +27,19 @@ def actions_of(config: Config, tokenizer: FastTokenizer, vocab_size: int) -> Act
     """The recipe's actions, spelled with this tokenizer."""
     section = config.actions
     if not section.file:
+        if section.start:
+            raise ConfigError(
+                f"actions.start={section.start} is a tool of actions.file, and there is no file; give "
+                "one such as calculator"
+            )
         return None
-    return load_actions(section.file, tokenizer, section.tools, vocab_size=vocab_size)
+    actions = load_actions(section.file, tokenizer, section.tools, vocab_size=vocab_size)
+    if section.start and section.start not in actions.tools:
+        raise ConfigError(
+            f"actions.start={section.start} is no tool of actions.file={section.file}; it has "
+            f"{', '.join(actions.tools)}"
+        )
+    return actions
 
 
 def check_calls(config: Config, actions: Actions | None, env: Callable[[Task], Env]) -> None:
@@ -58,6 +69,27 @@ def check_calls(config: Config, actions: Actions | None, env: Callable[[Task], E
         raise ConfigError(
             f"actions.file={config.actions.file} has {', '.join(actions.tools)}, and "
             f"{config.task.env} answers only {', '.join(takes)}; give the file of its tools"
+        )
+
+
+def check_freeze(config: Config, actions: Actions | None, is_split: bool) -> None:
+    """Refuse to train head rows alone where there are none, or where others hold the weights."""
+    if not config.actions.freeze_base:
+        return
+    if actions is None or not actions.space.extra:
+        raise ConfigError(
+            "actions.freeze_base trains the head rows of actions beyond the vocabulary, and "
+            f"actions.file={config.actions.file!r} has none; give a file such as calculator"
+        )
+    if config.lora.rank:
+        raise ConfigError(
+            f"actions.freeze_base with lora.rank={config.lora.rank}: adapters leave the base as it is, "
+            "and train the rows of the actions beside them; use one of the two"
+        )
+    if is_split:
+        raise ConfigError(
+            "actions.freeze_base trains a few rows of one matrix, and these processes would split it; "
+            "use parallel.shard=false and parallel.tp=1, so each process holds all"
         )
 
 

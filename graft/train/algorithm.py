@@ -63,7 +63,10 @@ def preset_of(config: Config) -> Preset:
     preset = resolve_preset(algo.name)
     changes: dict[str, Any] = {}
     if algo.credit:
-        changes["credit"] = tuple(as_part(entry) for entry in algo.credit)
+        changes["credit"] = credit = tuple(as_part(entry) for entry in algo.credit)
+        given = dict(part if isinstance(part, tuple) else (part, {}) for part in credit)
+        if preset.returns is not None and "gae" in given:
+            changes["returns"] = ("gae_returns", given["gae"])  # one gamma, one lambda
     if algo.loss is not None:
         changes["loss"] = as_part(algo.loss)
     if algo.reduction is not None:

@@ -23,7 +23,7 @@ from graft.rewards import make_reward
 from graft.rollout.setup import RolloutSetup
 from graft.text.chat import Chat
 from graft.text.tokenizer import FastTokenizer
-from graft.train.actions import check_calls
+from graft.train.actions import check_calls, check_freeze
 from graft.train.algorithm import Algorithm, branch_of, branch_part, preset_of, rounds_of
 from graft.train.components import RunComponents
 from graft.train.distributed.process_group import ALONE, ProcessGroup
@@ -38,6 +38,7 @@ from graft.train.rollout_engine import (
     refuse_async,
     refuse_external,
     shares_weights,
+    ways,
 )
 from graft.train.truncation import refuse_truncation
 from graft.types import Sampling, Task
@@ -71,6 +72,7 @@ def build_run(
         config, source, tokenizer, device, dtype, processes, is_shared, with_engine
     )
     check_calls(config, actions, env)
+    check_freeze(config, actions, is_split=ways(config, processes) > 1)
     branch = branch_of(config, preset, actions)
     refuse_async(config, branch, is_dynamic=rounds_of(config, preset) > 1)
     if not with_engine:
@@ -230,4 +232,5 @@ def make_setup(
         deadline=rollout.deadline,
         actions=actions,
         prefill=config.task.prefill,
+        start=config.actions.start,
     )

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from graft.actions.actions import Actions
 from graft.config import Config
+from graft.models.action_rows import ActionRows
 from graft.models.lora.training import Lora
 from graft.models.policy import weights_of
 from graft.protocols import Engine
@@ -41,6 +42,8 @@ class RunComponents:
     """The checkpoint that the run continues from."""
     lora: Lora | None = None
     """Made when training begins; to sample, the merged weights are enough."""
+    rows: ActionRows | None = None
+    """Likewise: the head rows of actions, where nothing else is trained."""
     shares_weights: bool = True
     """Whether the engine samples from the learner's own tensors."""
     processes: ProcessGroup = ALONE

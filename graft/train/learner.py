@@ -31,6 +31,7 @@ from torch import Tensor
 from graft.algos.batch import Batch
 from graft.algos.checked import check_loss
 from graft.algos.losses import Loss, value_loss
+from graft.models.action_rows import ActionRows
 from graft.models.critic import Critic
 from graft.models.decoder import Decoder
 from graft.models.lora.training import Lora
@@ -46,6 +47,9 @@ from graft.user_code import is_users_own, named
 
 SAMPLING_GAP = "sampling/sampling_logp_difference"
 """Metrics of |log-prob of the learner - log-prob of the engine| over trained tokens: mean, max, p999."""
+
+WEIGHTED = ("loss", "loss/value")
+"""Metrics that are sums with the weights of a reduction; the others are means over trained tokens."""
 
 IMPORTANCE = "sampling/importance_sampling_ratio"
 """Metrics of the weights between engine and learner: mean, and ess, the share of tokens that count."""
@@ -68,8 +72,12 @@ class Learner:
     critic: Critic | None = None
     critic_optimizer: Optimizer | None = None
     value_clip: float | None = None
+    value_reduction: Callable[[Batch], Tensor] | None = None
+    """Of the critic's loss; None: `reduction`."""
     reference: Decoder | None = None
     lora: Lora | None = None
+    rows: ActionRows | None = None
+    """The head rows of actions, where nothing else is trained."""
     anchor: Mapping[str, Tensor] | None = None
     """Adapters of the reference, in place of a model of its own."""
     epochs: int = 1
@@ -238,16 +246,23 @@ class Learner:
     ) -> dict[str, float]:
         """One optimizer step; its log-probs are written to rows `index` of `seen`."""
         weights = self.reduction(batch)
+        value_weights = weights
+        if self.critic is not None and self.value_reduction is not None:
+            value_weights = self.value_reduction(batch)
         reports: list[dict[str, Tensor]] = []
         gaps: list[Tensor] = []
         for part, is_real in self._micro_batches(trajectories):
             number = torch.tensor(part)
             micro, device = batch.rows(number), self.policy.device
             forest = Forest([trajectories[i] for i in part], micro.mask, device)
-            share = weights[number] if is_real else torch.zeros_like(weights[number])
-            weight = transfer({"weights": share}, device)["weights"]
+            shares = {"policy": weights[number], "value": value_weights[number]}
+            if not is_real:
+                shares = {name: torch.zeros_like(share) for name, share in shares.items()}
+            moved = transfer(shares, device)
             with self._jointly("the gradients of a micro-batch"):
-                report, logp_NT, gap_NT = self._backward(forest, micro.to(device), weight)
+                report, logp_NT, gap_NT = self._backward(
+                    forest, micro.to(device), moved["policy"], moved["value"]
+                )
             if is_real:
                 reports.append(report)
                 gaps.append(gap_NT.flatten())
@@ -263,8 +278,8 @@ class Learner:
             cause = f", by {named(self.loss, 'loss')}" if is_users_own(self.loss) else ""
             raise NonFinite(f"{', '.join(bad)} is not a finite number{cause}; no step was taken")
         totals |= self.optimizer.step()
-        if self.lora is not None:
-            self.lora.merge()
+        if (trained := self.lora or self.rows) is not None:
+            trained.merge()
         if self.critic_optimizer is not None:
             stepped = self.critic_optimizer.step()
             totals |= {f"critic/{name}": value for name, value in stepped.items()}
@@ -286,14 +301,14 @@ class Learner:
             for name, value in report.items():
                 if name.endswith("/max"):
                     totals[name] = max(totals.get(name, 0.0), value)
-                else:  # the loss is weighted already; the rest are sums over trained tokens
-                    share = value if name == "loss" else value / max(count, 1)
+                else:
+                    share = value if name in WEIGHTED else value / max(count, 1)
                     totals[name] = totals.get(name, 0.0) + share
         totals[f"{SAMPLING_GAP}/p999"] = _high(gaps, count)
         return totals
 
     def _backward(
-        self, forest: Forest, micro: Batch, weights_NT: Tensor
+        self, forest: Forest, micro: Batch, weights_NT: Tensor, value_weights_NT: Tensor
     ) -> tuple[dict[str, Tensor], Tensor, Tensor]:
         """Gradients of one micro-batch; sums over its trained tokens, to be divided by the count.
 
@@ -308,9 +323,10 @@ class Learner:
         loss = (loss_NT * weights_NT).sum()
         totals = {"loss": loss.detach()}
         if self.critic is not None:
-            value_NT, value_metrics = value_loss(forest.values(self.critic), micro, self.value_clip)
-            metrics = {**metrics, **value_metrics}
-            loss = loss + (value_NT * weights_NT).sum()
+            value_NT = value_loss(forest.values(self.critic), micro, self.value_clip)
+            value = (value_NT * value_weights_NT).sum()
+            totals["loss/value"] = value.detach()
+            loss = loss + value
         loss.backward()
         for name, value_NT in {"entropy": entropy.detach(), **metrics}.items():
             totals[name] = torch.where(micro.mask, value_NT, 0.0).sum()

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
 
-from graft.algos.losses import LOSSES
+from graft.algos.losses import LOSSES, with_kl
 from graft.algos.presets import make
 from graft.algos.reductions import REDUCTIONS
 from graft.config import Config, ConfigError
+from graft.models.action_rows import ActionRows
 from graft.models.critic import Critic
 from graft.models.decoder import Decoder
 from graft.models.io.hub import origin_of
@@ -53,6 +55,13 @@ def make_lora(components: RunComponents) -> Lora | None:
     return components.lora
 
 
+def make_rows(components: RunComponents) -> ActionRows | None:
+    """The head rows of actions, where the recipe trains nothing else; the same in both phases."""
+    if components.config.actions.freeze_base and components.rows is None:
+        components.rows = ActionRows(components.policy)
+    return components.rows
+
+
 def _origin(config: Config) -> str:
     """The recipe's model as adapters name their base: a hub name with its commit, or a path."""
     path = latest_model(config.model.path)
@@ -67,14 +76,14 @@ def make_learner(components: RunComponents, reference: Decoder | None) -> Learne
     """
     config, algo, policy = components.config, components.algo, components.policy
     train, preset, plan = config.train, algo.preset, rate_plan(config)
-    lora = make_lora(components)
+    lora, rows = make_lora(components), make_rows(components)
     critic = critic_optimizer = None
     if preset.needs_critic:
         critic, critic_lr = make_critic(policy), config.algo.critic_lr or train.lr
         critic_optimizer = make_optimizer(components, critic, critic_lr, plan)
     learner = Learner(
         policy=policy,
-        optimizer=make_optimizer(components, lora or policy, train.lr, plan),
+        optimizer=make_optimizer(components, lora or rows or policy, train.lr, plan),
         loss=algo.loss,
         reduction=algo.reduction,
         tokens_per_micro=micro_budget(config, policy, components.processes),
@@ -84,8 +93,10 @@ def make_learner(components: RunComponents, reference: Decoder | None) -> Learne
         critic=critic,
         critic_optimizer=critic_optimizer,
         value_clip=preset.value_clip,
+        value_reduction=preset.value_reduction,
         reference=reference,
         lora=lora,
+        rows=rows,
         anchor=lora.snapshot() if lora is not None and has_reference(config) else None,
         epochs=train.epochs,
         minibatches=train.minibatches,
@@ -116,6 +127,14 @@ def rate_plan(config: Config) -> Schedule:
     train = config.train
     rounds = train.epochs * train.minibatches
     return schedule(train.schedule, train.warmup * rounds, train.steps * rounds, train.min_lr)
+
+
+def sft_rate_plan(config: Config, steps: int) -> Schedule:
+    """The factor on sft.lr of each of `steps` steps."""
+    sft = config.sft
+    # a share is rounded up, as transformers does
+    warmup = math.ceil(sft.warmup * steps) if 0 < sft.warmup < 1 else int(sft.warmup)
+    return schedule(sft.schedule, warmup, steps, sft.min_lr)
 
 
 def rates_of(config: Config) -> dict[str, Any]:
@@ -151,13 +170,18 @@ def make_critic(policy: Any) -> Any:
     return sharded_critic(policy)  # type: ignore[arg-type]
 
 
-def sft_learner(components: RunComponents, steps: int) -> Learner:
-    """The learner of the SFT phase: cross-entropy, and its own optimizer for `steps` steps."""
+def sft_learner(components: RunComponents, steps: int, reference: Decoder | None = None) -> Learner:
+    """The learner of the SFT phase: cross-entropy, and its own optimizer for `steps` steps.
+
+    With sft.kl_coef also a KL: to `reference`, or to the present adapters.
+    """
     config, policy, sft = components.config, components.policy, components.config.sft
-    lora = make_lora(components)
-    plan = schedule("linear", sft.warmup, steps, 0.1)
-    optimizer = make_optimizer(components, lora or policy, sft.lr, plan)
+    lora, rows = make_lora(components), make_rows(components)
+    plan = sft_rate_plan(config, steps)
+    optimizer = make_optimizer(components, lora or rows or policy, sft.lr, plan)
     loss, reduction = make("sft", LOSSES, "loss"), make("token", REDUCTIONS, "reduction")
+    if sft.kl_coef:
+        loss = with_kl(loss, sft.kl_coef)
     learner = Learner(
         policy,
         optimizer,
@@ -165,7 +189,10 @@ def sft_learner(components: RunComponents, steps: int) -> Learner:
         reduction,
         micro_budget(config, policy, components.processes),
         allowed=allowed_table(components.actions, policy),
+        reference=reference,
         lora=lora,
+        anchor=lora.snapshot() if lora is not None and sft.kl_coef else None,
+        rows=rows,
         processes=components.processes,
     )
     check_engine(components, learner)

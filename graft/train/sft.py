@@ -19,12 +19,14 @@ def sft_step(learner: Learner, episodes: Sequence[Episode]) -> dict[str, float]:
     started = time.perf_counter()
     trajectories = [one for episode in episodes for one in episode.trajectories()]
     batch = to_batch(trajectories)
+    if learner.has_reference:
+        batch = learner.annotate(trajectories, batch)
     updated = learner.update(trajectories, batch)
     tokens = sum(len(span) for episode in episodes for span in episode.spans)
-    keep = ("loss", "entropy", "grad_norm", "learning_rate")
+    keep = ("loss", "entropy", "kl", "grad_norm", "learning_rate")
     seconds = time.perf_counter() - started
     return {
-        **{name: updated[name] for name in keep},
+        **{name: updated[name] for name in keep if name in updated},
         "num_tokens": float(tokens),
         "num_trained_tokens": float(batch.num_tokens),
         "tokens_per_second": tokens / seconds,

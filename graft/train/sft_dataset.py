@@ -97,6 +97,7 @@ def demonstrations(components: RunComponents) -> Examples:
                 seed=draw_key(seed, task.id, 0),
                 actions=components.actions,
                 prefill=config.task.prefill,
+                start_tool=config.actions.start,
                 **config.sft.demo_args,
             )
             for task in (next(tasks) for _ in range(count))
@@ -159,7 +160,9 @@ def row_builder(
 
     def build(number: int, row: ChatRow) -> Episode:
         task = Task(f"row:{chats.numbers[number]}", "", data_source=path)
-        return example(task, row, components.chat, marks, speller, components.config.task.prefill)
+        config = components.config
+        start = config.task.prefill, config.actions.start
+        return example(task, row, components.chat, marks, speller, *start)
 
     return chats, build
 

@@ -189,6 +189,41 @@ def test_the_docstring_case_of_gae(toy_batch):
     check(gae(1.0, 1.0)(batch.zeros(), batch), [[0.7, 1.0]], atol=1e-6)
 
 
+def test_gae_per_turn_by_hand(toy_batch):
+    """gamma 0.5. Row 0, lambda 1: 1 - 0.6 = 0.4, then 0.5 * 0.6 - 0.4 + 0.5 * 0.4 = 0.1.
+
+    Row 1 is truncated: 2 + 0.5 * 0.2 - 0.2 = 1.9, then 1 + 0.5 * 0.2 - 0.8 + 0.5 * 1.9 = 1.25; the
+    reward on an observation belongs to the turn before it.
+    """
+    batch = toy_batch(
+        turns=[[0, 0, -1, 1, -1], [0, -1, 1, 1, -1]],
+        values=[[0.4, 0.9, 9, 0.6, 9], [0.8, 9, 0.2, 0.7, NAN]],
+        rewards=[[0, 0, 0, 1, 0], [0, 1, 0, 2, 0]],
+        truncated=[0, 1],
+    )
+    want = [[0.1, 0.1, 0, 0.4, 0], [1.25, 0, 1.9, 1.9, 0]]
+    check(gae(0.5, 1.0, per="turn")(batch.zeros(), batch), want, atol=1e-6)
+    got = gae_returns(0.5, 1.0, per="turn")(batch.zeros(), batch)
+    check(got, [[0.5, 0.5, 0, 1.0, 0], [2.05, 0, 2.1, 2.1, 0]], atol=1e-6)
+    short = gae(0.5, 0.5, per="turn")(batch.zeros(), batch)
+    assert short[0, 0].item() == pytest.approx(-0.1 + 0.25 * 0.4)
+    with pytest.raises(ValueError, match="give 'token' or 'turn'"):
+        gae(per="step")
+
+
+def test_turns_of_one_token_make_both_kinds_of_gae_the_same(toy_batch):
+    torch.manual_seed(0)
+    batch = toy_batch(
+        values=torch.rand(3, 4),
+        rewards=torch.rand(3, 4),
+        turns=[[0, 1, 2, 3], [0, 1, -1, -1], [2, 3, 4, -1]],
+        leaf=[1, 0, 0],
+    )
+    for kind in (gae, gae_returns):
+        want = kind(0.9, 0.8)(batch.zeros(), batch)
+        torch.testing.assert_close(kind(0.9, 0.8, per="turn")(batch.zeros(), batch), want)
+
+
 def test_gae_of_a_leaf_does_not_depend_on_longer_ones_beside_it(toy_batch):
     batch = toy_batch(
         mask=[[1, 1, 0, 0], [1, 1, 1, 1]],

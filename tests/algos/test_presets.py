@@ -54,13 +54,14 @@ def test_published_settings():
     assert PRESETS["gspo"].loss == ("gspo", {"low": 3e-4, "high": 4e-4})
     assert PRESETS["rebn"].importance_cap == 2.0
     assert PRESETS["ppo"].needs_critic and PRESETS["ppo"].value_clip == 0.5
-    assert [name for name, preset in PRESETS.items() if preset.needs_critic] == ["ppo"]
+    assert [name for name, preset in PRESETS.items() if preset.needs_critic] == ["ppo", "ppo_turn"]
     cpo, earl_grpo = PRESETS["cpo"], PRESETS["earl_grpo"]
     assert cpo.loss == earl_grpo.loss == ("clip", {"low": 0.2, "high": 0.2, "dual": 3.0})
     assert (cpo.branch, earl_grpo.branch) == ("counterfactual", "independent")
     assert (cpo.reduction, cpo.kl_coef, cpo.kl_kind) == ("token", 1e-3, "k3")
-    assert PRESETS["ppo"].returns is not None
-    assert PRESETS["ppo"].returns[1] == PRESETS["ppo"].credit[0][1], "one gamma, one lambda"
+    for preset in (PRESETS["ppo"], PRESETS["ppo_turn"]):
+        assert preset.returns is not None
+        assert preset.returns[1] == preset.credit[0][1], "one gamma, one lambda"
 
 
 def test_terms_around_the_loss_come_from_the_preset(toy_batch):

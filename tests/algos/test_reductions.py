@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from graft.algos.losses import LOSSES, with_entropy, with_kl
-from graft.algos.reductions import constant, sequence, token, written_tokens
+from graft.algos.reductions import constant, sequence, token, turn_starts, written_tokens
 
 MASK = [[1, 1, 1], [0, 1, 0], [0, 0, 0]]
 
@@ -35,6 +35,11 @@ def test_written_tokens_divides_by_all_that_stands_behind_the_prompts(toy_batch)
     spans = [[0, 0, 1], [2, 3, -1], [4, -1, -1]]  # six tokens of all authors, three of padding
     weights = written_tokens()(toy_batch(mask=MASK, spans=spans))
     check(weights, [[1 / 6] * 3, [0, 1 / 6, 0], [0, 0, 0]])
+
+
+def test_turn_starts_weighs_the_first_trained_token_of_every_turn_alike(toy_batch):
+    batch = toy_batch(turns=[[0, 0, -1, 1], [0, 1, 1, -1]], mask=[[0, 1, 0, 1], [0, 1, 1, 0]])
+    assert turn_starts()(batch).mul(3).tolist() == [[0, 1, 0, 1], [0, 1, 0, 0]]
 
 
 def test_the_denominator_is_the_trained_tokens_not_the_padded_size(toy_batch):

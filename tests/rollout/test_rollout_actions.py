@@ -109,6 +109,37 @@ def test_a_demonstration_has_the_tokens_and_decisions_of_the_rollout(prefill):
         assert getattr(batch, name).tolist() == getattr(expected, name).tolist(), name
 
 
+class TaughtAtOnce(Taught):
+    def demonstrate(self, rng):
+        return super().demonstrate(rng)[1:]
+
+
+def test_an_attempt_can_start_in_a_tool_whose_entry_is_not_trained():
+    received: list[str] = []
+
+    class Heard(Swapping):
+        def respond(self, action: str):
+            received.append(action)
+            return super().respond(action)
+
+    script = [call("compare", "A", "B")[1:], *COMPARE_AND_SWAP[1:]]
+    where = scripted([script], Heard, start="compare")
+    (episode,) = collect([TASK], where, independent(1))
+    rolled = to_batch(trajectories_of([episode]))
+    (row,) = episode.trajectories()
+    assert texts(row)[1:3] == [("policy", " compare"), ("policy", " A and B")]
+    assert not any(row.spans[1].mask) and sum(row.spans[2].mask) == 2
+    first = received[0]
+    assert (first, first.tool, first.arguments) == (" compare A and B", "compare", ("A", "B"))
+    how = {"actions": SORTING, "start_tool": "compare"}
+    shown = demonstration(TASK, TaughtAtOnce(), Chat(LETTERS), 0, **how)
+    batch = to_batch(trajectories_of([shown]))
+    for name in ("actions", "modes", "mask", "turns"):
+        assert getattr(batch, name).tolist() == getattr(rolled, name).tolist(), name
+    with pytest.raises(ValueError, match=r"actions\.start=compare: every attempt begins"):
+        demonstration(TASK, Taught(), Chat(LETTERS), 0, **how)
+
+
 def test_plain_text_follows_the_grammar_and_may_not_hide_a_call():
     plain = plain_decisions(encoded("So."), SORTING)
     assert (plain.actions, plain.modes, plain.mode) == (encoded("So."), [0, 0, 0], 0)

@@ -25,6 +25,18 @@ def test_a_preset_s_kl_moves_into_the_reward_as_a_whole():
     assert moved.shaping == (("kl_in_reward", {"coef": 1e-3, "kind": "k3"}),)
 
 
+def test_the_critic_learns_with_the_gamma_of_the_recipe_s_gae():
+    turn = {"per": "turn", "gamma": 0.9}
+    preset = preset_of(recipe(name="ppo", credit=[{"gae": turn}, "whiten"]))
+    assert preset.credit == (("gae", turn), "whiten")
+    assert preset.returns == ("gae_returns", turn)
+    assert preset_of(recipe(name="ppo", credit=["gae"])).returns == ("gae_returns", {})
+    assert (
+        preset_of(recipe(name="ppo", credit=["whiten"])).returns
+        == preset_of(recipe(name="ppo")).returns
+    )
+
+
 def test_a_price_on_every_decision_is_refused_where_some_have_no_reference():
     config = recipe(name="cpo", kl_in="reward")
     with_actions = config.model_copy(

@@ -1,16 +1,20 @@
 import copy
+import math
 from dataclasses import replace
 
 import pytest
 import torch
 
 from graft.algos.presets import build
+from graft.algos.reductions import turn_starts
+from graft.config import check
 from graft.models.critic import Critic
 from graft.models.decoder import Decoder
 from graft.models.shape import ModelShape
 from graft.rollout.batching import to_batch, trajectories_of
 from graft.train import learner as learner_module
 from graft.train.learner import Learner, _high
+from graft.train.learner_build import sft_rate_plan
 from graft.train.optimizer import NonFinite, Optimizer, schedule
 from tests.trees import group, random_tree
 
@@ -130,6 +134,31 @@ def test_a_critic_learns_the_returns():
     assert losses[-1] < 0.3 * losses[0]
 
 
+@pytest.mark.parametrize("budget", [10_000, 25])
+def test_a_critic_of_turns_learns_where_they_begin(budget: int):
+    """Its loss is the mean over turns, whatever the micro-batches; elsewhere it has no gradient."""
+    rows, batch = batch_of()
+    learner = learner_for("ppo_turn", budget)
+    learner.critic = Critic(learner.policy)
+    learner.critic_optimizer = Optimizer(
+        [learner.critic], lr=1e-2, schedule=schedule("constant", 0, 1, 0.0)
+    )
+    learner.value_reduction = turn_starts()
+    returns = torch.where(turn_starts()(batch) > 0, 3.0, 100.0)
+    slopes: list[float] = []
+
+    def record() -> dict[str, float]:
+        slopes.append(float(learner.critic.value.bias.grad))
+        learner.discard()
+        return {}
+
+    learner.critic_optimizer.step = record  # type: ignore[method-assign]
+    annotated = learner.annotate(rows, batch)  # a new critic values everything at 0
+    metrics = learner.update(rows, annotated.replace(returns=returns))
+    assert metrics["loss/value"] == pytest.approx(4.5, abs=1e-5)
+    assert slopes == pytest.approx([-3.0], abs=1e-5)
+
+
 def test_the_reference_is_computed_by_its_own_weights():
     rows, batch = batch_of()
     learner = learner_for()
@@ -221,6 +250,26 @@ def test_schedules_by_hand():
     cosine = schedule("cosine", 0, 4, 0.1)
     assert [round(cosine(i), 4) for i in (0, 2, 4, 9)] == [1.0, 0.55, 0.1, 0.1]
     assert schedule("constant", 0, 4, 0.0)(100) == 1.0
+
+
+def test_the_rates_of_sft_by_hand():
+    def plan(**sft: object):
+        return sft_rate_plan(
+            check(
+                {
+                    "model": {"path": "m"},
+                    "train": {"steps": 0},
+                    "sft": {"data": "x", "steps": 20, **sft},
+                }
+            ),
+            20,
+        )
+
+    shared = plan(warmup=0.15, schedule="cosine", min_lr=0)  # 3 steps of warm-up, then 17
+    assert [round(shared(i), 4) for i in (0, 2, 3, 20)] == [0.3333, 1.0, 1.0, 0.0]
+    assert shared(11) == pytest.approx(0.5 * (1 + math.cos(math.pi * 8 / 17)))
+    plain = plan(warmup=0)
+    assert [plain(0), plain(10), plain(20)] == pytest.approx([1.0, 0.55, 0.1])
 
 
 def test_gradients_are_clipped_to_the_global_norm():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,8 @@ import torch
 
 from graft.algos.losses import reinforce, sft, with_entropy, with_kl
 from graft.algos.reductions import token
+from graft.models.action_rows import ActionRows
+from graft.models.critic import Critic
 from graft.models.decoder import Decoder, causal
 from graft.models.extra_actions import extend, load_rows
 from graft.models.io.load import load_model
@@ -250,3 +253,59 @@ def test_a_checkpoint_brings_actions_and_their_moments_back(dtype: torch.dtype, 
     for name, weight in learner.policy.state_dict().items():
         assert torch.equal(again.policy.state_dict()[name], weight), name
     assert again.policy.head_weight[CALL].any()
+
+
+def frozen_learner(policy: Decoder, **more) -> Learner:
+    rows = ActionRows(policy)
+    plan = schedule("constant", 0, 1, 0.0)
+    optimizer = Optimizer([rows], lr=1e-2, schedule=plan, weight_decay=0.1)
+    return Learner(policy, optimizer, sft(), token(), 10_000, allowed=table(), rows=rows, **more)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_frozen_base_moves_in_the_rows_of_actions_only(tied: bool):
+    shape = replace(SHAPE, tied=tied)
+    rows, policy = call_rows(), extend(Decoder(shape).initialise(1), [9, None, 12])
+    batch = to_batch(rows)
+    want = gradient_of(learner_of(copy.deepcopy(policy), sft()), rows, batch)[CALL : DONE + 1]
+    before = {name: weight.clone() for name, weight in policy.state_dict().items()}
+    learner, taken = frozen_learner(policy), []
+    step = learner.optimizer.step
+    learner.optimizer.step = lambda: taken.append(learner.rows.rows.grad.clone()) or step()
+    learner.update(rows, batch)
+    torch.testing.assert_close(taken[0], want, atol=1e-6, rtol=0)
+    assert policy.head_weight.grad is None
+    for name, weight in policy.state_dict().items():
+        moved = (
+            (weight != before[name]).flatten(1).any(1)
+            if weight.ndim > 1
+            else weight != before[name]
+        )
+        trained = [CALL, TWO, DONE] if weight is policy.head_weight or len(weight) == 94 else []
+        assert moved.nonzero().flatten().tolist() == trained, name
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_frozen_base_is_resumed_bit_for_bit(tmp_path: Path, dtype: torch.dtype):
+    rows = call_rows()
+    batch = to_batch(rows)
+    learner = frozen_learner(new_policy().to(dtype))
+    for _ in range(3):
+        learner.update(rows, batch)
+    CheckpointWriter(tmp_path, FastTokenizer.characters("0123456789"), keep_last=1).save(
+        "rl", 3, learner, {}
+    )
+    (saved,) = checkpoints(tmp_path)
+    policy = load_rows(load_model(saved.path, dtype=dtype), saved.path)
+    assert policy is not None
+    again = frozen_learner(policy)
+    saved.restore(again)
+    for one in (learner, again):
+        one.update(rows, batch)
+    assert torch.equal(again.policy.head_weight, learner.policy.head_weight)
+
+
+def test_a_critic_of_a_frozen_base_is_trained():
+    policy = new_policy()
+    frozen_learner(policy)
+    assert all(weight.requires_grad for weight in Critic(policy).parameters())

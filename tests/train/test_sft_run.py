@@ -103,6 +103,7 @@ def test_a_warm_up_that_died_twice_ends_with_the_same_metrics(tmp_path, monkeypa
         }
         sft = {"data": write(tmp_path / name / "rows.jsonl", rows), "epochs": 3, "batch": 24}
         more = {"skip_bad": True, "overlong": "skip", "eval_share": 0.1, "eval_every": 4}
+        more["kl_coef"] = 0.1
         configs[name] = recipe(tmp_path, {**sft, **more}, run=run)
     train_recipe(configs["whole"])
     for last in (2, 6):
@@ -122,5 +123,7 @@ def test_a_warm_up_that_died_twice_ends_with_the_same_metrics(tmp_path, monkeypa
     train_recipe(configs["broken"])
     assert len(metrics(tmp_path / "whole")) == 12  # 90 rows three times, 24 a step
     assert metrics(tmp_path / "broken") == metrics(tmp_path / "whole")
+    kl = [line["kl"] for line in metrics(tmp_path / "whole")]
+    assert kl[0] == pytest.approx(0.0, abs=1e-6) and kl[-1] > 0.01  # to the model it started from
     found = json.loads((tmp_path / "broken" / "run" / "summary.json").read_text())["sft"]
     assert (found["rows"], found["held_out"], found["bad"], found["overlong"]) == (90, 10, 1, 1)

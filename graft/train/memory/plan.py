@@ -127,10 +127,12 @@ class RunSizes:
             MemoryItem("runtime", RUNTIME.get(memory.device.type, RUNTIME["cuda"]), "always", ""),
         ]
         copies = 1
-        if has_reference(config) and not config.lora.rank:
+        has_sft_kl = bool(config.sft.is_on and config.sft.kl_coef)
+        if (has_reference(config) or has_sft_kl) and not config.lora.rank:
             # a part of a split one is fp32, like the policy's
             held = params * dtype.itemsize if memory.ways == 1 else 4 * params // memory.ways
-            items.append(MemoryItem("reference", held, "always", "algo.kl_coef"))
+            key = "algo.kl_coef" if has_reference(config) else "sft.kl_coef"
+            items.append(MemoryItem("reference", held, "always", key))
         if preset.needs_critic and config.train.steps:
             copies = 2  # one backward pass through both graphs
             body = params - (0 if shape.tied else shape.head_rows * shape.width)

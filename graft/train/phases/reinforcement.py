@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from graft.files import make_aside, put_in_place
-from graft.models.policy import save_policy
 from graft.protocols import Stateful
 from graft.rollout.collector import RolloutRequest
 from graft.train.learner import Learner
 from graft.train.learner_build import make_learner
 from graft.train.memory.plan import has_reference
-from graft.train.model import load_reference
 from graft.train.monitor.check import FAIL, PASS
 from graft.train.monitor.labels import PHASE_WORDS
 from graft.train.monitor.run_check import check_attempts
 from graft.train.phases.context import RunContext
 from graft.train.phases.evaluation import evaluate_held_out
+from graft.train.phases.reference import frozen_policy
 from graft.train.phases.step_hooks import RunHooks
 from graft.train.rl import train_step
 from graft.train.rollout_source import RolloutSource
 from graft.train.run_dir.checkpoint import Checkpoint
-from graft.train.run_dir.folder import RunStopped, out_of_disk
+from graft.train.run_dir.folder import RunStopped
 from graft.train.tasks import TaskStream, held_out_tasks
 from graft.types import Task
 
@@ -34,7 +30,7 @@ def reinforce(run: RunContext, resumed: Checkpoint | None) -> None:
     config, algo = run.config, run.components.algo
     reference = None
     if has_reference(config) and not config.lora.rank:
-        reference = _reference(run, is_new=resumed is None)
+        reference = frozen_policy(run, "reference", is_new=resumed is None)
     learner = make_learner(run.components, reference)
     run.show_notes()
     tasks = TaskStream(config.task.env, config.run.seed, run.state.get("cursor", 0))
@@ -63,21 +59,6 @@ def reinforce(run: RunContext, resumed: Checkpoint | None) -> None:
         run.save("rl", hooks.done, learner)
         run.writer.finish()
         raise
-
-
-def _reference(run: RunContext, is_new: bool) -> Any:
-    """The frozen policy of the KL term: the weights RL starts from, kept for every resumption."""
-    path = run.folder.path / "reference"
-    policy = run.components.policy
-    with out_of_disk(run.folder.path):
-        if is_new:
-            aside = make_aside(path) if run.processes.is_first else None
-            source = run.writer.source or None
-            save_policy(policy, aside, special={}, source=source)
-            if aside is not None:
-                put_in_place(aside, path)
-            run.processes.barrier("the reference model")
-    return load_reference(path, policy)
 
 
 def _check_attempts(run: RunContext, learner: Learner, version: int) -> None:

@@ -13,6 +13,7 @@ from graft.train.memory.workload import SFT_CHECK_EVERY, SFT_CHECK_TASKS
 from graft.train.monitor.labels import PHASE_WORDS
 from graft.train.phases.context import RunContext
 from graft.train.phases.evaluation import attempt_held_out, evaluate_held_out
+from graft.train.phases.reference import frozen_policy
 from graft.train.run_dir.checkpoint import Checkpoint
 from graft.train.run_dir.folder import RunStopped
 from graft.train.sft import held_out_scores, sft_step
@@ -27,7 +28,10 @@ def warm_up(run: RunContext, resumed: Checkpoint | None) -> None:
         return
     run.state["sft_planned"] = [sft.steps, sft.epochs]
     dataset = _open_dataset(run)
-    learner = sft_learner(run.components, dataset.steps)
+    reference = None
+    if sft.kl_coef and not run.config.lora.rank:
+        reference = frozen_policy(run, "sft-reference", is_new=resumed is None)
+    learner = sft_learner(run.components, dataset.steps, reference)
     run.show_notes()
     done = 0
     if resumed is not None:

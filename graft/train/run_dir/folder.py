@@ -30,7 +30,8 @@ MAY_CHANGE = {
 """Keys that may change when a run is resumed; a change of any other key needs a new run."""
 
 WARM_UP_MAY_CHANGE = {
-    "sft.steps", "sft.epochs", "sft.lr", "sft.warmup", "sft.eval_every", "sft.stop_at",
+    "sft.steps", "sft.epochs", "sft.lr", "sft.schedule", "sft.min_lr", "sft.warmup", "sft.eval_every",
+    "sft.stop_at",
 }  # fmt: skip
 """These too, until the first RL step: later nothing reads them."""
 

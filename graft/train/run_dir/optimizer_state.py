@@ -30,7 +30,7 @@ from graft.train.run_dir.folder import RunStopped
 
 def tensors_of(learner: Learner) -> dict[str, Tensor]:
     """All tensors of a checkpoint beside the policy's weights; writing into them restores the learner."""
-    module = learner.lora or learner.policy
+    module = learner.lora or learner.rows or learner.policy
     found = _moments("policy", learner.optimizer, module)
     if learner.critic is not None and learner.critic_optimizer is not None:
         found |= _moments("critic", learner.critic_optimizer, learner.critic)

@@ -1,0 +1,26 @@
+"""The frozen policy of a phase's KL term: the weights that the phase starts from."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from graft.files import make_aside, put_in_place
+from graft.models.policy import save_policy
+from graft.train.model import load_reference
+from graft.train.phases.context import RunContext
+from graft.train.run_dir.folder import out_of_disk
+
+
+def frozen_policy(run: RunContext, name: str, is_new: bool) -> Any:
+    """A copy of the policy, kept in the run's folder `name` for every resumption of the phase."""
+    path = run.folder.path / name
+    policy = run.components.policy
+    with out_of_disk(run.folder.path):
+        if is_new:
+            aside = make_aside(path) if run.processes.is_first else None
+            source = run.writer.source or None
+            save_policy(policy, aside, special={}, source=source)
+            if aside is not None:
+                put_in_place(aside, path)
+            run.processes.barrier("the reference model")
+    return load_reference(path, policy)
