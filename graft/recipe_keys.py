@@ -83,7 +83,8 @@ class TaskSection(Section):
     """A reward: a name, {name: {...}}, "your.module:fn", or a list of these with weights, such as
     [f1, {"your.module:fn": {}, weight: 0.2}]; empty: the environment's own."""
     prefill: str = ""
-    """Text that every answer begins with, as if the policy had written it; never trained."""
+    """Text that every answer begins with, as if the policy had written it; never trained. Left out where the
+    prompt ends with an assistant's message that ends with it."""
 
 
 class ActionsSection(Section):

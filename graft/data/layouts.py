@@ -73,6 +73,13 @@ LAYOUTS: dict[str, RowLayout] = {
             outranks=("verl", "trl-prompt", "rl-grpo", "plain"),
         ),
         RowLayout(
+            "earl-sorting",
+            "verl's columns and extra_info.interaction_kwargs, as EARL's sorting data has them",
+            readers.is_sorting,
+            task=readers.sorting_task,
+            outranks=("verl", "arpo", "trl-prompt", "rl-grpo", "plain"),
+        ),
+        RowLayout(
             "easyrl",
             "prompt, ground_truth; extra_info {data_source, pass@k}",
             filled("prompt", "ground_truth"),

@@ -56,17 +56,48 @@ def keyed_task(prompt: str, answer: str) -> Callable[[Row], TaskRow]:
         messages = read_prompt(row, prompt)
         golds = fields.read_golds(row, answer)
         meta = _extra_info(row)
-        if source_of(row) == "sorting" and isinstance(meta.get("interaction_kwargs"), Mapping):
-            raise BadField("data_source", EARL_SORTING)
         return TaskRow(messages, golds, source_of(row), meta, read_tools(row))
 
     return task
 
 
-EARL_SORTING = (
-    "'data_source' is EARL's 'sorting', whose rows are graded by the order that tool calls produce, not "
-    "by a text; the environments earl:sort, earl:order and earl:compare pose the same tasks with the tools"
-)
+def sorting_task(row: Row) -> TaskRow:
+    """EARL's rows of hidden items to sort, whose `interaction_kwargs` describe them.
+
+    {"task": "sort", "items": [1, 0], "symbols": ["A", "B"], "reverse": false, "tools": ["compare", "swap"]}
+    """
+    task = keyed_task("prompt", "reward_model.ground_truth")(row)
+    given = fields.as_object(task.meta.get("interaction_kwargs"))
+    given = fields.without_none(given) if isinstance(given, Mapping) else {}
+    for key, kind in (("items", int), ("symbols", str), ("tools", str)):
+        value = given.get(key)
+        if not isinstance(value, list) or not all(isinstance(one, kind) for one in value):
+            raise BadField(
+                "extra_info", f"'interaction_kwargs.{key}' holds {shown(value)}, not a list"
+            )
+    items, symbols = given["items"], given["symbols"]
+    if not 2 <= len(items) == len(symbols) == len(set(items)) == len(set(symbols)):
+        raise BadField(
+            "extra_info",
+            f"'interaction_kwargs' has the items {items} and the symbols {symbols}; there must be as many "
+            "symbols as items, two or more, and none twice",
+        )
+    if given.get("task") not in ("sort", "order", "compare"):
+        raise BadField(
+            "extra_info",
+            f"'interaction_kwargs.task' is {shown(given.get('task'))}, not sort, order or compare",
+        )
+    return task._replace(meta={**task.meta, "interaction_kwargs": given})
+
+
+def is_sorting(row: Row) -> bool:
+    """Whether a row is one of EARL's sorting tasks."""
+    extra = fields.as_object(row.get("extra_info"))
+    return (
+        source_of(row) == "sorting"
+        and isinstance(extra, Mapping)
+        and bool(extra.get("interaction_kwargs"))
+    )
 
 
 def prompt_task(row: Row) -> TaskRow:
@@ -174,12 +205,14 @@ def _task(row: Row, messages: list[Message], answer: str | None, *used: str) -> 
 
 
 def _extra_info(row: Row) -> dict[str, Any]:
-    """`ability` and the fields of `extra_info` in one dict: what verl passes to a reward."""
+    """`ability` and the fields of `extra_info` in one dict: what verl passes to a reward.
+
+    And `expr`, a column in which EARL's rows have their solution.
+    """
     extra = fields.as_object(row.get("extra_info"))
     named = extra if isinstance(extra, Mapping) else fields.without_none({"extra_info": extra})
-    return plain(
-        {**fields.without_none({"ability": row.get("ability")}), **_tool_names(row), **named}
-    )
+    columns = fields.without_none({key: row.get(key) for key in ("ability", "expr")})
+    return plain({**columns, **_tool_names(row), **named})
 
 
 def _other_columns(row: Row, *used: str | None) -> dict[str, Any]:

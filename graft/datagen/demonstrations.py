@@ -179,7 +179,8 @@ class TaskPoser:
         self, messages: list[Any], answer: Any, info: Mapping[str, Any], seed: int
     ) -> Row:
         inner = getattr(self.env, "unwrapped", self.env)
-        if answer is None or getattr(inner, "max_turns", 1) != 1:
+        own: Row = self.env.row_columns() if hasattr(self.env, "row_columns") else {}
+        if not own and (answer is None or getattr(inner, "max_turns", 1) != 1):
             raise ConfigError(
                 f"{self.env_id} has no answer to compare a text with, so its tasks "
                 "cannot be rows of a file: name the environment in the recipe (task.env), or write its "
@@ -191,7 +192,8 @@ class TaskPoser:
             "prompt": messages,
             "ability": self.env_id if family == "graft" else family,
             "reward_model": {"style": "rule", "ground_truth": answer},
-            "extra_info": self._extra(seed),
+            **own,
+            "extra_info": {**own.get("extra_info", {}), **self._extra(seed)},
         }
 
     def _chat_row(

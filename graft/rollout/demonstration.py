@@ -129,6 +129,7 @@ def attempt(
     With `start_tool` it begins with a call of this tool, whose entry is not trained.
     """
     encode, decode = chat.tokenizer.encode_after, chat.tokenizer.decode_after
+    prefill = chat.due_prefill(messages, prefill)
     tokens = chat.prefilled(chat.prompt(messages, tools=tools), prefill)
     episode = Episode(replace(task, prompt=tuple(messages)))
     tip = episode.append(Span(None, Author.TASK, tokens))

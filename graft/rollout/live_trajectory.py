@@ -78,6 +78,7 @@ class EpisodeDraft:
         if isinstance(prompt, str):
             return chat.prefilled(chat.tokenizer.encode(prompt), prefill), None
         offered = self.tools if tools is None else tools or None
+        prefill = chat.due_prefill(prompt, prefill)
         tokens = chat.prefilled(chat.prompt(prompt, offered), prefill)
         if chat.history != TEMPLATE:
             return tokens, None

@@ -124,6 +124,13 @@ class Chat:
         """Tokens that the policy continues: before a new turn, or the final assistant message."""
         return self.tokenizer.encode(self.prompt_text(messages, tools))
 
+    @staticmethod
+    def due_prefill(messages: Sequence[Message], prefill: str) -> str:
+        """The prefill; "" if the last message is the assistant's and already ends with it."""
+        last = messages[-1] if messages else {}
+        is_there = last.get("role") == "assistant" and str(last.get("content")).endswith(prefill)
+        return "" if is_there else prefill
+
     def prefilled(self, prompt: list[int], prefill: str) -> list[int]:
         """A prompt and the text that the answer begins with."""
         return prompt + self.tokenizer.encode_after(prefill, prompt[-1] if prompt else None)

@@ -34,10 +34,11 @@ class Hidden(NamedTuple):
 
     values: tuple[int, ...]
     order: tuple[str, ...]
+    symbols: tuple[str, ...] = tuple(SYMBOLS)
 
     @property
     def value_of(self) -> dict[str, int]:
-        return dict(zip(SYMBOLS, self.values, strict=False))
+        return dict(zip(self.symbols, self.values, strict=False))
 
     def undefined(self, *symbols: str) -> list[str]:
         """The unknown symbols, each once and shortened."""

@@ -17,6 +17,7 @@ from graft.envs import ENVS, make
 from graft.envs.entry import family_of
 from graft.envs.terminal.sandboxed import is_available
 from graft.types import Author, Turn
+from tests.envs.earl_rows_kit import CALC, calc_bench
 from tests.envs.terminal.terminal_kit import write_task
 
 MATH = [
@@ -84,6 +85,8 @@ def build(env_id: str, **kwargs: Any) -> Any:
         kwargs = {"rows": SEEN, "pictures": True, **kwargs}
     elif env_id == "terminal":
         kwargs = {"data": terminal_tasks(), "program": "sandbox", **kwargs}
+    elif env_id == "earl:rows":
+        kwargs = {"rows": [calc_bench(*one, syntax="tags") for one in CALC], **kwargs}
     elif any(need.startswith("data:") for need in ENVS[env_id].needs):
         is_earl = family_of(env_id) == "earl"
         kwargs = {**({"data": rewritten()} if is_earl else {"rows": rows_for(env_id)}), **kwargs}

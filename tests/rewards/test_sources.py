@@ -138,7 +138,7 @@ def test_rows_that_tools_must_bring_into_order_are_refused():
         "reward_model": {"ground_truth": "A,B"},
         "extra_info": {"task": "sort", "interaction_kwargs": {"task": "sort", "items": [0, 1]}},
     }
-    with pytest.raises(DataError, match=r"row 1: 'data_source' is EARL's 'sorting', .* earl:sort"):
+    with pytest.raises(DataError, match=r"has EARL's sorting tasks, .* task.env=earl:rows"):
         make("prompts", rows=[row])
     own = {**row, "extra_info": {}}  # rows of another source with the same name
     assert make("prompts", rows=[own]).reset(0)

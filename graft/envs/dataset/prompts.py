@@ -87,6 +87,11 @@ class PromptsEnv(DatasetEnv):
             raise ValueError(f"layout={layout!r} and prompt_key= or answer_key=: give one")
         else:
             self.layout = named(table, prompt_key or VERL[0], answer_key or VERL[1])
+        if self.layout.name == "earl-sorting":
+            raise DataError(
+                f"{table.source} has EARL's sorting tasks, which are graded by the order that tool calls "
+                "produce, not by a text; use task.env=earl:rows, which has the tools"
+            )
         known = (key for key in self.layout.prompt_columns if key in table.columns)
         super().__init__(
             data=data,

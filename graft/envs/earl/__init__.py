@@ -1,4 +1,4 @@
-"""EARL's tasks, `earl:NAME`: arithmetic, countdown, the four of CalcBench, and sorting.
+"""EARL's tasks, `earl:NAME`: arithmetic, countdown, CalcBench, sorting, and rows of EARL's own files.
 
 Every id takes `split="train"` or "test", which also selects the test parameters where the original's
 differ. Calls are written in tags; `syntax="actions"` takes them from actions beyond the vocabulary,
@@ -18,10 +18,13 @@ _DRAWN = (
     *("arithmetic-digit", "arithmetic-lang1", "arithmetic-lang2", "arithmetic-lang3"),
     *("countdown-0", "countdown-1", "countdown-2"),
     *("calc-arithmetic", "calc-countdown", "calc-count"),
+    *("calc-modulo", "calc-repeat", "calc-sudoku"),
 )
 _SORTED = ("order", "sort", "sort-4", "sort-4-5", "compare")
 _GSM = ("data:gsm_8k_rewrite",)
 _MIX = ("calc-arithmetic", "calc-countdown", "calc-gsm8k", "calc-count")
+"""The four tasks that the paper reports; the original's script concatenates three more."""
+_COMBINED = (*_MIX, "calc-modulo", "calc-repeat", "calc-sudoku")
 
 
 def _calc(*tasks: str, needs: tuple[str, ...] = ()) -> EnvEntry:
@@ -32,8 +35,12 @@ EARL: dict[str, EnvEntry] = {
     **{f"earl:{name}": _calc(name) for name in _DRAWN},
     "earl:calc-gsm8k": _calc("calc-gsm8k", needs=_GSM),
     "earl:calc": _calc(*_MIX, needs=_GSM),
+    "earl:calc-combined": _calc(*_COMBINED, needs=_GSM),
     **{
         f"earl:{name}": EnvEntry("graft.envs.earl.sorting:Sorting", {"name": name}, SORT_TURNS)
         for name in _SORTED
     },
+    "earl:rows": EnvEntry(
+        "graft.envs.earl.rows:earl_rows", turns=CALC_TURNS, needs=("data:rows of your own",)
+    ),
 }

@@ -13,35 +13,31 @@ is a `CallText`, the env answers with the bare value, and the actions write the 
     env        389
 
 `TASKS` holds every set of the original with its training and test parameters, `Mix` draws one of
-several for each episode, `CalcChat` adds the system message and the calculator.
+several for each episode, `CalcChat` (`calc_chat.py`) adds the system message and the calculator.
 """
 
 from __future__ import annotations
 
-import random
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from graft.envs.arithmetic import Arithmetic, value_of
-from graft.envs.base import BaseEnv, Trace, as_messages
-from graft.envs.calculator import CalculatorEnv, CalculatorSyntax, draw_flat
-from graft.envs.countdown import draw_solution
+from graft.envs.arithmetic import Arithmetic
+from graft.envs.base import BaseEnv
+from graft.envs.earl.calc_chat import CalcChat
 from graft.envs.earl.count import Count
 from graft.envs.earl.countdown import ExpressionCountdown
 from graft.envs.earl.gsm import GsmRewrite
 from graft.envs.earl.mix import Mix
+from graft.envs.earl.modulo import Modulo
+from graft.envs.earl.repeat import Repeat
+from graft.envs.earl.sudoku import SudokuBoard
 from graft.envs.earl.syntax import SYNTAXES
 from graft.envs.entry import NOTHING
 from graft.envs.splits import SPLITS, check_split
-from graft.protocols import Observation
 from graft.registry import resolve
-from graft.tools.calculator import Calculator
-from graft.types import Author, Message, Turn
 
 MAX_USES = 32
 """Calls per episode. The original sets no limit but its 1024 tokens, which hold about as many."""
-
-ASSISTANT = "You are a helpful assistant. You think about the question first and then answer it."
 
 Settings = Mapping[str, Any]
 
@@ -95,76 +91,23 @@ TASKS: dict[str, Questions] = {
     ),
     "calc-gsm8k": Questions(GsmRewrite, "calc_bench", (5_317, 579)),
     "calc-count": Questions(Count, "calc_bench", (1_000, 2_000), hint=False),
+    "calc-modulo": Questions(
+        Modulo,
+        "calc_bench",
+        (2_000, 2_000),
+        train={"number": 10**7, "modulus": 10**5},
+        test={"number": 10**9, "modulus": 10**7},
+    ),
+    "calc-repeat": Questions(Repeat, "calc_bench", (1_000, 2_000), hint=False),
+    "calc-sudoku": Questions(
+        SudokuBoard,
+        "calc_bench",
+        (400, 200),
+        train={"scale": 6, "empty": (0.1, 0.7)},
+        test={"scale": 4, "empty": (0.5, 0.7)},
+        hint=False,
+    ),
 }
-
-
-class CalcChat(CalculatorEnv):
-    """A question in a chat with a system message and, with `tool`, a calculator.
-
-    As in the original, the whole response is graded, calls and results included: a policy that stops
-    after "<result> 6 </result>" or "= 6" has written 6 last.
-    """
-
-    saved = (*CalculatorEnv.saved, "response")
-
-    def __init__(
-        self,
-        env: BaseEnv,
-        hinted: Collection[str],
-        tool: bool,
-        syntax: CalculatorSyntax,
-        max_uses: int | None,
-    ) -> None:
-        super().__init__(env, Calculator() if tool else None, syntax, max_uses if tool else 0)
-        self.hinted = hinted
-        self.response = ""
-
-    def reset(self, seed: int | None = None, **options: Any) -> tuple[Observation, dict[str, Any]]:
-        observation, info = super().reset(seed, **options)
-        self.response = ""
-        self.prompt = [self._system(), *as_messages(observation)]
-        return self.prompt, info
-
-    def step(self, action: str) -> Turn:
-        if not self.format.find(action, self.styles):
-            return super().step(self.response + action)
-        turn = super().step(action)
-        if self.action_tools is not None:
-            # a bare result: separated from the digits around it, as in the context
-            self.response += f"{action} {turn.observation}\n"
-        else:
-            self.response += action + turn.observation
-        return turn
-
-    def demonstrate(self, rng: random.Random, tool_rate: float = 1.0, tries: int = 0) -> Trace:
-        """Calls to the calculator, then the answer.
-
-        Only a share `tool_rate` of the traces call it; the others write the working out themselves. In
-        countdown up to `tries` wrong expressions precede the right one.
-        """
-        if tries < 0 or (tries and self.max_uses is not None and tries >= self.max_uses):
-            raise ValueError(
-                f"tries={tries}: must be 0 or more, and below max_uses={self.max_uses} so that the "
-                "right expression is calculated too"
-            )
-        trace: Trace = []
-        if self.tools and rng.random() < tool_rate:
-            trace = self.calls(calculations(self.env.current, rng, tries))
-        [(_, answer)] = self.env.demonstrate(rng)
-        if trace:  # the calls are the working: only the last line is left to write
-            answer = self.syntax.gap + answer.rpartition("\n")[2]
-        return [*trace, (Author.POLICY, answer)]
-
-    def sample_random_action(self) -> str:
-        """A call or an answer, each half the time."""
-        rng = self.env.action_rng()
-        if self.tools and rng.random() < 0.5:
-            return self.syntax.write(draw_flat(rng, (2, 3), (1, 4), "+-*/"))
-        return self.env.sample_random_action()
-
-    def _system(self) -> Message:
-        is_hinted = bool(self.tools) and self.env.part in self.hinted
-        return {"role": "system", "content": ASSISTANT + (self.syntax.hint if is_hinted else "")}
 
 
 def calc_task(
@@ -205,25 +148,3 @@ def calc_task(
     env.data_source = next(iter(sets.values())).data_source
     hinted = [name for name, questions in sets.items() if questions.hint]
     return CalcChat(env, hinted, tool, resolve(syntax, SYNTAXES, "call syntax"), max_uses)
-
-
-def calculations(env: Any, rng: random.Random, tries: int) -> list[str]:
-    """What a teacher enters to solve the current question; nothing where a calculator does not help.
-
-    The expressions are made of the numbers of the question, so they have no leading zeros or signs.
-    """
-    if isinstance(env, Arithmetic):
-        return [env.expression]
-    if isinstance(env, ExpressionCountdown):
-        return [*wrong_tries(env, rng, rng.randint(0, tries)), env.solution]
-    return []
-
-
-def wrong_tries(env: ExpressionCountdown, rng: random.Random, count: int) -> list[str]:
-    """Expressions that use each number once and miss the target."""
-    found: list[str] = []
-    while len(found) < count:
-        attempt = draw_solution(rng, env.answer["numbers"])
-        if value_of(attempt) not in (None, value_of(env.solution)):
-            found.append(attempt)
-    return found

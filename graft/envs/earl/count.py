@@ -11,17 +11,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from graft.envs.base import BaseEnv, Trace
+from graft.envs.earl.marked import MAX_TRIES, MarkedNumber
 from graft.envs.splits import check_range, check_split, split_of
 from graft.envs.wording import TOO_LARGE, number_in_words
-from graft.rewards.answers import same_number
-from graft.text.parse import marked_number
-from graft.types import Author, Turn
-
-MAX_TRIES = 10_000  # draws until an instance has the wanted split
+from graft.types import Author
 
 
-class Count(BaseEnv):
-    """One turn: 1.0 if the number after the last "####" is the count, else 0.0.
+class Count(MarkedNumber):
+    """The answer is the count.
 
     The length of the number is uniform over `digits`, the digit asked for over 0..9; a share
     `language` of the numbers is in words.
@@ -63,15 +60,13 @@ class Count(BaseEnv):
             "digits? Write the final answer after ####, for example: #### 2"
         )
 
-    def respond(self, action: str) -> Turn:
-        is_right = same_number(marked_number(action) or "", self.answer)
-        return Turn(reward=float(is_right), terminated=True, info={"is_right": is_right})
+    @property
+    def expression(self) -> str:
+        """In the original's form, a piece of Python."""
+        return f"str({self.number}).count('{self.digit}')"
 
     def demonstrate(self, rng: random.Random) -> Trace:
         return [(Author.POLICY, f"{' '.join(self.number)}\n#### {self.answer}")]
 
     def describe(self) -> dict[str, Any]:
         return {"number": self.number, "digit": self.digit, "form": self.form}
-
-    def sample_random_action(self) -> str:
-        return f"#### {self.action_rng().randrange(10)}"

@@ -25,10 +25,10 @@ from graft.data.hub import locate
 from graft.data.tables import RowTable
 from graft.envs.base import BaseEnv, Trace
 from graft.envs.dataset.base import open_table
+from graft.envs.earl.marked import MarkedNumber
 from graft.envs.splits import check_split, split_of
-from graft.rewards.answers import last_marked, parse_number, same_number
-from graft.text.parse import marked_number
-from graft.types import Author, Turn
+from graft.rewards.answers import last_marked, parse_number
+from graft.types import Author
 
 log = logging.getLogger(__name__)
 
@@ -41,8 +41,8 @@ class Problem(NamedTuple):
     answer: str
 
 
-class GsmRewrite(BaseEnv):
-    """One turn: 1.0 if the number after the last "####" is the problem's, else 0.0.
+class GsmRewrite(MarkedNumber):
+    """The answer is the problem's.
 
     `data` is a file, of which one question in ten is a test question, or a folder with the files train
     and test. Of a file with rewritten questions, rows without `rewrite_tag` "yes" are skipped, and the
@@ -64,9 +64,10 @@ class GsmRewrite(BaseEnv):
         self.answer = self.problem.answer
         return f"{self.problem.question}\nWrite the final answer after ####, for example: #### 42"
 
-    def respond(self, action: str) -> Turn:
-        is_right = same_number(marked_number(action) or "", self.answer)
-        return Turn(reward=float(is_right), terminated=True, info={"is_right": is_right})
+    @property
+    def expression(self) -> str:
+        """The working, without the answer."""
+        return self.problem.solution.rpartition("####")[0].rstrip()
 
     def demonstrate(self, rng: random.Random) -> Trace:
         return [(Author.POLICY, self.problem.solution)]

@@ -29,10 +29,11 @@ class SudokuShape(NamedTuple):
 
 @cache
 def shape(scale: int) -> SudokuShape:
-    """The layout of a grid with `scale` rows; scale is a square, 4 or 9."""
-    side = isqrt(scale)
+    """The layout of a grid with `scale` rows: 4 or 9 with square boxes, 6 with boxes of 2 x 3 cells."""
+    height = isqrt(scale)
+    width = scale // height
     units = tuple(
-        (row, scale + col, 2 * scale + row // side * side + col // side)
+        (row, scale + col, 2 * scale + row // height * height + col // width)
         for row in range(scale)
         for col in range(scale)
     )
