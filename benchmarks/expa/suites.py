@@ -61,7 +61,8 @@ SUITES: dict[str, Suite] = {
             *_SMALL, "task.env=earl:countdown-0", "task.args.digits=1", "task.args.operations=2",
             "task.eval_args={split: test, digits: 1, operations: 2}",
             "rollout.max_tokens=160", "rollout.max_context=576", "rollout.tasks=48",
-            "train.steps=40",
+            # the teacher answers without closing <think>
+            "train.steps=40", 'task.prefill="Let me solve this step by step.\\n"',
         ),
         {**_TRIES, **_GOLD_TRIES},
         needs_model=True,
@@ -70,7 +71,7 @@ SUITES: dict[str, Suite] = {
         _SORTING,
         (
             *_SMALL, "rollout.max_tokens=64", "rollout.max_context=512", "train.steps=15",
-            "run.eval_tasks=128", "run.eval_every=15", "sft.steps=150",
+            "run.eval_tasks=128", "run.eval_every=15", "sft.steps=150", "rollout.branch=",
         ),
         needs_model=True,
     ),

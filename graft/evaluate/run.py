@@ -104,6 +104,11 @@ def evaluate_checkpoints(
         raise ConfigError(
             f"--no-tools, and actions.file={config.actions.file} makes calls; add actions.file="
         )
+    if server is not None and config.actions.file:
+        raise ConfigError(
+            f"actions.file={config.actions.file} makes calls by a grammar, which no server can apply; add "
+            "actions.file= to let the model write its calls as plain text (task.args.syntax=tags)"
+        )
     sets = read_sets(on, args, config.task, has_tools=tools)
     if prompt:
         if config.actions.file:

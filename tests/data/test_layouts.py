@@ -15,6 +15,7 @@ from graft.data.chats import open_chats
 from graft.data.errors import DataError
 from graft.data.layouts import LAYOUTS, MIXED, detect_layout, matching_layouts
 from graft.envs import make
+from tests.envs.earl_rows_kit import sorting
 
 USER = {"role": "user", "content": "2+3="}
 ASSISTANT = {"role": "assistant", "content": "5"}
@@ -40,6 +41,7 @@ EXAMPLES: dict[str, dict[str, Any]] = {
         "extra_info": {"index": 1, "question": "2+3="},
         "metadata": None,
     },
+    "earl-sorting": sorting("sort", [1, 0], "B,A"),
     "easyrl": {
         "prompt": [USER],
         "ground_truth": "5",
@@ -86,7 +88,9 @@ def test_a_layout_is_recognised_among_all_others(name: str):
 
 
 @pytest.mark.parametrize("ending", [".jsonl", ".parquet"])
-@pytest.mark.parametrize("name", [n for n, one in LAYOUTS.items() if one.task])
+@pytest.mark.parametrize(
+    "name", [n for n, one in LAYOUTS.items() if one.task and n != "earl-sorting"]
+)
 def test_every_layout_with_a_prompt_is_the_same_task(tmp_path: Path, name: str, ending: str):
     env = make("prompts", data=write(tmp_path / f"rows{ending}", [EXAMPLES[name]]))
     assert env.reset(0)[0] == [USER]

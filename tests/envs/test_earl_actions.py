@@ -141,7 +141,7 @@ def test_every_call_of_a_teacher_can_be_spelled_by_the_actions(env_id: str, file
             spelled = actions.spell(one.tool, one.arguments)
             assert actions.read(spelled.actions, spelled.modes) == (one.tool, one.arguments)
             count += 1
-    assert count >= 60 or env_id == "earl:calc-count"
+    assert count >= 60 or env_id in ("earl:calc-count", "earl:calc-repeat", "earl:calc-sudoku")
 
 
 def test_a_share_of_the_demonstrations_calls():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import random
 import re
@@ -516,3 +517,62 @@ def test_no_text_makes_it_raise_or_pays_for_nothing(name: str, actions: list[str
         json.dumps(turn.info, allow_nan=False)
         if turn.is_over:
             break
+
+
+def test_a_remainder_takes_two_calls():
+    env = make("earl:calc-modulo")
+    env.reset(0)
+    inner = env.unwrapped.current
+    inner.number, inner.modulus, inner.answer = 1234, 56, "2"
+    assert inner.calculations == ["1234 / 56", "1234 - 56 * 22"]
+    assert inner.expression == "1234 % 56"
+    limits = [(10**7, 10**5), (10**9, 10**7)]
+    for split, (number, modulus) in zip(("train", "test"), limits, strict=True):
+        env = make("earl:calc-modulo", split=split)
+        drawn = [env.unwrapped.current.describe() for seed in range(50) if env.reset(seed)]
+        assert all(1 <= one["modulus"] <= one["number"] <= number for one in drawn)
+        assert modulus / 10 < max(one["modulus"] for one in drawn) <= modulus
+
+
+@pytest.mark.parametrize(("split", "scale", "box"), [("train", 6, (2, 3)), ("test", 4, (2, 2))])
+def test_a_sudoku_has_one_solution_with_every_digit_in_every_box(
+    split: str, scale: int, box: tuple[int, int]
+):
+    env = make("earl:calc-sudoku", split=split)
+    for seed in range(5):
+        text = question(env, seed)
+        inner = env.unwrapped.current
+        solution = ast.literal_eval(inner.answer)
+        assert f"box of {box[0]} x {box[1]} cells" in text and str(inner.board) in text
+        digits = set(range(1, scale + 1))
+        boxes = [
+            {solution[r + i][c + j] for i in range(box[0]) for j in range(box[1])}
+            for r in range(0, scale, box[0])
+            for c in range(0, scale, box[1])
+        ]
+        rows = [set(row) for row in solution]
+        columns = [set(column) for column in zip(*solution, strict=True)]
+        assert all(unit == digits for unit in (*rows, *columns, *boxes))
+        for shown, right in zip(inner.board, solution, strict=True):
+            assert all(a in (None, b) for a, b in zip(shown, right, strict=True))
+        assert env.fork().step(f"#### {inner.board}").reward == 0.0
+    shares = [
+        sum(cell is None for row in env.unwrapped.current.board for cell in row) / scale**2
+        for seed in range(20)
+        if env.reset(seed)
+    ]
+    assert max(shares) <= 0.7
+
+
+def test_countdown_counts_invalid_numbers_and_planning_phrases():
+    env = make("earl:countdown-1")
+    env.reset(0)
+    a, b, *_ = env.given_numbers
+    env.step(f"<calculator> {a} + {b} </calculator>")
+    turn = env.step("That is far from it. <calculator> 99999 + 1 </calculator>")
+    assert (turn.info["tools/invalid_numbers"], turn.info["tools/planning_phrases"]) == (1, 1)
+    end = env.step("A different approach: <answer> 1 </answer>")
+    assert (end.info["tools/invalid_numbers"], end.info["tools/planning_phrases"]) == (1, 2)
+    other = make("earl:arithmetic-digit")
+    other.reset(0)
+    assert not other.given_numbers and "tools/invalid_numbers" not in other.step("1").info

@@ -49,7 +49,7 @@ def env_with(kind: str, items: list[int], reverse: bool = False, **options: Any)
     env = make(f"earl:{kind}", **options)
     env.reset(0)
     env.kind, env.items, env.reverse = kind, items, reverse
-    env.order = list(SYMBOLS[: len(items)])
+    env.symbols, env.order = list(SYMBOLS[: len(items)]), list(SYMBOLS[: len(items)])
     env.pair = ["A", "B"] if kind == "compare" else []
     return env
 
@@ -366,7 +366,7 @@ def test_a_wrong_order_earns_nothing_and_a_guess_half():
     [
         (1, "<answer> A > B </answer>", 1.0),
         (1, "<answer>B<A</answer>", 1.0),
-        (1, "<answer>A < B</answer> no, <answer> A > B </answer>", 1.0),
+        (1, "<answer>A < B</answer> no, <answer> A > B </answer>", 0.0),  # the first one counts
         (0, "<answer> A > B </answer>", 0.5),
         (2, "<answer> A > B </answer>", 0.5),
         (1, "<answer> A < B </answer>", 0.0),
@@ -580,7 +580,9 @@ def test_two_items_are_named_one_way_in_training_and_the_other_in_test():
     for split, pair in (("train", ["A", "B"]), ("test", ["B", "A"])):
         env = make("earl:compare", split=split)
         assert {tuple(env.items) for seed in range(20) if env.reset(seed)} == {(0, 1), (1, 0)}
-        assert env.pair == pair
+        pairs = {tuple(env.pair) for seed in range(200) if env.reset(seed)}
+        assert len(pairs) == 10  # any two of five letters
+        assert all((a < b) == (split == "train") for a, b in pairs)
         env = make("earl:order", split=split)
         for seed in range(60):
             env.reset(seed)

@@ -181,6 +181,7 @@ def test_tools_that_answer_inline_go_on_through_raw_completions(served, tmp_path
         ({"endpoint": "ftp://x"}, EngineError, "http://host:8000/v1"),
         ({"model": "other"}, EngineError, "does not serve 'other', but tiny"),
         ({"on": ""}, ConfigError, "give --recipe"),
+        ({"overrides": ["actions.file=calculator"]}, ConfigError, "which no server can apply"),
         ({"k": "0"}, ConfigError, "1 or more"),
         ({"k": "8", "samples": 4}, ConfigError, "needs as many attempts"),
         ({"against": "nowhere"}, ConfigError, "no such file or folder"),

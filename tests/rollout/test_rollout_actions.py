@@ -84,6 +84,13 @@ def test_a_prefill_is_part_of_the_prompt():
     assert [span.author for span in episode.spans] == [Author.TASK, Author.POLICY]
 
 
+def test_a_prefill_is_left_out_where_the_prompt_ends_with_it():
+    user = {"role": "user", "content": "?"}
+    for begun, due in {"So:\n": "", "First. So:\n": "", "So: ": "So:\n"}.items():
+        assert Chat.due_prefill([user, {"role": "assistant", "content": begun}], "So:\n") == due
+    assert Chat.due_prefill([user], "So:\n") == "So:\n"
+
+
 class Taught(Swapping):
     def demonstrate(self, rng):
         return [

@@ -14,6 +14,7 @@ from graft.envs.earl.columns import calc_columns
 from graft.envs.earl.countdown import ExpressionCountdown
 from graft.envs.earl.modulo import Modulo
 from graft.protocols import Observation
+from graft.rewards.countdown_use import countdown_use
 from graft.tools.calculator import Calculator
 from graft.types import Author, Message, Turn
 
@@ -38,7 +39,21 @@ class GradedResponse(CalculatorEnv):
         self.response = ""
         return super().reset(seed, **options)
 
+    @property
+    def given_numbers(self) -> list[int]:
+        """The numbers of a countdown; none in other tasks."""
+        return []
+
     def step(self, action: str) -> Turn:
+        turn = self._graded_step(action)
+        if numbers := self.given_numbers:
+            whole = self.response if "tool" in turn.info else self.response + action
+            use = countdown_use(whole, numbers)
+            turn.info["tools/invalid_numbers"] = use.invalid
+            turn.info["tools/planning_phrases"] = use.phrases
+        return turn
+
+    def _graded_step(self, action: str) -> Turn:
         if not self.format.find(action, self.styles):
             return super().step(self.response + action)
         turn = super().step(action)
@@ -114,6 +129,11 @@ class CalcChat(GradedResponse):
                 return env.calculations
             case _:
                 return []
+
+    @property
+    def given_numbers(self) -> list[int]:
+        current = self.env.current
+        return current.answer["numbers"] if isinstance(current, ExpressionCountdown) else []
 
     def row_columns(self) -> dict[str, Any]:
         """The original's columns for the current question, except the prompt."""

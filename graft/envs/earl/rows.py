@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import itertools
 import random
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -126,8 +127,19 @@ class CalcRows(GradedResponse):
 
     def calculations(self, rng: random.Random, tries: int) -> list[str]:
         """The row's expression, where it is one; `tries` needs generated tasks."""
-        expression = str(self.env.meta.get("expr", "")).partition("\n####")[0].strip()
-        return [expression] if value_of(expression) is not None else []
+        return [self._expression] if value_of(self._expression) is not None else []
+
+    @property
+    def given_numbers(self) -> list[int]:
+        is_countdown = self.env.data_source.startswith("countdown")
+        if not is_countdown and self.env.meta.get("task") != "countdown":
+            return []
+        given = self.env.meta.get("nums") or re.findall(r"\d+", self._expression)
+        return [int(number) for number in given]
+
+    @property
+    def _expression(self) -> str:
+        return str(self.env.meta.get("expr", "")).partition("\n####")[0].strip()
 
 
 class SortingRows(HiddenItems):
