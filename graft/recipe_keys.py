@@ -57,7 +57,7 @@ class ModelSection(Section):
     alphabet: str = ""
     """Tokenizer from scratch: its characters; "bytes" for raw bytes; empty: the environment's alphabet."""
     chat_template: str = ""
-    """Name (chatml), path or text of a template; empty: the tokenizer's own."""
+    """Name (chatml, qwen3_game, ...), path or text of a template; empty: the tokenizer's own."""
     template_args: dict[str, Any] = {}
     """Variables that the chat template reads, such as {enable_thinking: false}."""
     history: Literal["append", "template"] = "append"
@@ -68,6 +68,11 @@ class ModelSection(Section):
     """auto: bfloat16 on a GPU, float32 on a CPU."""
     device: str = "auto"
     """auto: the GPU if there is one."""
+
+    @field_validator("chat_template", mode="before")
+    @classmethod
+    def _is_name(cls, value: Any) -> Any:
+        return "no" if value is False else value  # YAML reads the template's name as a boolean
 
 
 class TaskSection(Section):

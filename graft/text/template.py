@@ -1,7 +1,7 @@
 """Chat templates: messages to text, as transformers' `apply_chat_template` writes it.
 
-A template is Jinja text that comes with a tokenizer. Two are bundled and have names: `plain` writes
-contents one after another, `chatml` marks every turn; both only append.
+A template is Jinja text that comes with a tokenizer. Some are bundled and have names: `plain` writes
+contents one after another, `chatml` marks every turn, GEM's are in `gem_templates`; all only append.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from graft.registry import nearest
+from graft.text.gem_templates import GEM_TEMPLATES
 from graft.types import Message
 
 PLAIN = """\
@@ -92,7 +93,7 @@ CHATML = """\
 {%- if add_generation_prompt %}{{ "<|im_start|>assistant\\n" }}{% endif %}
 """
 
-TEMPLATES = {"chatml": CHATML, "plain": PLAIN}
+TEMPLATES = {"chatml": CHATML, "plain": PLAIN, **GEM_TEMPLATES}
 """The bundled templates by name."""
 
 _GIVEN = {"messages", "tools", "documents", "add_generation_prompt", "continue_final_message"}

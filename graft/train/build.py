@@ -198,7 +198,8 @@ def env_factory(
 ) -> Callable[[Task], Env]:
     """A fresh environment for a task, in the recipe's wrappers."""
     env_id, wrappers, model = config.task.env, config.task.wrappers, config.model
-    if wrappers and (model.chat_template or model.template_args):
+    # GEM: the template `no` leaves alone what concat_chat has written with the tokenizer's own
+    if wrappers and (model.chat_template not in ("", "no") or model.template_args):
         tokenizer.chat = make_chat(config, tokenizer)
     return lambda task: make_env(env_id, wrappers=wrappers, tokenizer=tokenizer, **args)
 

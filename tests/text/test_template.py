@@ -99,7 +99,9 @@ def test_templates_are_found_by_name_path_or_text(tmp_path: Path):
     assert find_template(str(tmp_path / "my.jinja")) == "{{ 'mine' }}"
     assert find_template("{{ 1 }}") == "{{ 1 }}"
     assert find_template("tool_use", {"tool_use": "{{ 2 }}"}) == "{{ 2 }}"
-    with pytest.raises(TemplateError, match=r"did you mean 'chatml'\? known: chatml, plain"):
+    with pytest.raises(
+        TemplateError, match=r"did you mean 'chatml'\? known: chatml, code, no, plain"
+    ):
         find_template("chatlm")
 
 

@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Iterator, Sequence
-from typing import Any, ClassVar
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, ClassVar, Self
 
 from graft.envs.base import BaseEnv, Trace
 from graft.types import Author, Turn
@@ -100,11 +100,15 @@ class Game(BaseEnv):
             env     Turn 1: 5. The hidden number is higher. ...
             policy  \\boxed{7}
         """
+        return self.played(lambda twin: twin.teacher_moves(rng))
+
+    def played(self, moves_of: Callable[[Self], Iterator[str]]) -> Trace:
+        """The rest of the game on a copy, by the moves that `moves_of` draws from it."""
         if self.is_over:
             raise RuntimeError(f"env {self.env_id!r}: no game is running; call reset() first")
         twin = self.fork()
         trace: Trace = []
-        for move in twin.teacher_moves(rng):
+        for move in moves_of(twin):
             action = f"{BOX}{move}}}"
             turn = twin.step(action)
             trace += [(Author.POLICY, action), (Author.ENV, turn.observation)]

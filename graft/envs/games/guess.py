@@ -7,7 +7,9 @@ import random
 import re
 from collections.abc import Iterator
 
+from graft.envs.base import Trace
 from graft.envs.games.base import Game, MoveResult, echo, invalid
+from graft.types import Turn
 
 
 class GuessTheNumber(Game):
@@ -81,12 +83,53 @@ class GuessTheNumber(Game):
             return 0.0
         return 1.0 - abs(self.last - self.answer) / (self.high - self.low)
 
-    def teacher_moves(self, rng: random.Random) -> Iterator[str]:
-        """The middle of the numbers left, a random one of the two if there are two."""
+    def teacher_moves(self, rng: random.Random, random_rate: float = 0.0) -> Iterator[str]:
+        """The middle of the numbers left, a random one of the two if there are two.
+
+        With probability `random_rate` any number of the game instead, even one that cannot be right.
+        """
         while True:
+            if random_rate and rng.random() < random_rate:
+                yield str(rng.randint(self.low, self.high))
+                continue
             below = max([n for n in self.tried if n < self.answer], default=self.low - 1)
             above = min([n for n in self.tried if n > self.answer], default=self.high + 1)
             yield str((below + above + rng.randrange(2)) // 2)
 
+    def demonstrate(self, rng: random.Random, random_rate: float = 0.0) -> Trace:
+        return self.played(lambda twin: twin.teacher_moves(rng, random_rate))
+
     def sample_random_action(self) -> str:
         return f"\\boxed{{{self.action_rng().randint(self.low, self.high)}}}"
+
+
+class CompactGuess(GuessTheNumber):
+    """The same game in single characters, for models from scratch; rewards and limits are the same.
+
+    task    1-20?
+    policy  \\boxed{10}
+    env     >?              higher; "<" lower, "!" invalid; the last turn has no "?"
+    policy  \\boxed{15}      "=" hit
+    """
+
+    alphabet = "0123456789-?<>!=\\boxed{}"
+
+    def rules(self) -> str:
+        return f"{self.low}-{self.high}"
+
+    def board(self) -> str:
+        return "?"
+
+    def pose(self) -> str:
+        return super().pose().replace("\n", "")
+
+    def step(self, action: str) -> Turn:
+        num_tried = len(self.tried)
+        turn = super().step(action)
+        if turn.reward >= 0 and self.last == self.answer:
+            sign = "="
+        elif len(self.tried) == num_tried:  # no move was found, or the move breaks a rule
+            sign = "!"
+        else:
+            sign = "<>"[self.last < self.answer]
+        return turn._replace(observation=sign + turn.info.get("suffix", ""))
