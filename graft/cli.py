@@ -276,21 +276,31 @@ app.add_typer(serve, name="serve")
 
 @serve.command("search")
 def serve_search(
-    corpus: Annotated[str, typer.Argument(help='A jsonl or parquet file, or "small".')],
-    source: Annotated[str, typer.Option(help="bm25 or dense.")] = "bm25",
+    corpus: Annotated[
+        str, typer.Argument(help='A jsonl or parquet file, or "small"; none for a web source.')
+    ] = "",
+    source: Annotated[
+        str, typer.Option(help="bm25, dense, or a web source: serpapi, google_cse, tavily, ...")
+    ] = "",
     model: Annotated[str, typer.Option(help="The embedding model of a dense source.")] = "",
+    index: Annotated[
+        str, typer.Option(help="An existing faiss index file of the corpus, in its order.")
+    ] = "",
+    query_prefix: Annotated[
+        str | None, typer.Option(help='Text before each query, such as "query: " for e5 models.')
+    ] = None,
     topk: Annotated[
         int, typer.Option(min=1, help="Documents per query, unless a request says otherwise.")
     ] = 3,
     host: Annotated[str, typer.Option()] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535)] = 8000,
 ) -> None:
-    """Answer POST /retrieve over a corpus, in Search-R1's JSON and in GEM's msgpack."""
-    from graft.tools.search import make_source
+    """Answer POST /retrieve over a corpus or the web, in Search-R1's JSON and in GEM's msgpack."""
     from graft.tools.search.server import serve as serve_source
+    from graft.tools.search.server import served_source
 
-    options = {"model": model} if model else {}
-    serve_source(make_source(source, corpus=corpus, **options), host=host, port=port, topk=topk)
+    made = served_source(corpus, source, model=model, vectors=index, query_prefix=query_prefix)
+    serve_source(made, host=host, port=port, topk=topk)
 
 
 app.add_typer(data, name="data")

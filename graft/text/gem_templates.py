@@ -37,7 +37,7 @@ def around_each(before: str, after: str, marked: str = "true") -> str:
     {{%- endif %}}
 {{%- endmacro %}}
 {{%- if tools %}}
-    {{{{- raise_exception("GEM's templates cannot show tools; use chatml, or a wrapper that describes them") }}}}
+    {{{{- raise_exception("GEM's templates cannot show tools; use chatml, or a wrapper's text") }}}}
 {{%- endif %}}
 {{%- set is_marked = {marked} %}}
 {{%- for message in messages %}}

@@ -25,6 +25,7 @@ __all__ = ["ERROR", "TOOLS", "has_state", "is_error", "make_tool", "make_tools"]
 
 TOOLS: dict[str, Any] = {
     "calculator": "graft.tools.calculator:Calculator",
+    "fetch": "graft.tools.pages:FetchTool",
     "python": "graft.tools.python:PythonTool",
     "search": "graft.tools.search:SearchTool",
 }

@@ -32,6 +32,8 @@ Answer = list[Hit] | str
 IMPORTED = "*"
 """The source name of imported answers, which are used for every source and every topk."""
 
+MODES = ("live", "record", "replay")
+
 BUSY = 30.0  # seconds to wait for other writers
 
 _SCHEMA = """
@@ -102,9 +104,9 @@ class SearchCache:
         )
 
     def sources(self) -> list[str]:
-        """Fingerprints of the sources that answers were recorded from."""
-        found = self._do("SELECT DISTINCT source FROM answers ORDER BY source")
-        return [source for (source,) in found if source != IMPORTED]
+        """Fingerprints of the sources that answers were recorded from; pages (topk 0) have none."""
+        found = self._do("SELECT DISTINCT source FROM answers WHERE topk > 0 ORDER BY source")
+        return [source for (source,) in found]
 
     def topks(self, source: str) -> list[int]:
         """The values of topk that answers of `source` were recorded with."""
@@ -163,6 +165,18 @@ class SearchCache:
         if self._connection is not None:
             self._inherited.append(self._connection)
             self._connection = None
+
+
+def open_cache(path: str | None, mode: str | None) -> tuple[SearchCache | None, str]:
+    """The cache of a tool's arguments `cache` and `cache_mode`, and the mode; live has no cache."""
+    chosen = mode or ("record" if path else "live")
+    if chosen not in MODES:
+        raise ValueError(f"cache_mode={mode!r}; known: {', '.join(MODES)}")
+    if chosen == "live":
+        return None, chosen
+    if not path:
+        raise ValueError(f"cache_mode={chosen} needs cache=, the path of its file")
+    return SearchCache(path, read_only=chosen == "replay"), chosen
 
 
 def _open(path: Path, read_only: bool) -> sqlite3.Connection:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 import threading
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,16 +15,17 @@ from graft.tools.search.source import Hit
 from graft.tools.search.store import Corpus, Documents, build_once, short_hash
 
 CHUNK = 4096  # documents turned into vectors at a time
+E5_PREFIXES = ("query: ", "passage: ")
 
 
 class DenseSource:
     """The documents whose vectors have the largest inner product (cosine) with the query's.
 
     `model` is a folder or a hub name. Some models were trained with a marker before each text and
-    need it here: for the e5 family `query_prefix="query: ", document_prefix="passage: "`. `kind` is a
-    faiss factory string: "Flat" compares with every document, exactly; "HNSW64" is the approximate
-    index for corpora of millions. `vectors` is an existing faiss index file of this corpus in its order;
-    then only queries are embedded.
+    need it here, such as `query_prefix="query: ", document_prefix="passage: "`; a model with "e5" in
+    its name gets these two unless others are given. `kind` is a faiss factory string: "Flat" compares
+    with every document, exactly; "HNSW64" is the approximate index for corpora of millions. `vectors`
+    is an existing faiss index file of this corpus in its order; then only queries are embedded.
     """
 
     def __init__(
@@ -31,8 +33,8 @@ class DenseSource:
         corpus: str,
         *,
         model: str,
-        query_prefix: str = "",
-        document_prefix: str = "",
+        query_prefix: str | None = None,
+        document_prefix: str | None = None,
         kind: str = "Flat",
         vectors: str | None = None,
         device: str | None = None,
@@ -42,10 +44,14 @@ class DenseSource:
         if vectors is not None and not Path(vectors).is_file():
             raise ValueError(f"no faiss index file {vectors!r}")
         self.model, self.vectors, self.kind, self.device = model, vectors, kind, device
-        self.query_prefix, self.document_prefix = query_prefix, document_prefix
-        made = [_identity(model), document_prefix, kind]
+        marks = E5_PREFIXES if is_e5(model) else ("", "")
+        self.query_prefix = marks[0] if query_prefix is None else query_prefix
+        self.document_prefix = marks[1] if document_prefix is None else document_prefix
+        made = [_identity(model), self.document_prefix, kind]
         given = [str(Path(vectors).resolve()), Path(vectors).stat().st_size] if vectors else None
-        self.fingerprint = f"dense:{self.corpus.hash}:{short_hash([made, query_prefix, given])}"
+        self.fingerprint = (
+            f"dense:{self.corpus.hash}:{short_hash([made, self.query_prefix, given])}"
+        )
         self._folder = self.corpus.folder / f"dense-{short_hash(made)}"
         self._lock = threading.Lock()
         self._opened: tuple[Documents, Any, Any] | None = None
@@ -56,17 +62,22 @@ class DenseSource:
 
     def _open(self) -> tuple[Documents, Any, Any]:
         if self._opened is None:
-            faiss, _ = _libraries()
             documents, encoder = self.corpus.documents(), self._encoder()
             file = self.vectors
             if file is None:
                 build_once(self._folder, lambda folder: self._build(documents, encoder, folder))
                 file = str(self._folder / "vectors.faiss")
-            index = faiss.read_index(file, faiss.IO_FLAG_MMAP_IFC)
+            index = read_mapped(file)
             if index.ntotal != len(documents):
                 raise ValueError(
                     f"{file} holds {index.ntotal} vectors, but {self.corpus.path} has "
                     f"{len(documents)} documents; build the vectors from this corpus"
+                )
+            width = _vectors(encoder, [""]).shape[1]
+            if index.d != width:
+                raise ValueError(
+                    f"{file} holds vectors of {index.d} numbers, but {self.model} makes {width}; give "
+                    "the model that the vectors were made with"
                 )
             self._opened = documents, index, encoder
         return self._opened
@@ -108,6 +119,29 @@ class DenseSource:
                 f"cannot load the embedding model {self.model!r}: {error}; give the folder of a "
                 "sentence-transformers model, or fetch it with `hf download`"
             ) from error
+
+
+def is_e5(model: str) -> bool:
+    """Whether a model expects "query: " and "passage: ", by its name: intfloat/e5-base-v2 does.
+
+    The e5 models that take instructions (e5-mistral, multilingual-e5-large-instruct) do not.
+    """
+    name = Path(model).name.lower()
+    return "e5" in re.split(r"[-_.]", name) and not {"instruct", "mistral"} & set(name.split("-"))
+
+
+def read_mapped(file: str) -> Any:
+    """A faiss index whose data stay in the file and are read where a search needs them.
+
+    All processes of a machine share one copy in memory, the system's file cache.
+    """
+    faiss, _ = _libraries()
+    try:
+        return faiss.read_index(file, faiss.IO_FLAG_MMAP_IFC)
+    except RuntimeError as error:
+        raise ValueError(
+            f"{file} is not a faiss index: {str(error).splitlines()[-1][:200]}"
+        ) from error
 
 
 def _libraries() -> tuple[Any, Any]:

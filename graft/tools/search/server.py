@@ -14,7 +14,13 @@ from contextlib import asynccontextmanager
 from typing import Any, NamedTuple
 
 from graft.tools.errors import ToolError
-from graft.tools.search.source import MAX_TOPK, Hit, SearchSource
+from graft.tools.search.source import (
+    MAX_TOPK,
+    WEB_SOURCES,
+    Hit,
+    SearchSource,
+    make_source,
+)
 from graft.tools.search.wire import TYPES, BadMessage, read_request, write_reply
 
 MAX_BODY = 8 * 2**20  # bytes
@@ -129,6 +135,26 @@ def build_app(source: SearchSource, topk: int = 3, *, wait: float = 0.01) -> Any
         Route("/health", health, methods=["GET"]),
     ]
     return Starlette(routes=routes, lifespan=lifespan)
+
+
+def served_source(corpus: str, source: str = "", **dense: str | None) -> SearchSource:
+    """The source that `graft serve search` describes; options of vectors make it a dense one."""
+    options = {name: value for name, value in dense.items() if value not in ("", None)}
+    if source in WEB_SOURCES and not corpus and not options:
+        return make_source(source)
+    if not corpus and source not in WEB_SOURCES:
+        raise ValueError(
+            'nothing to search in: give a corpus file (or "small"), or a web source: --source '
+            f"{', '.join(WEB_SOURCES)}"
+        )
+    if source in WEB_SOURCES:
+        raise ValueError(f"--source {source} searches the web: it has no corpus, model or index")
+    if options and not options.get("model"):
+        raise ValueError(
+            "--index and --query-prefix are for vectors: give --model too, the embedding model that "
+            "the index was made with (intfloat/e5-base-v2 for wiki-18's)"
+        )
+    return make_source(source or ("dense" if options else "bm25"), corpus=corpus, **options)
 
 
 def serve(source: SearchSource, host: str = "127.0.0.1", port: int = 8000, topk: int = 3) -> None:

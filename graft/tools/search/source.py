@@ -44,8 +44,14 @@ SOURCES: dict[str, Any] = {
     "bm25": "graft.tools.search.bm25:Bm25Source",
     "dense": "graft.tools.search.dense:DenseSource",
     "http": "graft.tools.search.http:HttpSource",
+    "serpapi": "graft.tools.search.web:SerpApi",
+    "google_cse": "graft.tools.search.web:GoogleSearch",
+    "bing": "graft.tools.search.web:BingSearch",
+    "brightdata": "graft.tools.search.web:BrightData",
+    "tavily": "graft.tools.search.web:Tavily",
 }
 """Name -> "module:attribute" of the source's class."""
+WEB_SOURCES = ("serpapi", "google_cse", "bing", "brightdata", "tavily")
 
 _alive: weakref.WeakValueDictionary[Any, Any] = weakref.WeakValueDictionary()
 _alive_lock = threading.Lock()
@@ -84,6 +90,10 @@ def pick_source(
         return source
     if corpus and url:
         raise ValueError("both corpus= and url= are given; search in one of them")
+    if source in WEB_SOURCES:
+        if corpus:
+            raise ValueError(f"source={source!r} searches the web; corpus= is for bm25 and dense")
+        return make_source(source, url=url, timeout=timeout, **options)
     url = url or (None if corpus else os.environ.get("SEARCH_URL"))
     name = source or ("bm25" if corpus else "http")
     if name == "http":

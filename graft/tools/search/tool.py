@@ -10,11 +10,10 @@ from typing import Any
 
 from graft.data.corpus import without_surrogates
 from graft.tools.errors import ERROR, ToolError
-from graft.tools.search.cache import IMPORTED, Answer, CacheBroken, SearchCache
+from graft.tools.search.cache import IMPORTED, Answer, CacheBroken, SearchCache, open_cache
 from graft.tools.search.exchange import as_pages, titled
 from graft.tools.search.source import MAX_QUERY, MAX_TOPK, SearchSource, pick_source
 
-MODES = ("live", "record", "replay")
 FORMS = {
     "documents": ("information", "No documents found."),
     "pages": ("", "No search results found."),
@@ -87,19 +86,11 @@ class SearchTool:
         self.topk, self.max_chars = topk, max_chars
         self.form, self.tag = form, FORMS[form][0] if tag is None else tag
         self.concurrency = concurrency
-        self.cache_mode = cache_mode or ("record" if cache else "live")
-        if self.cache_mode not in MODES:
-            raise ValueError(f"cache_mode={cache_mode!r}; known: {', '.join(MODES)}")
-        if self.cache_mode != "live" and not cache:
-            raise ValueError(f"cache_mode={self.cache_mode} needs cache=, the path of its file")
-        is_replay = self.cache_mode == "replay"
-        self.cache: SearchCache | None = None
-        if cache and self.cache_mode != "live":
-            self.cache = SearchCache(cache, read_only=is_replay)
+        self.cache, self.cache_mode = open_cache(cache, cache_mode)
         self.counts: Counter[str] = Counter(calls=0, cached=0, failures=0)
         self._lock = threading.Lock()
         self.source: SearchSource | None = None
-        if is_replay and self.cache is not None:
+        if self.cache_mode == "replay" and self.cache is not None:
             is_described = corpus or url or not isinstance(source, str | None)
             is_gone = corpus is not None and corpus != "small" and not Path(corpus).is_file()
             wanted = None

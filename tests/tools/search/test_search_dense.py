@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from search_helpers import write_corpus
+from search_helpers import serving, write_corpus
 
 from graft.tools.search import SearchTool, make_source
+from graft.tools.search.http import HttpSource
+from graft.tools.search.server import build_app, served_source
 
 pytestmark = [pytest.mark.peer, pytest.mark.slow]
 
@@ -47,6 +49,48 @@ def test_meaning_is_found_without_a_common_word(tmp_path, model):
     )
     with pytest.raises(ValueError, match=r"3 vectors, but .* has 62 documents"):
         make_source("dense", corpus="small", model=model, vectors=str(vectors)).open()
+
+
+def test_a_prebuilt_index_is_served_to_gems_and_search_r1s_clients(tmp_path, model):
+    """An index made by other software: wiki-18's columns, an HNSW file, a prefix for queries."""
+    faiss = pytest.importorskip("faiss")
+    sentence_transformers = pytest.importorskip("sentence_transformers")
+    pytest.importorskip("starlette"), pytest.importorskip("msgpack")
+    corpus = write_corpus(tmp_path / "wiki-18.jsonl", [f'"{one}' for one in TEXTS])
+    encoder = sentence_transformers.SentenceTransformer(model, device="cpu")
+    vector_DH = encoder.encode([f"passage: {one}" for one in TEXTS], normalize_embeddings=True)
+    made = faiss.index_factory(vector_DH.shape[1], "HNSW64", faiss.METRIC_INNER_PRODUCT)
+    made.add(vector_DH)
+    file = tmp_path / "e5_HNSW64.index"
+    faiss.write_index(made, str(file))
+    source = served_source(corpus, model=model, vectors=str(file), query_prefix="query: ")
+    query_H = encoder.encode(["query: a lazy kitten"], normalize_embeddings=True)[0]
+    with serving(build_app(source)) as url:
+        for wire in ("json", "msgpack"):
+            ((hit,),) = HttpSource(url, wire=wire).retrieve(["a lazy kitten"], 1)
+            assert hit.id == "d0" and hit.text == "Cats sleep for most of the day."
+            assert hit.score == pytest.approx(float(query_H @ vector_DH[0]), abs=1e-4)
+
+
+def test_an_index_that_does_not_fit_is_refused(tmp_path, model):
+    faiss = pytest.importorskip("faiss")
+    corpus = write_corpus(tmp_path / "c.jsonl", TEXTS)
+
+    def opened(width: int, count: int) -> None:
+        index = faiss.IndexFlatIP(width)
+        index.add(np.ones((count, width), dtype=np.float32))
+        faiss.write_index(index, str(tmp_path / "given.index"))
+        served_source(corpus, model=model, vectors=str(tmp_path / "given.index")).open()
+
+    with pytest.raises(ValueError, match=r"vectors of 768 numbers, but .* makes 384"):
+        opened(768, 3)
+    with pytest.raises(ValueError, match=r"2 vectors, but .* has 3 documents"):
+        opened(384, 2)
+    (tmp_path / "text.index").write_text("no index", encoding="utf-8")
+    with pytest.raises(ValueError, match=r"text.index is not a faiss index"):
+        served_source(corpus, model=model, vectors=str(tmp_path / "text.index")).open()
+    with pytest.raises(ValueError, match="no faiss index file"):
+        served_source(corpus, model=model, vectors=str(tmp_path / "none.index"))
 
 
 def test_prefixes_and_the_kind_of_index_are_part_of_what_is_recorded(tmp_path, model):

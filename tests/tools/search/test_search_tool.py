@@ -239,7 +239,7 @@ def test_a_tool_that_cannot_work_is_refused_when_it_is_made(arguments, match):
 
 
 def test_the_error_about_an_unknown_source_lists_the_known_ones():
-    with pytest.raises(UnknownName, match="known: bm25, dense, http"):
+    with pytest.raises(UnknownName, match="known: bing, bm25, brightdata, dense, google_cse, http"):
         SearchTool("bm52", corpus="small")
 
 

@@ -1,0 +1,252 @@
+"""Web search services, by stand-ins of their HTTP APIs: requests as documented, answers as hits."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+
+from graft.tools.errors import ToolError
+from graft.tools.search import Hit, SearchTool, make_source
+from graft.tools.search.server import served_source
+from graft.tools.search.source import WEB_SOURCES
+from tests.web_server import Reply, Seen, answering
+
+KEY = "secret-key-1"
+KEYS = {
+    "SERPAPI_API_KEY": KEY,
+    "GOOGLE_API_KEY": KEY,
+    "GOOGLE_CSE_ID": "engine-7",
+    "BING_API_KEY": KEY,
+    "BRIGHTDATA_API_KEY": KEY,
+    "BRIGHTDATA_ZONE": "serp1",
+    "TAVILY_API_KEY": KEY,
+}
+LIMA = Hit("https://a.org/lima", "Lima", "Lima is the capital of Peru.")
+CUSCO = Hit("https://a.org/cusco", "Cusco", "")
+
+
+def listed(title: str = "title", text: str = "snippet", link: str = "link") -> list[dict[str, Any]]:
+    """Two results and one without any text, in the names of a service."""
+    return [
+        {title: "Lima", text: LIMA.text, link: LIMA.id, "position": 1},
+        {title: "Cusco", link: CUSCO.id, "position": 2},
+        {link: "https://a.org/empty"},
+    ]
+
+
+REPLIES: dict[str, dict[str, Any]] = {
+    "serpapi": {"search_metadata": {"status": "Success"}, "organic_results": listed()},
+    "google_cse": {"kind": "customsearch#search", "items": listed()},
+    "bing": {"_type": "SearchResponse", "webPages": {"value": listed("name", link="url")}},
+    "brightdata": {"general": {}, "organic": listed(text="description")},
+    "tavily": {"query": "q", "results": listed(text="content", link="url")},
+}
+EMPTY: dict[str, dict[str, Any]] = {
+    "serpapi": {
+        "search_metadata": {"status": "Success"},
+        "error": "Google hasn't returned any results for this query.",
+    },
+    "google_cse": {"searchInformation": {"totalResults": "0"}},
+    "bing": {"_type": "SearchResponse"},
+    "brightdata": {"general": {}},
+    "tavily": {"results": []},
+}
+REFUSED: dict[str, tuple[int, dict[str, Any]]] = {
+    "serpapi": (401, {"error": "Invalid API key."}),
+    "google_cse": (403, {"error": {"code": 403, "message": "The request is missing a valid key."}}),
+    "bing": (401, {"error": {"code": "401", "message": "Access denied"}}),
+    "brightdata": (400, {"error": "zone 'serp1' not found"}),
+    "tavily": (432, {"detail": {"error": "This request exceeds your plan's set usage limit."}}),
+}
+
+
+@pytest.fixture(autouse=True)
+def _keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in KEYS.items():
+        monkeypatch.setenv(name, value)
+
+
+def sent(status: int, content: Any, **headers: str) -> Reply:
+    return Reply(status, json.dumps(content).encode(), headers)
+
+
+def query_of(seen: Seen) -> dict[str, str]:
+    return {name: values[0] for name, values in parse_qs(urlsplit(seen.path).query).items()}
+
+
+@pytest.mark.parametrize("name", WEB_SOURCES)
+def test_results_become_hits(name: str):
+    with answering(lambda _: sent(200, REPLIES[name])) as (url, _):
+        source = make_source(name, url=url)
+        assert source.retrieve(["capital of Peru"], 3) == [[LIMA, CUSCO]]
+        assert source.retrieve(["capital of Peru"], 1) == [[LIMA]]
+        assert source.retrieve(["a", "b"], 1) == [[LIMA], [LIMA]]
+        assert source.retrieve([], 1) == []
+    assert KEY not in source.fingerprint
+
+
+@pytest.mark.parametrize("name", WEB_SOURCES)
+def test_nothing_found_is_no_failure(name: str):
+    with answering(lambda _: sent(200, EMPTY[name])) as (url, _):
+        tool = SearchTool(name, url=url)
+        assert tool("xyzzy") == "<information>No documents found.</information>"
+        assert tool.counts["failures"] == 0
+
+
+@pytest.mark.parametrize("name", WEB_SOURCES)
+def test_a_refusal_is_a_text_without_the_key(name: str):
+    status, content = REFUSED[name]
+    with answering(lambda _: sent(status, {**content, "key": KEY})) as (url, requests):
+        tool = SearchTool(name, url=url)
+        answer = tool("capital of Peru")
+    assert answer.startswith(f"Error: search failed: {name} answered {status}: ")
+    assert KEY not in answer and "***" in answer
+    assert len(requests) == 1 and tool.counts["failures"] == 1
+
+
+@pytest.mark.parametrize("name", WEB_SOURCES)
+def test_a_missing_key_is_named_at_the_start(name: str, monkeypatch: pytest.MonkeyPatch):
+    for variable in KEYS:
+        monkeypatch.delenv(variable)
+    with pytest.raises(
+        ValueError, match=f"source '{name}' needs the environment variable [A-Z_]+KEY"
+    ):
+        SearchTool(name)
+
+
+def test_requests_are_those_of_the_services():
+    requests: dict[str, Seen] = {}
+    for name in WEB_SOURCES:
+        with answering(lambda _, name=name: sent(200, REPLIES[name])) as (url, seen):
+            make_source(name, url=f"{url}/api").retrieve(["a & b"], 500)
+        requests[name] = seen[0]
+    assert query_of(requests["serpapi"]) == {
+        "engine": "google",
+        "q": "a & b",
+        "num": "100",
+        "api_key": KEY,
+    }
+    assert query_of(requests["google_cse"]) == {
+        "q": "a & b",
+        "num": "10",
+        "cx": "engine-7",
+        "key": KEY,
+    }
+    assert query_of(requests["bing"]) == {"q": "a & b", "count": "50"}
+    assert requests["bing"].headers["ocp-apim-subscription-key"] == KEY
+    assert requests["brightdata"].headers["authorization"] == f"Bearer {KEY}"
+    assert json.loads(requests["brightdata"].body) == {
+        "zone": "serp1",
+        "url": "https://www.google.com/search?hl=en&q=a+%26+b&num=100&brd_json=1",
+        "format": "raw",
+    }
+    assert requests["tavily"].headers["authorization"] == f"Bearer {KEY}"
+    assert json.loads(requests["tavily"].body) == {
+        "search_depth": "basic",
+        "query": "a & b",
+        "max_results": 20,
+    }
+    assert all(seen.path.startswith("/api") for seen in requests.values())
+
+
+def test_params_reach_the_service_and_tell_recordings_apart():
+    with answering(lambda _: sent(200, REPLIES["serpapi"])) as (url, seen):
+        other = make_source("serpapi", url=url, params={"engine": "bing", "gl": "pe"})
+        other.retrieve(["q"], 1)
+        assert other.fingerprint != make_source("serpapi", url=url).fingerprint
+    assert query_of(seen[0])["engine"] == "bing" and query_of(seen[0])["gl"] == "pe"
+
+
+def test_an_answer_box_comes_first_and_an_error_of_the_search_is_one():
+    box = {"title": "Capital", "answer": "Lima"}
+    with answering(lambda _: sent(200, {**REPLIES["serpapi"], "answer_box": box})) as (url, _):
+        found = make_source("serpapi", url=url).retrieve(["q"], 2)
+        assert found == [[Hit("", "Capital", "Lima"), LIMA]]
+    bad = {"search_metadata": {"status": "Error"}, "error": "proxy timeout"}
+    with (
+        answering(lambda _: sent(200, bad)) as (url, _),
+        pytest.raises(ToolError, match="serpapi sent no usable reply: proxy timeout"),
+    ):
+        make_source("serpapi", url=url).retrieve(["q"], 2)
+
+
+@pytest.mark.parametrize("body", [b"<html>", b"[1]", b'{"organic": 3}'])
+def test_a_reply_of_another_form_is_a_failure(body: bytes):
+    with answering(lambda _: Reply(200, body)) as (url, _):
+        answer = SearchTool("brightdata", url=url, retries=0)("q")
+    assert answer.startswith("Error: search failed: brightdata sent ")
+
+
+def test_a_429_is_tried_again_after_the_pause_that_it_names():
+    replies = [
+        sent(429, {"error": "slow down"}, **{"Retry-After": "0"}),
+        sent(200, REPLIES["tavily"]),
+    ]
+    with answering(lambda _: replies.pop(0)) as (url, requests):
+        assert make_source("tavily", url=url).retrieve(["q"], 1) == [[LIMA]]
+    assert len(requests) == 2
+    with (
+        answering(lambda _: sent(429, {"e": 1}, **{"Retry-After": "60"})) as (url, requests),
+        pytest.raises(ToolError, match="tavily answered 429"),
+    ):
+        make_source("tavily", url=url, timeout=2).retrieve(["q"], 1)
+    assert len(requests) == 1
+
+
+def test_per_second_spaces_requests_and_refuses_to_wait_too_long():
+    with answering(lambda _: sent(200, REPLIES["bing"])) as (url, _):
+        source = make_source("bing", url=url, per_second=10)
+        start = time.monotonic()
+        source.retrieve(["a", "b", "c"], 1)
+        assert time.monotonic() - start >= 0.2
+        slow = make_source("bing", url=url, per_second=0.1, timeout=1)
+        slow.retrieve(["a"], 1)
+        with pytest.raises(ToolError, match=r"at most 0\.1 requests per second"):
+            slow.retrieve(["b"], 1)
+
+
+@pytest.mark.parametrize("name", WEB_SOURCES)
+def test_a_recorded_run_repeats_without_service_and_key(
+    name: str, tmp_path, monkeypatch: pytest.MonkeyPatch
+):
+    cache = str(tmp_path / "run.db")
+    with answering(lambda _: sent(200, REPLIES[name])) as (url, requests):
+        tool = SearchTool(name, url=url, cache=cache)
+        first = tool("capital of Peru")
+        assert tool("capital of Peru") == first and len(requests) == 1
+        tool.close()
+    for variable in KEYS:
+        monkeypatch.delenv(variable)
+    again = SearchTool(name, cache=cache, cache_mode="replay")
+    assert again("capital of Peru") == first
+    assert again("capital of Chile").startswith("Error: search failed: no recorded answer")
+    again.close()
+    assert KEY.encode() not in (tmp_path / "run.db").read_bytes()
+
+
+def test_what_does_not_fit_is_refused():
+    with pytest.raises(ValueError, match="searches the web; corpus= is for"):
+        SearchTool("tavily", corpus="small")
+    with pytest.raises(ValueError, match="'tavily' has no argument 'engine'"):
+        SearchTool("tavily", engine="google")
+    with pytest.raises(ValueError, match="not of the form https"):
+        SearchTool("tavily", url="localhost")
+    with pytest.raises(ValueError, match="per_second=0 must be above 0"):
+        SearchTool("tavily", per_second=0)
+
+
+def test_the_source_of_a_server():
+    assert served_source("", "tavily").fingerprint.startswith("tavily:")
+    assert served_source("small").fingerprint.startswith("bm25:")
+    for arguments, why in [
+        (("",), "nothing to search in"),
+        (("small", "tavily"), "searches the web: it has no corpus"),
+    ]:
+        with pytest.raises(ValueError, match=why):
+            served_source(*arguments)
+    with pytest.raises(ValueError, match="give --model too"):
+        served_source("small", vectors="a.faiss", query_prefix="query: ")
