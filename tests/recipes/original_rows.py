@@ -52,7 +52,23 @@ FILES: dict[str, Rows] = {
     "data/gsm_8k_rewrite.jsonl": GSM_REWRITE,
 }
 
-HUB: dict[str, dict[str, Rows]] = {}
+GEM_MATHS = [{"problem": f"What is {n} + {n}?", "answer": str(2 * n)} for n in range(1, 9)]
+GEM_QUESTIONS = [
+    {"problem": f"Which letter is number {n}?", "answer": ["a", "A"]} for n in range(1, 9)
+]
+GEM_PROGRAMS = [
+    {
+        "problem": f"Read a number and print it plus {n}.",
+        "tests": json.dumps({"inputs": ["1\n", "2\n"], "outputs": [f"{1 + n}\n", f"{2 + n}\n"]}),
+    }
+    for n in range(1, 9)
+]
+
+HUB: dict[str, dict[str, Rows]] = {
+    "axon-rl/MATH-12k": {"train": GEM_MATHS},
+    "axon-rl/HotpotQA": {"train": GEM_QUESTIONS},
+    "axon-rl/PrimeIntellect-15k": {"train": GEM_PROGRAMS},
+}
 
 
 def write_original_rows(working: Path, hub: Path) -> None:

@@ -32,8 +32,8 @@ class Echo:
         return content
 
 
-def test_the_table_names_the_three_tools():
-    assert set(TOOLS) == {"calculator", "python", "search"}
+def test_the_table_names_the_tools():
+    assert set(TOOLS) == {"calculator", "fetch", "python", "search"}
 
 
 def test_a_tool_is_a_name_with_arguments_a_class_a_function_or_itself():

@@ -103,9 +103,10 @@ def _connect(host: str, port: int, end: float, allow_private: bool) -> socket.so
     addresses = [str(entry[4][0]) for entry in found]
     private = [one for one in addresses if not is_public(one)]
     if private and not allow_private:
+        named = host if host == private[0] else f"{host}, {private[0]},"
         raise PageError(
-            f"{host} is {private[0]}, an address of this machine or its network; "
-            "only public pages are read (allow_private)"
+            f"{named} is an address of this machine or its network; only public pages are read "
+            "(allow_private)"
         )
     for address in addresses[:-1]:
         try:

@@ -188,13 +188,13 @@ def test_a_private_host_behind_a_name_or_a_redirect_is_refused(
 
     monkeypatch.setattr(socket, "getaddrinfo", resolve)
     answer = FetchTool()("http://inside.example/")
-    assert "inside.example is 127.0.0.1, an address of this machine" in answer
+    assert "inside.example, 127.0.0.1, is an address of this machine" in answer
     assert f"port {port} is not one of a public page" in FetchTool()(f"{site}/lima")
     # a public page may point inside: the check is made again for the address that it names
     monkeypatch.setattr("graft.tools.pages.download.is_public", lambda one: one != "127.0.0.2")
     monkeypatch.setattr("graft.tools.pages.download.PORTS", (port,))
     PAGES["/inside"] = Reply(302, b"", {"Location": f"http://127.0.0.2:{port}/lima"})
-    assert "127.0.0.2, an address of this machine" in FetchTool()(f"{site}/inside")
+    assert "127.0.0.2 is an address of this machine" in FetchTool()(f"{site}/inside")
     assert "Capital of Peru" in FetchTool()(f"{site}/moved")
 
 
