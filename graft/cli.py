@@ -174,6 +174,9 @@ def generate(
     top_k: Annotated[int, typer.Option(min=0, help="0 keeps every token.")] = 0,
     top_p: Annotated[float, typer.Option(help="1 keeps every token.")] = 1.0,
     min_p: Annotated[float, typer.Option(help="0 keeps every token.")] = 0.0,
+    repetition_penalty: Annotated[
+        float, typer.Option(help="Above 1: tokens of the text so far are less likely.")
+    ] = 1.0,
     stop: Annotated[list[str] | None, typer.Option(help="End where this text appears.")] = None,
     seed: Annotated[int, typer.Option(help="The same seed draws the same text.")] = 0,
     raw: Annotated[
@@ -199,6 +202,7 @@ def generate(
         top_k=top_k,
         top_p=top_p,
         min_p=min_p,
+        repetition_penalty=repetition_penalty,
         max_tokens=max_tokens,
         stop=tuple(stop or ()),
     )

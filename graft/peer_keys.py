@@ -77,7 +77,7 @@ top_k -> rollout.top_k 0 keeps every token, where others write -1
 min_p -> rollout.min_p
 freeze_base_model -> actions.freeze_base
 starting_mode -> actions.start a tool of actions.file
-earl_head_use_bias -> - the rows of actions are part of the head, which has no bias
+earl_head_use_bias -> actions.bias
 repetition_penalty -> - it is for evaluation: the learner does not know a penalised distribution
 do_sample -> - training samples at rollout.temperature; held-out tasks are attempted greedily too
 # the engine

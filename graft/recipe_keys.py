@@ -103,6 +103,8 @@ class ActionsSection(Section):
     start: str = ""
     """Tool that every attempt begins with: its entry is written after the prompt and not trained, in
     demonstrations too; empty: the policy decides."""
+    bias: bool = False
+    """Each action also has a bias in the head, 0 at the start."""
     freeze_base: bool = False
     """Train the head rows of the actions only, in both phases; every other weight stays as it is."""
 

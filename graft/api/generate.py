@@ -39,6 +39,7 @@ def generate(
     temperature: float = 1.0,
     top_p: float = 1.0,
     top_k: int = 0,
+    repetition_penalty: float = 1.0,
     stop: Sequence[str] = (),
     seed: int = 0,
     raw: bool = False,
@@ -56,6 +57,7 @@ def generate(
     temperature  0 is greedy
     top_p        below 1: only the likeliest tokens that together have this probability
     top_k        only this number of the likeliest tokens; 0: all
+    repetition_penalty   above 1: tokens that the text has already are less likely
     stop         texts that end a completion
     seed         the same prompt and seed give the same draws
     raw          True: prompts are texts to continue, without the chat template
@@ -88,6 +90,7 @@ async def agenerate(
     temperature: float = 1.0,
     top_p: float = 1.0,
     top_k: int = 0,
+    repetition_penalty: float = 1.0,
     stop: Sequence[str] = (),
     seed: int = 0,
     raw: bool = False,
@@ -102,6 +105,7 @@ async def agenerate(
         temperature=temperature,
         top_p=top_p,
         top_k=top_k,
+        repetition_penalty=repetition_penalty,
         max_tokens=max_tokens,
         stop=(stop,) if isinstance(stop, str) else tuple(stop),
     )

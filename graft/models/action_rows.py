@@ -15,17 +15,23 @@ from graft.models.extra_actions import extra_rows
 
 
 class ActionRows(nn.Module):
-    """`rows` [extra, width], in the decoder's dtype; its other weights are frozen."""
+    """`rows` [extra, width], in the decoder's dtype, and its `bias` [extra] itself, if it has one.
+
+    All other weights of the decoder are frozen.
+    """
 
     def __init__(self, decoder: Decoder) -> None:
         super().__init__()
         if not decoder.shape.extra:
             raise ValueError("the model has no head rows of actions, so nothing would be trained")
         self.rows = nn.Parameter(extra_rows(decoder).clone())
+        self.bias = decoder.action_bias
         # in a list, so that it is not registered as a parameter of this module
         self._decoder = [decoder]
         decoder.requires_grad_(False)
         head = decoder.head_weight.requires_grad_(True)
+        if self.bias is not None:
+            self.bias.requires_grad_(True)
         head.register_post_accumulate_grad_hook(self._pass_gradient)
 
     @torch.no_grad()

@@ -15,7 +15,7 @@ class Critic(nn.Module):
     def __init__(self, policy: Decoder) -> None:
         super().__init__()
         self.body = copy.deepcopy(policy)
-        self.body.head = None  # unused: values need no vocabulary
+        self.body.head = self.body.action_bias = None  # unused: values need no vocabulary
         self.body.requires_grad_(True)  # also where the policy trains the rows of its actions only
         self.value = nn.Linear(policy.shape.width, 1, bias=True, device=policy.device)
         nn.init.zeros_(self.value.weight)

@@ -55,6 +55,9 @@ class PackedTokens(Protocol):
     def attention(self, heads: int, kv_heads: int) -> Attend: ...
 
 
+BIAS_COLUMNS = 8
+"""Inputs that carry the bias, of which one is used: rows of the head stay aligned."""
+
 LEAST_POSITIONS = 2**16
 """Least number of positions in a GPU's table of angles, even if the model's window is shorter."""
 
@@ -176,6 +179,7 @@ class Decoder(nn.Module):
         self.blocks = nn.ModuleList(Block(shape, i) for i in range(shape.layers))
         self.norm = Norm(shape.width, shape.norm_eps)
         self.head = None if shape.tied else nn.Linear(shape.width, shape.head_rows, bias=False)
+        self.action_bias = nn.Parameter(torch.zeros(shape.extra)) if shape.extra_bias else None
         self.angles = Angles(shape)
         self.recompute = False  # activation checkpointing: a third more time, little memory
 
@@ -183,6 +187,27 @@ class Decoder(nn.Module):
     def head_weight(self) -> Tensor:
         """[V, D]: a row for each token, then those of actions beyond the vocabulary."""
         return self.embed.weight if self.head is None else self.head.weight
+
+    @property
+    def head_bias(self) -> Tensor | None:
+        """[V]: that of actions beyond the vocabulary, 0 elsewhere; None: there is none."""
+        if self.action_bias is None:
+            return None
+        after = self.shape.head_rows - self.shape.vocab_size - self.shape.extra
+        return F.pad(self.action_bias, (self.shape.vocab_size, after))
+
+    def biased(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        """Hidden states and head whose product has the bias in it: of one more input, which is 1.
+
+        Log-probs and their gradients then need no bias of their own. It copies the head, once per
+        micro-batch; without a bias nothing is copied.
+        """
+        weight, bias = self.head_weight, self.head_bias
+        if bias is None:
+            return hidden, weight
+        one = F.pad(hidden.new_ones(len(hidden), 1), (0, BIAS_COLUMNS - 1))
+        column = F.pad(bias[:, None], (0, BIAS_COLUMNS - 1))
+        return torch.cat([hidden, one], 1), torch.cat([weight, column], 1)
 
     is_whole = True
     """Whether all weights are in this process; see `parallel.decoder`."""
@@ -194,7 +219,7 @@ class Decoder(nn.Module):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[T, V] of hidden states [T, D]."""
-        return linear(hidden, self.head_weight)
+        return linear(hidden, self.head_weight, self.head_bias)
 
     @property
     def device(self) -> torch.device:
@@ -288,12 +313,12 @@ class Decoder(nn.Module):
         truncation: Truncation | None,
     ) -> tuple[Tensor, ...]:
         args = forest.actions, forest.modes, allowed, temperature, vocab_size, truncation
-        return score_actions(hidden, self.head_weight, *args)
+        return score_actions(*self.biased(hidden), *args)
 
     def _likeliest(
         self, hidden: Tensor, forest: PackedTokens, allowed: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        return likeliest(hidden, self.head_weight, forest.actions, forest.modes, allowed)
+        return likeliest(*self.biased(hidden), forest.actions, forest.modes, allowed)
 
     @torch.no_grad()
     def initialise(self, seed: int) -> Decoder:

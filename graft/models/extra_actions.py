@@ -25,16 +25,18 @@ from graft.models.decoder import Decoder
 from graft.models.io.load import ModelFileError, open_tensors, read_tensor
 
 ACTIONS = "actions.safetensors"
-"""The file of a model's extra rows: one tensor, ROWS [extra, width]."""
-ROWS = "rows"
-ACTION_ROWS = "actions.rows"
-"""Name of these rows among weights that are sent to engines; no Hugging Face tensor has it."""
+"""The file of a model's extra rows: ROWS [extra, width], and BIAS [extra] if they have one."""
+ROWS, BIAS = "rows", "bias"
+ACTION_ROWS, ACTION_BIAS = "actions.rows", "actions.bias"
+"""Names of these among weights that are sent to engines; no Hugging Face tensor has them."""
 SEED = 0
 """Seed of rows that start from no token, independent of the seed of the run."""
 
 
-def extend(decoder: Decoder, init_tokens: Sequence[int | None]) -> Decoder:
+def extend(decoder: Decoder, init_tokens: Sequence[int | None], bias: bool = False) -> Decoder:
     """The decoder with one more head row per entry: a copy of that token's, or a random one.
+
+    With `bias` each of these actions also has a number that is added to its logit, 0 at the start.
 
     All other weights are shared with `decoder`, which should not be used any further: training one
     changes the other. Actions that it had already are replaced.
@@ -51,7 +53,7 @@ def extend(decoder: Decoder, init_tokens: Sequence[int | None]) -> Decoder:
     for row, token in zip(rows, init_tokens, strict=True):
         if token is not None:
             row.copy_(head[token])
-    return _with_rows(decoder, rows)
+    return _with_rows(decoder, rows, torch.zeros(len(rows)) if bias else None)
 
 
 def random_rows(count: int, width: int) -> Tensor:
@@ -66,7 +68,11 @@ def random_rows(count: int, width: int) -> Tensor:
 def load_rows(decoder: Decoder, folder: str | os.PathLike[str]) -> Decoder | None:
     """The decoder with the actions saved in `folder`; None: there are none."""
     rows = read_rows(Path(folder), decoder.shape.width)
-    return None if rows is None else _with_rows(decoder, rows)
+    if rows is None:
+        return None
+    with open_tensors(Path(folder) / ACTIONS) as stored:
+        bias = stored.get_tensor(BIAS) if BIAS in stored.keys() else None  # noqa: SIM118
+    return _with_rows(decoder, rows, bias)
 
 
 def read_rows(folder: Path, width: int) -> Tensor | None:
@@ -95,8 +101,8 @@ def extra_rows(decoder: Decoder) -> Tensor:
     return decoder.head_weight.detach()[shape.vocab_size : shape.vocab_size + shape.extra]
 
 
-def _with_rows(decoder: Decoder, rows: Tensor) -> Decoder:
-    shape = replace(decoder.shape, extra=len(rows))
+def _with_rows(decoder: Decoder, rows: Tensor, bias: Tensor | None) -> Decoder:
+    shape = replace(decoder.shape, extra=len(rows), extra_bias=bias is not None)
     old = decoder.head_weight
     weight = torch.zeros(shape.head_rows, shape.width, dtype=old.dtype, device=old.device)
     weight[: shape.vocab_size] = old.detach()[: shape.vocab_size]
@@ -105,6 +111,8 @@ def _with_rows(decoder: Decoder, rows: Tensor) -> Decoder:
         extended = Decoder(shape)
     extended.blocks, extended.norm, extended.angles = decoder.blocks, decoder.norm, decoder.angles
     extended.recompute = decoder.recompute
+    if bias is not None:
+        extended.action_bias = nn.Parameter(bias.to(old), requires_grad=old.requires_grad)
     head = nn.Parameter(weight, requires_grad=old.requires_grad)
     if extended.head is None:
         extended.embed.weight = head

@@ -58,6 +58,8 @@ class ModelShape:
     extra: int = 0
     """Actions beyond the vocabulary: rows of the head that are never embedded. They are not in
     `config.json`; `graft.models.extra_actions` adds them to a model."""
+    extra_bias: bool = False
+    """Whether these actions have a bias beside their rows."""
 
     def __post_init__(self) -> None:
         if self.family not in ARCHITECTURES:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from graft.actions.actions import Actions, load_actions
-from graft.config import Config, ConfigError
+from graft.config import ActionsSection, Config, ConfigError
 from graft.models.decoder import Decoder
 from graft.models.extra_actions import extend, load_rows
 from graft.protocols import Env
@@ -72,29 +72,32 @@ def check_calls(config: Config, actions: Actions | None, env: Callable[[Task], E
         )
 
 
-def check_freeze(config: Config, actions: Actions | None, is_split: bool) -> None:
-    """Refuse to train head rows alone where there are none, or where others hold the weights."""
-    if not config.actions.freeze_base:
+def check_head(config: Config, actions: Actions | None, is_split: bool) -> None:
+    """Refuse actions.freeze_base and actions.bias where no action needs them, or weights are split."""
+    section = config.actions
+    given = [key for key in ("freeze_base", "bias") if getattr(section, key)]
+    if not given:
         return
+    key = f"actions.{given[0]}"
     if actions is None or not actions.space.extra:
         raise ConfigError(
-            "actions.freeze_base trains the head rows of actions beyond the vocabulary, and "
-            f"actions.file={config.actions.file!r} has none; give a file such as calculator"
+            f"{key} is for the head rows of actions beyond the vocabulary, and "
+            f"actions.file={section.file!r} has none; give a file such as calculator"
         )
     if config.lora.rank:
         raise ConfigError(
-            f"actions.freeze_base with lora.rank={config.lora.rank}: adapters leave the base as it is, "
-            "and train the rows of the actions beside them; use one of the two"
+            f"{key} with lora.rank={config.lora.rank}: adapters leave the base as it is, and train the "
+            "rows of the actions beside them, without a bias; use one of the two"
         )
     if is_split:
         raise ConfigError(
-            "actions.freeze_base trains a few rows of one matrix, and these processes would split it; "
-            "use parallel.shard=false and parallel.tp=1, so each process holds all"
+            f"{key} is for a head in one piece, and these processes would split it; use "
+            "parallel.shard=false and parallel.tp=1, so each process holds all"
         )
 
 
 def with_actions(
-    policy: Decoder, actions: Actions, source: Path | None, init_from_base: bool
+    policy: Decoder, actions: Actions, source: Path | None, section: ActionsSection
 ) -> Decoder:
     """The policy with head rows for its actions: those of its checkpoint, or new ones."""
     if not actions.space.extra:
@@ -112,9 +115,15 @@ def with_actions(
                     f"'{source}' was trained with the action {known!r} where actions.file has {given!r}; "
                     "give the file it was trained with"
                 )
+        if trained.shape.extra_bias != section.bias:
+            raise ConfigError(
+                f"'{source}' was trained with actions.bias={str(trained.shape.extra_bias).lower()}; set it "
+                "so, or start from the model before that training"
+            )
         return trained
     random = [None] * len(actions.init_tokens)
-    return extend(policy, actions.init_tokens if init_from_base else random)
+    init_tokens = actions.init_tokens if section.init_from_base else random
+    return extend(policy, init_tokens, section.bias)
 
 
 def allowed_table(actions: Actions | None, policy: Decoder) -> torch.Tensor | None:

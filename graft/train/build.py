@@ -23,7 +23,7 @@ from graft.rewards import make_reward
 from graft.rollout.setup import RolloutSetup
 from graft.text.chat import Chat
 from graft.text.tokenizer import FastTokenizer
-from graft.train.actions import check_calls, check_freeze
+from graft.train.actions import check_calls, check_head
 from graft.train.algorithm import Algorithm, branch_of, branch_part, preset_of, rounds_of
 from graft.train.components import RunComponents
 from graft.train.distributed.process_group import ALONE, ProcessGroup
@@ -72,7 +72,7 @@ def build_run(
         config, source, tokenizer, device, dtype, processes, is_shared, with_engine
     )
     check_calls(config, actions, env)
-    check_freeze(config, actions, is_split=ways(config, processes) > 1)
+    check_head(config, actions, is_split=ways(config, processes) > 1)
     branch = branch_of(config, preset, actions)
     refuse_async(config, branch, is_dynamic=rounds_of(config, preset) > 1)
     if not with_engine:

@@ -86,7 +86,7 @@ def open_policy(
     plain = load_policy(config, source, tokenizer)
     actions = actions_of(config, tokenizer, plain.shape.vocab_size)
     if actions is not None:
-        plain = with_actions(plain, actions, source, config.actions.init_from_base)
+        plain = with_actions(plain, actions, source, config.actions)
     fits = choose_micro(config, plain.shape, dtype, device_memory_of(device))
     recompute = processes.any(fits.recompute, "whether blocks are computed twice")  # all, or none
     if processes.world > 1 and (config.parallel.shard or config.parallel.tp > 1):
@@ -213,7 +213,9 @@ def new_shape(config: Config, tokenizer: FastTokenizer) -> ModelShape:
     """The shape of a model from scratch; its vocabulary is the tokenizer's."""
     given = dict(config.model.shape)
     known = {
-        name for name in ModelShape.__dataclass_fields__ if name not in ("vocab_size", "extra")
+        name
+        for name in ModelShape.__dataclass_fields__
+        if name not in ("vocab_size", "extra", "extra_bias")
     }
     if unknown := sorted(set(given) - known):
         raise ConfigError(
@@ -237,7 +239,8 @@ def recipe_shape(config: Config, weights: Path | None = None) -> ModelShape:
     if not config.actions.file:
         return shape
     actions = actions_of(config, load_tokenizer(config, source), shape.vocab_size)
-    return replace(shape, extra=0 if actions is None else actions.space.extra)
+    extra = 0 if actions is None else actions.space.extra
+    return replace(shape, extra=extra, extra_bias=bool(extra) and config.actions.bias)
 
 
 def refuse_family(source: Path) -> None:

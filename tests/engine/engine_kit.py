@@ -76,7 +76,8 @@ def gather(
 def dense_logits(decoder: Decoder, tokens: list[int]) -> Tensor:
     """[T, V] of one plain causal forward."""
     hidden = decoder(torch.tensor(tokens), torch.arange(len(tokens)), causal)
-    return hidden @ decoder.head_weight.T
+    logits = hidden @ decoder.head_weight.T
+    return logits if decoder.head_bias is None else logits + decoder.head_bias
 
 
 def dense_logp(

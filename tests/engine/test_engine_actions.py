@@ -14,6 +14,7 @@ from engine_kit import (
     ByteTokenizer,
     assert_equals_the_model,
     assert_is_written_by,
+    dense_logits,
     gather,
     prompt,
     sample_all,
@@ -56,12 +57,19 @@ def test_a_decision_writes_its_description_and_an_exit_ends_the_completion() -> 
     assert context.tokens == prompt(5) + completion.tokens and context.mode == 0
 
 
-@pytest.mark.parametrize("tied", [True, False])
-def test_log_probs_of_actions_equal_a_full_forward(tied: bool) -> None:
-    decoder = tiny_decoder(extra=EXTRA, tied=tied)
+@pytest.mark.parametrize("tied, bias", [(True, False), (False, False), (True, True)])
+def test_log_probs_of_actions_equal_a_full_forward(tied: bool, bias: bool) -> None:
+    decoder = tiny_decoder(extra=EXTRA, tied=tied, extra_bias=bias)
+    if decoder.action_bias is not None:
+        with torch.no_grad():
+            decoder.action_bias.copy_(torch.tensor([0.6, 0.3, -0.5, 0.5, 0.2]))
     space = tools_space()
     engine = tools_engine(decoder)
     root = engine.open(prompt(9))
+    (((scored,),),) = score_one(engine, prompt(9), [9], [[23]])
+    allowed = torch.tensor(space.allowed)[0]
+    after = dense_logits(decoder, prompt(9))[-1, : len(allowed)].masked_fill(~allowed, -torch.inf)
+    assert scored == pytest.approx(after.log_softmax(-1)[23].item(), abs=1e-5)
     contexts = [root.fork() for _ in range(12)]
     for turn in range(2):
         before = [list(context.tokens) for context in contexts]

@@ -26,6 +26,8 @@ from graft.engine.native.engine import NativeEngine
 from graft.models.decoder import Decoder
 from graft.models.io.save import save_model
 from graft.models.io.tensor_names import hf_names
+from graft.models.logprobs import score_logits
+from graft.models.truncation import Truncation
 from graft.text.tokenizer import FastTokenizer
 from graft.types import Completion, Finish, Sampling
 from tests.engine.engine_kit import TOOLS, dense_logp, tiny_decoder
@@ -128,15 +130,29 @@ def test_log_probs_are_the_learners_before_and_after_three_updates(engine, decod
             assert gap(other, before, completion, temperature) > 0.1
 
 
-def test_log_probs_of_a_truncated_distribution_are_renormalised(engine, decoder):
+@pytest.mark.parametrize(
+    "cut", [Truncation(3), Truncation(top_p=0.7), Truncation(min_p=0.2), Truncation(9, 0.8)]
+)
+def test_log_probs_of_a_truncated_distribution_are_the_learners(engine, decoder, cut):
     before = TOKENIZER.encode("abc")
-    completion = sample(engine, before, temperature=0.7, top_k=3, max_tokens=8)
+    completion = sample(engine, before, temperature=0.7, max_tokens=16, **cut._asdict())
     logp = dense_logp(decoder, before + completion.tokens, temperature=0.7)[len(before) - 1 : -1]
-    kept = logp.topk(3).values
-    want = logp.gather(-1, torch.tensor(completion.tokens)[:, None])[:, 0] - kept.logsumexp(-1)
+    chosen = torch.tensor(completion.tokens)
+    want, entropy = score_logits(logp, chosen, None, truncation=cut)
     torch.testing.assert_close(torch.tensor(completion.logprobs), want, atol=1e-3, rtol=0)
-    entropy = torch.special.entr((kept - kept.logsumexp(-1, keepdim=True)).exp()).sum(-1)
     torch.testing.assert_close(torch.tensor(completion.entropies), entropy, atol=1e-3, rtol=0)
+    assert float((want - logp.gather(1, chosen[:, None])[:, 0]).max()) > 0.1
+
+
+def test_the_repetition_penalty_is_the_native_engines(engine, decoder):
+    before = TOKENIZER.encode("abc")
+    how = {"temperature": 0.0, "repetition_penalty": 1.5, "max_tokens": 16}
+    native = NativeEngine(decoder, kv_tokens=1024)
+    assert sample(engine, before, **how).tokens == sample(native, before, **how).tokens
+    assert (
+        sample(engine, before, **how).tokens
+        != sample(engine, before, **{**how, "repetition_penalty": 1.0}).tokens
+    )
 
 
 def test_entropies_are_close_lower_bounds_of_twenty_tokens(engine, decoder):

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from graft.config import Config, ConfigError, check
-from graft.train.actions import actions_of, with_actions
+from graft.train.actions import actions_of, check_head, with_actions
 from graft.train.build import build_run
 from graft.train.model import load_tokenizer
 from graft.train.run_dir.checkpoint import action_names
@@ -104,4 +104,37 @@ def test_another_number_of_actions_than_the_checkpoint_s_is_refused(tmp_path):
     actions = actions_of(recipe(tmp_path, "actions", str(fewer)), tokenizer, tokenizer.vocab_size)
     assert actions is not None
     with pytest.raises(ConfigError, match=r"was trained with 15 actions .* has 14"):
-        with_actions(components.policy, actions, checkpoint, init_from_base=True)
+        with_actions(components.policy, actions, checkpoint, config.actions)
+    biased = recipe(tmp_path, "actions", "compact", actions={"file": "compact", "bias": True})
+    with pytest.raises(ConfigError, match=r"was trained with actions\.bias=false; set it so"):
+        build_run(biased, checkpoint)
+
+
+@pytest.mark.parametrize(
+    ("section", "complaint"),
+    [
+        ({"file": "", "start": "calculator"}, "there is no file"),
+        ({"file": "compact", "start": "compare"}, "is no tool of actions.file=compact; it has"),
+        ({"file": "compact-tags", "freeze_base": True}, "'compact-tags' has none; give a file"),
+        ({"file": "", "bias": True}, "actions.bias is for the head rows"),
+    ],
+)
+def test_settings_of_actions_that_are_not_there_are_refused(tmp_path, section, complaint):
+    syntax = "compact" if section["file"] != "compact" else "actions"
+    config = recipe(tmp_path, syntax, "compact", actions=section)
+    with pytest.raises(ConfigError, match=complaint):
+        build_run(config)
+
+
+@pytest.mark.parametrize("key", ["freeze_base", "bias"])
+def test_a_head_in_parts_or_with_adapters_has_neither_frozen_base_nor_bias(tmp_path, key):
+    section = {"file": "compact", key: True}
+    config = recipe(tmp_path, "actions", "compact", actions=section)
+    tokenizer = load_tokenizer(config, None)
+    actions = actions_of(config, tokenizer, tokenizer.vocab_size)
+    check_head(config, actions, is_split=False)
+    with pytest.raises(ConfigError, match=f"actions.{key} is for a head in one piece"):
+        check_head(config, actions, is_split=True)
+    adapted = config.changed({"lora.rank": 2})
+    with pytest.raises(ConfigError, match=f"actions.{key} with lora.rank=2"):
+        check_head(adapted, actions, is_split=False)

@@ -255,6 +255,40 @@ def test_a_checkpoint_brings_actions_and_their_moments_back(dtype: torch.dtype, 
     assert again.policy.head_weight[CALL].any()
 
 
+def biased_policy(dtype: torch.dtype = torch.float32) -> Decoder:
+    policy = extend(Decoder(SHAPE).initialise(1), [9, None, 12], bias=True).to(dtype)
+    with torch.no_grad():
+        policy.action_bias.copy_(torch.tensor([0.5, -1.0, 2.0]))
+    return policy
+
+
+def test_a_bias_is_added_to_the_logits_of_actions_and_trained():
+    rows, policy = call_rows(), biased_policy()
+    batch, plain = to_batch(rows), copy.deepcopy(policy)
+    plain.action_bias = None
+    with torch.no_grad():
+        gap = plain_logits(policy) - plain_logits(plain)
+    want = torch.zeros(94)
+    want[CALL : DONE + 1] = torch.tensor([0.5, -1.0, 2.0])
+    torch.testing.assert_close(gap, want.expand_as(gap), atol=1e-5, rtol=0)
+
+    learner, taken = learner_of(policy, sft()), []
+    step = learner.optimizer.step
+    learner.optimizer.step = lambda: taken.append(policy.action_bias.grad.clone()) or step()
+    got = learner.update(rows, batch)["loss"]
+    chosen = []
+    bias = torch.tensor([0.5, -1.0, 2.0], requires_grad=True)
+    for prompt in (PROMPT, [5, 5]):
+        whole = torch.cat([torch.zeros(CALL), bias, torch.zeros(61)])
+        base = plain_logits(plain, prompt).detach()
+        chosen.append(decided(masked(base + whole).log_softmax(-1)))
+    loss = -torch.cat(chosen).mean()
+    assert got == pytest.approx(loss.item(), abs=1e-5)
+    (slope,) = torch.autograd.grad(loss, bias)
+    torch.testing.assert_close(taken[0], slope, atol=1e-6, rtol=0)
+    assert not torch.equal(policy.action_bias.detach(), bias.detach())
+
+
 def frozen_learner(policy: Decoder, **more) -> Learner:
     rows = ActionRows(policy)
     plan = schedule("constant", 0, 1, 0.0)
@@ -285,11 +319,16 @@ def test_a_frozen_base_moves_in_the_rows_of_actions_only(tied: bool):
         assert moved.nonzero().flatten().tolist() == trained, name
 
 
+def biased_learner(policy: Decoder) -> Learner:
+    return learner_of(policy, sft())
+
+
+@pytest.mark.parametrize("make", [frozen_learner, biased_learner], ids=["frozen", "all"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_frozen_base_is_resumed_bit_for_bit(tmp_path: Path, dtype: torch.dtype):
+def test_a_bias_and_a_frozen_base_are_resumed_bit_for_bit(tmp_path: Path, dtype: torch.dtype, make):
     rows = call_rows()
     batch = to_batch(rows)
-    learner = frozen_learner(new_policy().to(dtype))
+    learner = make(biased_policy(dtype))
     for _ in range(3):
         learner.update(rows, batch)
     CheckpointWriter(tmp_path, FastTokenizer.characters("0123456789"), keep_last=1).save(
@@ -298,11 +337,13 @@ def test_a_frozen_base_is_resumed_bit_for_bit(tmp_path: Path, dtype: torch.dtype
     (saved,) = checkpoints(tmp_path)
     policy = load_rows(load_model(saved.path, dtype=dtype), saved.path)
     assert policy is not None
-    again = frozen_learner(policy)
+    again = make(policy)
     saved.restore(again)
     for one in (learner, again):
         one.update(rows, batch)
     assert torch.equal(again.policy.head_weight, learner.policy.head_weight)
+    assert torch.equal(again.policy.action_bias, learner.policy.action_bias)
+    assert not torch.equal(learner.policy.action_bias, biased_policy(dtype).action_bias)
 
 
 def test_a_critic_of_a_frozen_base_is_trained():

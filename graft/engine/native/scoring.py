@@ -145,8 +145,7 @@ def _score_part(
     attend = attention_over(rows.runs, torch.tensor(rows.ends), shape.heads, shape.kv_heads, device)
     hidden = decoder(moved["tokens"], moved["positions"], attend)
     logp, _ = score_actions(
-        hidden.index_select(0, moved["before"]),
-        decoder.head_weight,
+        *decoder.biased(hidden.index_select(0, moved["before"])),
         moved["actions"],
         modes=torch.full_like(moved["actions"], mode),
         allowed=allowed,

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from graft.files import new_file, sync, write_json
 from graft.models.decoder import Decoder
-from graft.models.extra_actions import ACTION_ROWS, ACTIONS, ROWS, extra_rows
+from graft.models.extra_actions import ACTION_BIAS, ACTION_ROWS, ACTIONS, BIAS, ROWS, extra_rows
 from graft.models.io.load import INDEX, WEIGHTS, ModelFileError, read_config, read_json
 from graft.models.io.tensor_names import hf_names, hf_sizes
 from graft.models.shape import ModelShape
@@ -56,6 +56,8 @@ def save_model(
 def named_weights(decoder: Decoder) -> dict[str, Tensor]:
     """Whole tensors by Hugging Face name; rows of actions beyond the vocabulary come last."""
     rows = {ACTION_ROWS: extra_rows(decoder)} if decoder.shape.extra else {}
+    if decoder.action_bias is not None:
+        rows[ACTION_BIAS] = decoder.action_bias.detach()
     return {**hf_names(decoder), **rows}
 
 
@@ -75,14 +77,15 @@ def save_weights(
     write_weights(
         hf_sizes(shape), weights.__getitem__, folder, dtype=dtype, shard_bytes=shard_bytes
     )
-    save_rows(weights[ACTION_ROWS].to(dtype) if shape.extra else None, folder)
+    rows = weights[ACTION_ROWS].to(dtype) if shape.extra else None
+    save_rows(rows, folder, weights[ACTION_BIAS].to(dtype) if shape.extra_bias else None)
     save_configs(shape, folder, dtype, special, source)
 
 
-def save_rows(rows: Tensor | None, folder: Path) -> None:
-    """Rows [extra, D] of actions beyond the vocabulary, in their own file."""
+def save_rows(rows: Tensor | None, folder: Path, bias: Tensor | None = None) -> None:
+    """Rows [extra, D] and bias [extra] of actions beyond the vocabulary, in their own file."""
     if rows is not None:
-        save_tensors({ROWS: rows}, folder / ACTIONS)
+        save_tensors({ROWS: rows} | ({} if bias is None else {BIAS: bias}), folder / ACTIONS)
     else:  # left from an earlier save they would be read as those of this model
         (folder / ACTIONS).unlink(missing_ok=True)
 

@@ -66,7 +66,8 @@ def layout_free(module: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, T
         rest = {name: tensor for name, tensor in tensors.items() if not name.startswith("body.")}
         return layout_free(module.body, body) | rest
     if isinstance(module, Decoder):
-        return whole_views(module.shape, tensors)
+        bias = {name: tensor for name, tensor in tensors.items() if name == "action_bias"}
+        return whole_views(module.shape, tensors) | bias
     return dict(tensors)
 
 

@@ -76,7 +76,9 @@ class CpuRunner:
             if part is None:
                 logits = self.decoder.logits(seen)
             else:
-                logits = F.linear(seen, self.decoder.head_weight.index_select(0, part.columns))
+                weight, bias = self.decoder.head_weight, self.decoder.head_bias
+                own = None if bias is None else bias.index_select(0, part.columns)
+                logits = F.linear(seen, weight.index_select(0, part.columns), own)
             draws += self._draw_from(logits, [requests[row] for row in rows], part)
         return draws
 
