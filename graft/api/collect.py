@@ -28,6 +28,8 @@ BranchLike = str | Mapping[str, Any] | Callable[..., Any]
 
 TEMPERATURE = "temperature"
 """In the info of an episode's first span: the temperature of its samples, which the learner needs."""
+TRUNCATION = "truncation"
+"""Likewise: their top-k and top-p."""
 
 
 def collect(
@@ -39,6 +41,8 @@ def collect(
     reward: RewardLike | None = None,
     branch: BranchLike = "independent",
     temperature: float = 1.0,
+    top_p: float = 1.0,
+    top_k: int = 0,
     max_tokens: int = 256,
     max_turns: int = 8,
     max_context: int | None = None,
@@ -65,6 +69,9 @@ def collect(
     reward       instead of the environment's own: a function (task, trajectory) -> number, or a name
     branch       where attempts fork: independent, arpo, aepo, counterfactual, or a function
     temperature  of sampling; 0 is greedy (with samples=1, to look at; there is nothing to learn from)
+    top_p        below 1: only the likeliest tokens that together have this probability; the learner's
+                 log-probs are then those of this truncated distribution
+    top_k        likewise: only this number of the likeliest tokens; 0: all
     max_tokens   sampled tokens per turn
     max_turns    turns per attempt
     max_context  tokens of a whole attempt, prompt included; None: 4096, or the model's window
@@ -88,6 +95,8 @@ async def acollect(
     reward: RewardLike | None = None,
     branch: BranchLike = "independent",
     temperature: float = 1.0,
+    top_p: float = 1.0,
+    top_k: int = 0,
     max_tokens: int = 256,
     max_turns: int = 8,
     max_context: int | None = None,
@@ -106,6 +115,7 @@ async def acollect(
     from graft.train.actions import check_calls
     from graft.train.build import make_setup
     from graft.train.tasks import TRAIN_SEEDS
+    from graft.train.truncation import refuse_truncation
 
     engine = engine_of(engine, "collect")
     policy = engine.policy
@@ -119,6 +129,9 @@ async def acollect(
         "samples": samples,
         "branch": branch,
         "temperature": temperature or 1.0,
+        "top_p": top_p,
+        "top_k": top_k,
+        "min_p": 0.0,
         "max_tokens": max_tokens,
         "max_turns": max_turns,
         "max_context": min(4096, window) if max_context is None else max_context,
@@ -127,6 +140,7 @@ async def acollect(
     }
     rollout |= {"tasks": tasks} if _is_number(tasks) else {}
     config = settings(policy.config, rollout=rollout, task={"reward": reward or ""})
+    refuse_truncation(config, next(iter(branch), "") if isinstance(branch, Mapping) else branch)
     name, make_env = env_maker(env, policy.tokenizer)
     check_calls(settings(config, task={"env": name}), policy.actions, make_env)
     grows, learns = _branch_of(engine, config, branch)
@@ -158,7 +172,7 @@ async def acollect(
     if learns is not None:
         learns.settle(episodes)
     for episode in episodes:
-        episode.spans[0].info[TEMPERATURE] = temperature
+        episode.spans[0].info |= {TEMPERATURE: temperature, TRUNCATION: [top_k, top_p]}
     return episodes
 
 

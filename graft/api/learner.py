@@ -8,7 +8,7 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from graft.api.collect import TEMPERATURE
+from graft.api.collect import TEMPERATURE, TRUNCATION
 from graft.api.policy import Policy
 from graft.api.settings import settings
 from graft.types import Episode
@@ -16,6 +16,7 @@ from graft.user_code import UserCodeError, seen
 
 if TYPE_CHECKING:
     from graft.config import Config
+    from graft.models.truncation import Truncation
 
 PartLike = str | Mapping[str, Any] | Callable[..., Any]
 """A name of a table, {name: {keyword: value}}, or a function."""
@@ -141,6 +142,7 @@ class PolicyLearner:
         for engine in self.policy.engines:
             engine.check_idle()
         self.trainer.temperature = _temperature(listed)
+        self.trainer.truncation = _truncation(listed)
         _refuse_lone_attempts(listed, self.components.algo.preset)
         rollouts = StepRollouts(listed)
         with Interrupt().held():
@@ -310,3 +312,17 @@ def _temperature(episodes: Sequence[Episode]) -> float:
             "nothing to learn; collect with temperature=1"
         )
     return found[0]
+
+
+def _truncation(episodes: Sequence[Episode]) -> Truncation | None:
+    """What sampling kept of each distribution; None: everything."""
+    from graft.models.truncation import Truncation
+
+    found = {Truncation(*one.spans[0].info.get(TRUNCATION, ())) for one in episodes}
+    if len(found) > 1:
+        raise UserCodeError(
+            "these episodes were sampled with different top_p or top_k; a step learns from one "
+            "truncation: call step() for each"
+        )
+    kept = found.pop()
+    return None if kept == Truncation() else kept

@@ -53,6 +53,7 @@ from graft.train.memory.workload import (
     workload_of,
 )
 from graft.train.optimizer import Optimizer, schedule
+from graft.train.truncation import truncation_of
 from graft.types import Author, Episode, Leaf, Sampling, Span, Task, Trajectory
 
 CPU_FLOPS = 2e10
@@ -232,7 +233,8 @@ def time_training(
 
     def compute_gradients() -> None:
         forest = Forest(rows, batch.mask, device)
-        logp, entropy = forest.logprobs(policy, config.rollout.temperature)
+        how = config.rollout.temperature, None, truncation_of(config)
+        logp, entropy = forest.logprobs(policy, *how)
         loss_NT, _ = loss(logp, entropy, batch.to(device))
         total: Tensor = loss_NT.sum() / max(batch.num_tokens, 1)
         total.backward()

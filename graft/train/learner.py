@@ -246,22 +246,20 @@ class Learner:
     ) -> dict[str, float]:
         """One optimizer step; its log-probs are written to rows `index` of `seen`."""
         weights = self.reduction(batch)
-        value_weights = weights
+        shares = {"policy": weights}
         if self.critic is not None and self.value_reduction is not None:
-            value_weights = self.value_reduction(batch)
+            shares["value"] = self.value_reduction(batch)
         reports: list[dict[str, Tensor]] = []
         gaps: list[Tensor] = []
         for part, is_real in self._micro_batches(trajectories):
             number = torch.tensor(part)
             micro, device = batch.rows(number), self.policy.device
             forest = Forest([trajectories[i] for i in part], micro.mask, device)
-            shares = {"policy": weights[number], "value": value_weights[number]}
-            if not is_real:
-                shares = {name: torch.zeros_like(share) for name, share in shares.items()}
-            moved = transfer(shares, device)
+            own = {name: share[number] * float(is_real) for name, share in shares.items()}
+            moved = transfer(own, device)
             with self._jointly("the gradients of a micro-batch"):
                 report, logp_NT, gap_NT = self._backward(
-                    forest, micro.to(device), moved["policy"], moved["value"]
+                    forest, micro.to(device), moved["policy"], moved.get("value", moved["policy"])
                 )
             if is_real:
                 reports.append(report)

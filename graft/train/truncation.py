@@ -13,7 +13,7 @@ def truncation_of(config: Config) -> Truncation | None:
     return None if found == Truncation() else found
 
 
-def refuse_truncation(config: Config, branch: str) -> None:
+def refuse_truncation(config: Config, branch: object) -> None:
     """Refuse top-k, top-p and min-p where the log-probs of what was drawn cannot be known."""
     truncation, engine = truncation_of(config), config.engine.name
     if truncation is None:

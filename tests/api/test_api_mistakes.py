@@ -150,6 +150,9 @@ def test_episodes_of_a_step(engine):
     warm = graft.collect(engine, Letters, tasks=1, samples=2, max_tokens=2)
     with pytest.raises(UserCodeError, match=r"temperatures 0\.5 and 1"):
         learner.step([*cold, *warm])
+    cut = graft.collect(engine, Letters, tasks=1, samples=2, max_tokens=2, top_k=2)
+    with pytest.raises(UserCodeError, match="different top_p or top_k"):
+        learner.step([*cut, *warm])
 
 
 def test_attempts_that_all_broke(engine):
