@@ -94,6 +94,7 @@ def test_a_folder_has_both_splits_and_a_file_only_its_own(tmp_path: Path):
         assert env.task().id == f"earl:rows:{split}:0"
         file = str(tmp_path / f"{split}.parquet")
         assert make("earl:rows", data=file, split=split, syntax="actions").reset(0)
+    assert make("earl:rows", data=str(tmp_path), syntax="actions").split == "train"
     with pytest.raises(DataError, match=r"split of its rows is train, not test; give the file"):
         make("earl:rows", data=str(tmp_path / "train.parquet"), split="test", syntax="actions")
 

@@ -55,11 +55,11 @@ def earl_rows(
     max_turns: int = 32,
     skip_bad: bool | float = SPARED,
 ) -> CalcRows | SortingRows:
-    """Rows of a file, or of a folder with train.parquet and test.parquet, of which `split` is one.
+    """Rows of a file, or of a folder with train.parquet and test.parquet: `split`, by default train.
 
     `tool`, `max_uses` are the calculator's, `max_turns` limits the calls that sort.
     """
-    table, is_divided = open_table(data, rows, hub, split, None, check=False)
+    table, is_divided = open_table(data, rows, hub, split, "train", check=False)
     sample = [
         row for row in itertools.islice(table.scan(), SAMPLE_ROWS) if isinstance(row, Mapping)
     ]
@@ -81,7 +81,12 @@ def earl_rows(
             check_syntax(sample, table.source, syntax)
         chosen = resolve(syntax, SYNTAXES, "call syntax")
         prompts = PromptsEnv(
-            data=data, rows=rows, hub=hub, split=None if is_divided else split, skip_bad=skip_bad
+            data=data,
+            rows=rows,
+            hub=hub,
+            hub_split="train",
+            split=None if is_divided else split,
+            skip_bad=skip_bad,
         )
         env = CalcRows(prompts, tool, chosen, max_uses)
     env.unwrapped.split = split or "train"
