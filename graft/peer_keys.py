@@ -78,6 +78,11 @@ min_p -> rollout.min_p
 freeze_base_model -> actions.freeze_base
 starting_mode -> actions.start a tool of actions.file
 earl_head_use_bias -> actions.bias
+init_from_base -> actions.init_from_base
+earl.training.tools -> rollout.branch written as rollout.branch={counterfactual: {tools: [swap]}}
+tool_score_temperature tool_score_top_k tool_score_top_p -> rollout.branch written as
+    rollout.branch={counterfactual: {temperature: 10, top_k: 10, top_p: 0.9}}
+finetune_from_path -> model.path a run or a checkpoint of one
 repetition_penalty -> - it is for evaluation: the learner does not know a penalised distribution
 do_sample -> - training samples at rollout.temperature; held-out tasks are attempted greedily too
 # the engine
@@ -118,14 +123,15 @@ vllm_importance_sampling_correction -> algo.importance_cap 2 is on, 0 is off
 overlong_buffer.len -> algo.overlong written as algo.overlong=[LENGTH,BUFFER]
 # tasks and rewards
 dataset dataset_name dataset_path data_path train_files prompt_data -> task.args written as
-    task.env=prompts task.args.data=FILE
+    task.env=prompts task.args.data=FILE, with task.env=earl:rows for EARL's files
 val_files eval_dataset -> task.eval_args written as task.eval_args={data: FILE}
 reward_funcs reward_fn reward_function -> task.reward
 custom_reward_function.path custom_reward_function.name -> task.reward written as
     task.reward=my_module:compute_score
 reward_weights -> task.reward written as task.reward=[{f1: {}, weight: 1.0}, ...]
 environment env_name env_id -> task.env
-tool_config_path tools -> task.wrappers
+tools multi_turn.tool_config_path -> task.wrappers
+tool_config_path -> actions.file EARL's tool files as they are
 # the run
 output_dir default_local_dir save_path ckpt_path -> run.dir the folder of all runs; run.name names this
     one

@@ -33,23 +33,33 @@ def arpo_row(number: int, source: str, answer: str) -> dict[str, Any]:
 
 ARPO = [arpo_row(n, "deepscaler" if n % 2 else "hotpotqa", str(2 * n)) for n in range(1, 9)]
 
-GSM_REWRITE = [
-    {
-        "question": f"Ann has {n} apples and buys {n + 2}. How many has she?",
-        "answer": f"{n} + {n + 2} = <<{n}+{n + 2}={2 * n + 2}>>{2 * n + 2}\n#### {2 * n + 2}",
-        "question_rewrite": f"Ann has {n}00 apples and buys {n + 2}00. How many has she?",
-        "answer_rewrite": f"<<{n}00+{n + 2}00={2 * n + 2}00>>\n#### {2 * n + 2}00",
-        "rewrite_tag": "yes",
+def gsm_row(number: int, split: str) -> dict[str, Any]:
+    """verl's columns of GSM8K; EARL's rewriting is in `extra_info`."""
+    n, question = number, f"Ann has {number} apples and buys {number + 2}. How many has she?"
+    return {
+        "data_source": "openai/gsm8k",
+        "prompt": [{"role": "user", "content": question}],
+        "ability": "math",
+        "reward_model": {"style": "rule", "ground_truth": str(2 * n + 2)},
+        "extra_info": {
+            "split": split,
+            "index": n,
+            "question": question,
+            "answer": f"{n} + {n + 2} = <<{n}+{n + 2}={2 * n + 2}>>{2 * n + 2}\n#### {2 * n + 2}",
+            "question_rewrite": f"Ann has {n}00 apples and buys {n + 2}00. How many has she?",
+            "answer_rewrite": f"<<{n}00+{n + 2}00={2 * n + 2}00>>\n#### {2 * n + 2}00",
+            "rewrite_tag": "yes" if n % 5 else "no",
+        },
     }
-    for n in range(1, 61)
-]
+
 
 FILES: dict[str, Rows] = {
     "data/arpo/train_10k.parquet": ARPO,
     "data/arpo/valid.parquet": ARPO,
     "data/arpo/hard_search_1k.parquet": ARPO,
     "data/arpo/gaia_test.parquet": ARPO,
-    "data/gsm_8k_rewrite.jsonl": GSM_REWRITE,
+    "data/gsm_8k_rewrite/train.parquet": [gsm_row(n, "train") for n in range(1, 10)],
+    "data/gsm_8k_rewrite/test.parquet": [gsm_row(n, "test") for n in range(11, 15)],
 }
 
 GEM_MATHS = [{"problem": f"What is {n} + {n}?", "answer": str(2 * n)} for n in range(1, 9)]
