@@ -33,6 +33,7 @@ def arpo_row(number: int, source: str, answer: str) -> dict[str, Any]:
 
 ARPO = [arpo_row(n, "deepscaler" if n % 2 else "hotpotqa", str(2 * n)) for n in range(1, 9)]
 
+
 def gsm_row(number: int, split: str) -> dict[str, Any]:
     """verl's columns of GSM8K; EARL's rewriting is in `extra_info`."""
     n, question = number, f"Ann has {number} apples and buys {number + 2}. How many has she?"

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from tests.envs import earl_rows_kit as kit
-from tests.recipes.test_recipes import model  # noqa: F401
 from tests.training import train_recipe
 
 CALCULATOR = """
@@ -86,7 +85,7 @@ def test_a_recipe_runs_with_the_files_of_the_original(
     build: Any,
     syntax: str,
     model: str,
-    tmp_path: Path,  # noqa: F811
+    tmp_path: Path,
 ):
     (tmp_path / "tools.yaml").write_text(tools)
     folder = tmp_path / "data"
