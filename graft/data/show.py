@@ -156,7 +156,8 @@ class DataReport:
         yield f"    its rows have: {', '.join(self.columns)}"
         other = "task" if self.purpose == "chat" else "chat"
         also = f"; as {USES[other]}: --for {other}" if self.layout.serves(other) else ""
-        yield f"    {USES[self.purpose]}{also}"
+        with_tools = "; with EARL's tools: env earl:rows" if self.graded_sources else ""
+        yield f"    {self._use}{also}{with_tools}"
         for row, parts in self.examples:
             yield ""
             yield f"row {row}"
@@ -168,6 +169,11 @@ class DataReport:
         yield ""
         yield from self._statistics()
         yield from self._faults(skip_bad)
+
+    @property
+    def _use(self) -> str:
+        is_sorting = self.layout.name == "earl-sorting"
+        return "tasks (env earl:rows)" if is_sorting else USES[self.purpose]
 
     def _statistics(self) -> Iterator[str]:
         heads = ("shortest", "median", "mean", "95% within", "longest")
@@ -182,7 +188,9 @@ class DataReport:
             most = [f"{name} {count:,}" for name, count in self.sources.most_common(LISTED_SOURCES)]
             more = len(self.sources) - LISTED_SOURCES
             yield f"data sources: {', '.join(most)}" + (f", {more} more" if more > 0 else "")
-            if self.purpose == "task":
+            if self.layout.name == "earl-sorting":
+                yield "graded, without task.reward: by the order that calls of the tools produce"
+            elif self.purpose == "task":
                 graded = self.graded_sources
                 rule = f"{', '.join(graded)} by EARL's rules" if graded else ""
                 is_all = len(graded) == len(self.sources)

@@ -132,6 +132,8 @@ def test_made_tasks_are_rows_of_the_original_and_are_read_back(name: str, tmp_pa
     command = [f"earl:{name}", "syntax=actions", "--form", "tasks", "--n", "6", "--out", str(file)]
     told = CliRunner().invoke(app, ["data", "make", *command])
     assert told.exit_code == 0, told.output
+    told = CliRunner().invoke(app, ["data", "show", str(file), "--rows", "0"])
+    assert told.exit_code == 0 and "env earl:rows" in told.output
     env = make("earl:rows", data=str(file), split="train", syntax="actions")
     for number in range(6):
         env.reset(number)
