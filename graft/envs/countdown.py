@@ -61,7 +61,8 @@ class Countdown(NumberPuzzle):
 
     Targets come from a random expression over the numbers, so every instance can be solved. The
     form is `<tag>...</tag>`, of which the last counts; with `tag=None` the whole text is the answer
-    and the form is right if it is arithmetic.
+    and the form is right if it is arithmetic. `question` is another wording, with {numbers} and
+    {target}.
     """
 
     env_id = "countdown"
@@ -74,9 +75,13 @@ class Countdown(NumberPuzzle):
         targets: Sequence[int] = (1, 999),
         tag: str | None = "answer",
         format_reward: float = 0.1,
+        question: str = "",
         split: str = "train",
     ) -> None:
         super().__init__()
+        if question and not all(part in question for part in ("{numbers}", "{target}")):
+            raise ValueError(f"question={question!r} must contain {{numbers}} and {{target}}")
+        self.question = question
         if not 0.0 <= format_reward < 1.0:
             raise ValueError(f"format_reward={format_reward}: must lie in [0, 1)")
         self.count = check_range("count", count, 2)
@@ -119,6 +124,8 @@ class Countdown(NumberPuzzle):
 
     def _ask(self, given: Sequence[int], target: int) -> str:
         listed = ", ".join(str(number) for number in given)
+        if self.question:
+            return self.question.replace("{numbers}", listed).replace("{target}", str(target))
         where = f", for example {self.write('(1 + 2) / 3')}" if self.tag else " and nothing else"
         return (
             f"Combine the numbers {listed} into {target}. Use each number exactly once, with "

@@ -156,12 +156,25 @@ def math_answer(task: Task, trajectory: Trajectory) -> float:
     return float(grade(last_answer(trajectory.answer_text), final_answers(task.answer)))
 
 
-def countdown(task: Task, trajectory: Trajectory) -> float:
-    """`countdown_score` of the final answer; the task's is {"numbers": [...], "target": n}."""
+def countdown(
+    task: Task, trajectory: Trajectory, scale: Sequence[float] = (0.0, 0.0, 1.0)
+) -> float:
+    """The value of the final answer's expression against the task's {"numbers": [...], "target": n}.
+
+    scale   the rewards of an answer that does not use exactly these numbers, of one with another value,
+            and of a right one; RL-GRPO's is [0.01, 0.02, 1.01]
+    """
     given = task.answer
     if not isinstance(given, Mapping) or not {"numbers", "target"} <= set(given):
         raise ValueError(f"the task's answer is {given!r}; countdown needs {{numbers, target}}")
-    return countdown_score(last_answer(trajectory.answer_text), given["numbers"], given["target"])
+    if len(scale) != 3:
+        raise ValueError(
+            f"countdown: scale={list(scale)} must be three rewards: no form, wrong, right"
+        )
+    expression = last_answer(trajectory.answer_text).partition("=")[0]
+    value = value_of(expression, given["numbers"])
+    no_form, wrong, right = scale
+    return no_form if value is None else right if value == given["target"] else wrong
 
 
 def accepted_answers(answer: Any) -> list[str]:

@@ -101,6 +101,23 @@ def test_a_text_is_one_user_message_and_only_prompt_and_answer_are_needed():
     assert env.step("#### 7.0").reward == 1.0
 
 
+def test_a_template_of_columns_and_a_system_message_replace_those_of_the_row():
+    chat = [{"role": "system", "content": "Old."}, {"role": "user", "content": "?"}]
+    rows = [{"messages": chat, "nums": [1, 4], "target": 5}]
+    env = make(
+        "prompts", rows=rows, template=" Make {target} of {nums} in \\boxed{}.", system="New."
+    )
+    assert env.reset(0)[0] == [
+        {"role": "system", "content": "New."},
+        {"role": "user", "content": " Make 5 of [1, 4] in \\boxed{}."},
+    ]
+    assert env.step("<answer>1 + 4</answer>").reward == 1.0
+    kept = make("prompts", rows=rows, system="New.")
+    assert kept.reset(0)[0] == [{"role": "system", "content": "New."}, chat[1]]
+    with pytest.raises(ValueError, match=r"names no column in braces; .*messages, nums, target"):
+        make("prompts", rows=rows, template="Make {goal}.")
+
+
 def test_other_columns_are_named_by_their_keys():
     rows = [{"chat": [ASKED], "answer": "Paris"}, {"chat": [ASKED], "answer": "Lyon"}]
     env = make("prompts", rows=rows, prompt_key="chat", answer_key="answer")

@@ -28,10 +28,58 @@ def arpo_row(number: int, source: str, answer: str) -> dict[str, Any]:
         "ability": "math",
         "reward_model": {"style": "rule", "ground_truth": answer},
         "extra_info": {"split": "train", "index": number, "question": question},
+        "metadata": {"ability": "math"},
     }
 
 
-ARPO = [arpo_row(n, "deepscaler" if n % 2 else "hotpotqa", str(2 * n)) for n in range(1, 9)]
+ARPO = [arpo_row(n, "deepscaler" if n % 2 else "hotpotqa", str(2 * n)) for n in range(1, 41)]
+
+ARPO_SFT = [
+    {
+        "conversations": [
+            {"from": "human", "value": f"What is {n} + {n}?"},
+            {
+                "from": "gpt",
+                "value": f"<think>I add.</think> <python>print({n} + {n})</python> "
+                f"<result>{2 * n}</result> <answer>\\boxed{{{2 * n}}}</answer>",
+            },
+        ],
+        "system": "Solve the task step by step; tools are in tags.",
+    }
+    for n in range(1, 9)
+]
+
+EASYRL_TRAIN = [
+    {
+        "data_source": "train-math-deepscaler",
+        "prompt": [
+            {"role": "system", "content": "Reason, then answer in a box."},
+            {"role": "user", "content": f"What is {n}/2?"},
+        ],
+        "ground_truth": f"$\\frac{{{n}}}{{2}}$",
+    }
+    for n in range(1, 9)
+]
+EASYRL_VALID = [
+    {
+        "prompt": row["prompt"],
+        "ground_truth": row["ground_truth"],
+        "extra_info": {"data_source": source, "pass@k": k},
+    }
+    for row, (source, k) in zip(
+        EASYRL_TRAIN, [("gsm8k", 1), ("gsm8k", 1), ("amc", 2), ("aime24", 2)], strict=False
+    )
+]
+
+COUNTDOWN = [
+    {
+        "messages": [{"role": "user", "content": f"Using [{n}, {n + 1}], make {2 * n + 1}."}],
+        "target": 2 * n + 1,
+        "nums": [n, n + 1],
+    }
+    for n in range(1, 41)
+]
+"""RL-GRPO's columns."""
 
 
 def gsm_row(number: int, split: str) -> dict[str, Any]:
@@ -55,10 +103,8 @@ def gsm_row(number: int, split: str) -> dict[str, Any]:
 
 
 FILES: dict[str, Rows] = {
-    "data/arpo/train_10k.parquet": ARPO,
-    "data/arpo/valid.parquet": ARPO,
-    "data/arpo/hard_search_1k.parquet": ARPO,
-    "data/arpo/gaia_test.parquet": ARPO,
+    "data/rl_train_with_sys_prompt.parquet": EASYRL_TRAIN,
+    "data/rl_valid_with_sys_prompt.parquet": EASYRL_VALID,
     "data/gsm_8k_rewrite/train.parquet": [gsm_row(n, "train") for n in range(1, 10)],
     "data/gsm_8k_rewrite/test.parquet": [gsm_row(n, "test") for n in range(11, 15)],
 }
@@ -79,6 +125,10 @@ HUB: dict[str, dict[str, Rows]] = {
     "axon-rl/MATH-12k": {"train": GEM_MATHS},
     "axon-rl/HotpotQA": {"train": GEM_QUESTIONS},
     "axon-rl/PrimeIntellect-15k": {"train": GEM_PROGRAMS},
+    "dongguanting/ARPO-RL-Reasoning-10K": {"train_10k": ARPO},
+    "dongguanting/ARPO-RL-DeepSearch-1K": {"hard_search_1k": ARPO},
+    "dongguanting/ARPO-SFT-54K": {"final_sft_edition9": ARPO_SFT},
+    "Majis699/countdown-0": {"train": COUNTDOWN},
 }
 
 

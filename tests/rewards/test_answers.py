@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from graft.registry import resolve
-from graft.rewards import REWARDS
+from graft.rewards import REWARDS, make_reward
 from graft.rewards.answers import (
     countdown,
     countdown_score,
@@ -210,6 +210,25 @@ def test_the_countdown_reward_reads_numbers_and_target_from_the_task():
     assert countdown(*trajectory("<answer>(1+2)/3</answer>", answer=answer)) == 1.0
     assert countdown(*trajectory("<answer>1+2+3</answer>", answer=answer)) == 0.0
     assert countdown(*trajectory(answer=answer)) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("text", "reward"),
+    [
+        ("no expression", 0.01),
+        ("<answer>1 + 2</answer>", 0.01),
+        ("<answer>1 + 1 + 3</answer>", 0.01),  # the 1 twice: RL-GRPO's own rule does not notice
+        ("<answer>1 + 2 + 3</answer>", 0.02),
+        ("<answer>(1 + 2) / 3 = 1</answer>", 1.01),
+        ("<answer>1 + 2 + 3</answer> or <answer>3 / (1 + 2)</answer>", 1.01),
+    ],
+)
+def test_countdown_has_the_scale_of_rl_grpo(text, reward):
+    answer = {"numbers": [1, 2, 3], "target": 1}
+    scaled = make_reward({"countdown": {"scale": [0.01, 0.02, 1.01]}})
+    assert scaled(*trajectory(text, answer=answer)) == reward
+    with pytest.raises(ValueError, match="must be three rewards"):
+        countdown(*trajectory(text, answer=answer), scale=[1.0])
 
 
 def test_f1_counts_shared_words_with_the_nearest_answer():

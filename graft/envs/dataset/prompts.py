@@ -55,6 +55,9 @@ class PromptsEnv(DatasetEnv):
     number, a list of them, or {"target": any of these}); a dot reaches into a column. All rows are checked
     when the first env is built: bad ones are left out up to the share `skip_bad` (1%); more of them, or
     any with skip_bad=False, are an error.
+
+    `template` is a user message in place of the row's prompt, with columns in braces ("Combine {nums} into
+    {target}."); `system` a system message in place of the row's.
     """
 
     checks_rows = True
@@ -71,11 +74,13 @@ class PromptsEnv(DatasetEnv):
         layout: str = "auto",
         prompt_key: str | None = None,
         answer_key: str | None = None,
+        template: str = "",
+        system: str = "",
         skip_bad: bool | float = SPARED,
         evaluation: bool = False,
         timeout: float = 1.0,
     ) -> None:
-        self.timeout = timeout
+        self.timeout, self.template, self.system = timeout, template, system
         self.meta: Mapping[str, Any] = {}
         self.tools: list[dict[str, Any]] | None = None
         table, _ = open_table(data, rows, hub, split, hub_split, check=False)  # reads a file once
@@ -108,6 +113,11 @@ class PromptsEnv(DatasetEnv):
         """Share of the rows that have no answer."""
         if not self.numbers:
             raise DataError(f"{self.table.source} has no good row for split={self.split!r}")
+        if template and not placeholders(template, table):
+            raise ValueError(
+                f"template={template[:80]!r} names no column in braces; the rows have "
+                f"{', '.join(table.columns)}"
+            )
 
     def reset(
         self, seed: int | None = None, idx: int | None = None
@@ -125,7 +135,16 @@ class PromptsEnv(DatasetEnv):
             raise DataError(f"{self.where}: {error}") from error
         self.answer, self.data_source = task.answer, task.data_source
         self.meta, self.tools = task.meta, task.tools
-        return task.messages
+        messages = task.messages
+        if self.template:
+            text = self.template
+            for name in placeholders(text, self.table):
+                text = text.replace(f"{{{name}}}", str(row[name]))
+            messages = [{"role": "user", "content": text}]
+        if self.system:
+            others = [message for message in messages if message["role"] != "system"]
+            messages = [{"role": "system", "content": self.system}, *others]
+        return messages
 
     def describe(self) -> dict[str, Any]:
         return {**super().describe(), **self.meta}
@@ -173,6 +192,11 @@ class PromptsEnv(DatasetEnv):
     def sample_random_action(self) -> str:
         rng = self.action_rng()
         return written(rng.choice(("Paris", "yes", "no", str(rng.randint(0, 100)))))
+
+
+def placeholders(template: str, table: RowTable) -> list[str]:
+    """The columns that a template names in braces; other braces are text."""
+    return [name for name in table.columns if f"{{{name}}}" in template]
 
 
 def golds_of(answer: Any) -> list[str]:
