@@ -132,7 +132,7 @@ def sample(
     temperature: Temperature = None,
     recipe: ModelRecipe = "",
     seed: Annotated[int | None, typer.Option(min=0, help="Default: run.seed.")] = None,
-    endpoint: Endpoint = "",
+    endpoint: Endpoint = None,
     model: ServedModel = "",
     api: EndpointApi = "",
     resume: Annotated[
@@ -166,7 +166,7 @@ def sample(
         temperature=temperature,
         seed=seed,
         resume=resume,
-        endpoint=endpoint,
+        endpoint=endpoint or [],
         served=model,
         api=api,
         say=progress,

@@ -65,7 +65,7 @@ def evaluate(
         bool, typer.Option("--all-checkpoints", help="All of them, not only the newest.")
     ] = False,
     recipe: ModelRecipe = "",
-    endpoint: Endpoint = "",
+    endpoint: Endpoint = None,
     model: ServedModel = "",
     api: EndpointApi = "",
     against: Annotated[
@@ -101,7 +101,7 @@ def evaluate(
         top_p=top_p,
         tools=not no_tools,
         prompt=prompt,
-        endpoint=endpoint,
+        endpoint=endpoint or [],
         model=model,
         api=api,
         against=against,

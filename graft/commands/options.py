@@ -12,7 +12,12 @@ Run = Annotated[str, typer.Argument(metavar="RUN", help="A run's folder, or its 
 Wrappers = Annotated[str, typer.Option(help='python_tool,concat or "[{max_history: {turns: 2}}]"')]
 Temperature = Annotated[float | None, typer.Option(min=0.0, help="Default: rollout.temperature.")]
 ModelRecipe = Annotated[str, typer.Option(help="Settings for a model without a run.")]
-Endpoint = Annotated[str, typer.Option(help="A server with OpenAI's API: http://host:8000/v1.")]
+Endpoint = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="A server with OpenAI's API, http://host:8000/v1; several: with commas, or again."
+    ),
+]
 ServedModel = Annotated[str, typer.Option(help="The name that the endpoint serves.")]
 EndpointApi = Annotated[
     str, typer.Option(help="completions (raw prompts; needs a tokenizer) or chat.")

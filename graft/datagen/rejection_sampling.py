@@ -109,7 +109,7 @@ def sample_rows(
     temperature: float | None = None,
     seed: int | None = None,
     resume: bool = False,
-    endpoint: str = "",
+    endpoint: str | Sequence[str] = "",
     served: str = "",
     api: str = "",
     say: Callable[[str], None] = print,

@@ -27,9 +27,9 @@ NOT_OF_A_SCORE: dict[str, Any] = {
 
 @dataclass(frozen=True, slots=True)
 class EndpointSpec:
-    """A server that holds the model."""
+    """The servers that hold the model."""
 
-    url: str
+    urls: tuple[str, ...]
     model: str
     api: str
     """completions or chat; see `graft.engine.remote.openai`."""

@@ -119,7 +119,7 @@ def setup_behind(
 ) -> RolloutSetup:
     """The rollout setup for a model behind a server; one request finds what it serves."""
     engine = OpenAIEngine(
-        endpoint.url,
+        endpoint.urls,
         endpoint.model,
         tokenizer=chat.tokenizer,
         api=endpoint.api,

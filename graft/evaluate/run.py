@@ -68,7 +68,7 @@ def evaluate_checkpoints(
     top_p: float = 1.0,
     tools: bool = True,
     prompt: str = "",
-    endpoint: str = "",
+    endpoint: str | Sequence[str] = "",
     model: str = "",
     api: str = "",
     against: str = "",
@@ -85,7 +85,8 @@ def evaluate_checkpoints(
     top_p        below 1: nucleus sampling
     tools        False: the same tasks without any tool
     prompt       a system prompt for all sets: a name of `arpo_prompts.PROMPTS`, or a file
-    endpoint     a server with OpenAI's API that serves `model`; `api` is completions or chat
+    endpoint     a server with OpenAI's API that serves `model`, or several that share the attempts; `api` is
+                 completions or chat
     against      an earlier evaluation: its JSON file or a folder with one
     name         of the files: another table of the same run
     """
@@ -146,8 +147,12 @@ def evaluate_checkpoints(
     return table, folder, compared
 
 
-def read_endpoint(source: str, url: str, model: str, api: str) -> EndpointSpec | None:
-    if not url:
+def read_endpoint(
+    source: str, url: str | Sequence[str], model: str, api: str
+) -> EndpointSpec | None:
+    given = [url] if isinstance(url, str) else url
+    urls = tuple(one.strip() for text in given for one in text.split(",") if one.strip())
+    if not urls:
         if model or api:
             raise ConfigError("--model and --api belong to --endpoint URL; give that too")
         if not source:
@@ -161,7 +166,7 @@ def read_endpoint(source: str, url: str, model: str, api: str) -> EndpointSpec |
             "--api completions writes whole prompts, which takes the model's tokenizer and chat "
             "template; give a folder that has them as first argument, or use --api chat"
         )
-    return EndpointSpec(url, model, api)
+    return EndpointSpec(urls, model, api)
 
 
 def _settings(

@@ -195,6 +195,35 @@ def test_a_mistake_is_an_error_before_the_first_request(
     assert served.requests == []
 
 
+def test_several_servers_share_the_attempts_and_one_that_fails_loses_none(served, rows, tmp_path):
+    """Half of the tasks each; then the second is down at the start, fails in between, or was never there."""
+    served.reply = doubles
+    with serving() as other:
+        other.reply = doubles
+        both = [f"{served.url},{other.url}"]
+        found, _, _ = chat_eval(served, rows, tmp_path, endpoint=both, k="1,2", name="both")
+        assert found.rows["tiny"]["mine"].values("avg") == [1, 1, 1, 1, 0, 0]
+        assert abs(len(served.requests) - len(other.requests)) <= 4
+        assert len(served.requests) + len(other.requests) == 12
+        other.always = 500
+        found, _, _ = chat_eval(
+            served, rows, tmp_path, endpoint=[served.url, other.url], name="failing"
+        )
+        assert found.rows["tiny"]["mine"].values("avg") == [1, 1, 1, 1, 0, 0]
+        assert found.problems == [] and 6 < len(other.requests) < 12  # not one for each attempt
+    gone = [other.url, served.url]  # its socket is closed now
+    found, _, _ = chat_eval(served, rows, tmp_path, endpoint=gone, model="", name="gone")
+    assert list(found.rows) == ["endpoint"] and found.problems == []
+    with pytest.raises(EngineError, match="is named twice"):
+        chat_eval(served, rows, tmp_path, endpoint=[served.url, f"{served.url}/"], name="twice")
+    with serving() as third:
+        third.models = ["another"]
+        with pytest.raises(EngineError, match=r"different models \(another, tiny\)"):
+            chat_eval(
+                served, rows, tmp_path, endpoint=[served.url, third.url], model="", name="mixed"
+            )
+
+
 def test_a_set_without_tasks_is_an_error_that_names_it(served, tmp_path):
     empty = tmp_path / "empty.jsonl"
     empty.write_text("")

@@ -25,7 +25,8 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from graft.engine.errors import EngineError
-from graft.engine.remote.endpoint import Endpoint, EndpointError, parsing
+from graft.engine.remote.endpoint import EndpointError, parsing
+from graft.engine.remote.openai_servers import OpenAIServer, OpenAIServers
 from graft.engine.remote.stateless import StatelessContext, seed_of
 from graft.protocols import Tokenizer
 from graft.types import Completion, Finish, Message, Sampling
@@ -39,16 +40,8 @@ CONVERSATION = (
 )
 """The chat template of contexts that are messages; JSON has no bare control characters."""
 
-KEEP_STOPS: dict[str, dict[str, Any]] = {
-    "vllm": {"include_stop_str_in_output": True},
-    "sglang": {"no_stop_trim": True},
-}
-"""Server -> the parameter that keeps stop strings in the text. Other servers refuse or ignore it."""
-
 OTHER_LIMIT = "max_completion_tokens"
 """The name of max_tokens on some servers, which they give in their refusal."""
-LIST_SECONDS = 20.0
-"""For the list of models, which some servers do not have."""
 _TOO_LONG = re.compile(
     r"context.?(length|window|size)|maximum context|too long|max_model_len", re.I
 )
@@ -64,7 +57,7 @@ class OpenAIReply(NamedTuple):
 class OpenAIEngine:
     """Contexts are kept here; the server gets one whole prompt per sample.
 
-    url        the server's base, such as http://host:8000/v1
+    url        the server's base, such as http://host:8000/v1, or several that serve the same model
     model      the name it serves; "" takes the only one
     tokenizer  of the model ("completions"), or FastTokenizer.bytes() ("chat")
     api        "completions" or "chat"
@@ -81,7 +74,9 @@ class OpenAIEngine:
         deadline: float = 600.0,
         **of_training: Any,
     ) -> None:
-        if not isinstance(url, str) or of_training:
+        urls: Any = [url] if isinstance(url, str) else url
+        is_text = isinstance(urls, list | tuple) and all(isinstance(one, str) for one in urls)
+        if not is_text or of_training:
             raise EngineError(
                 "engine 'openai' cannot train: a server returns no log-probs under our masks and "
                 "loads no weights from here. Train with engine.name=native; to evaluate: "
@@ -89,40 +84,22 @@ class OpenAIEngine:
             )
         if api not in ("completions", "chat"):
             raise EngineError(f"api={api!r}: must be completions or chat")
-        self.endpoint = Endpoint(url, timeout=deadline / 2, deadline=deadline)
-        self.where = f"endpoint {self.endpoint.url}"
+        self.servers = OpenAIServers(urls, deadline)
+        self.where = self.servers.where
         self.model, self.api, self.tokenizer = model, api, tokenizer
         self.vocab_size, self.version = tokenizer.vocab_size, 0
-        self._keep_stops: dict[str, Any] | None = None
-        self._limit = "max_tokens"
+        self.deadline = deadline
         self._opened = 0
 
     async def inspect(self) -> None:
-        """Read once which models it serves; a server without a list is used as it is."""
-        try:
-            served = await self.endpoint.ask("/models", None, _models, deadline=LIST_SECONDS)
-        except EndpointError as error:
-            if error.code in (401, 403):
-                raise
-            served = []
-        names = [name for name, _ in served]
-        if not self.model and len(names) != 1:
-            known = (
-                f"it serves {', '.join(names[:8])}" if names else "it does not list what it serves"
-            )
-            raise EngineError(f"{self.where} needs the name of a model (--model); {known}")
-        if self.model and names and self.model not in names:
-            raise EngineError(
-                f"{self.where} does not serve {self.model!r}, but "
-                f"{', '.join(names[:8])}; give one of them (--model)"
-            )
-        self.model = self.model or names[0]
-        owner = next((owner for name, owner in served if name == self.model), "")
-        self._keep_stops = KEEP_STOPS.get(owner, {})
+        """Read once which models the servers have; a server that is down is left out for now."""
+        await self.servers.inspect(self.model)
+        self.model = next(server.model for server in self.servers.each if server.model)
 
     def open(self, tokens: Sequence[int], key: int | None = None) -> OpenAIContext:
         self._opened += 1
-        return OpenAIContext(self, tokens, self._opened if key is None else key)
+        key = self._opened if key is None else key
+        return OpenAIContext(self, tokens, key, self.servers.pick())
 
     def _refuse(self, *_: Any, **__: Any) -> Any:
         raise EngineError(
@@ -137,7 +114,7 @@ class OpenAIEngine:
 
     async def complete(self, context: OpenAIContext, sampling: Sampling) -> Completion:
         seed = seed_of(context.key, len(context.tokens))
-        reply = await self.request(context.tokens, sampling, seed)
+        reply = await self.request(context, sampling, seed)
         tokens = self._tokens_of(reply, sampling, context.tokens[-1])
         if context.sampled is not None:
             context.sampled = None if reply.tokens is None else context.sampled + reply.tokens
@@ -152,19 +129,41 @@ class OpenAIEngine:
             version=0,
         )
 
-    async def request(self, tokens: Sequence[int], sampling: Sampling, seed: int) -> OpenAIReply:
+    async def request(self, context: OpenAIContext, sampling: Sampling, seed: int) -> OpenAIReply:
+        """The reply of the context's server; where that fails, of the others in turn."""
+        several = len(self.servers.each)
+        for tried in range(1, several + 1):
+            if context.server.is_down:
+                context.move(self.servers.pick())
+            try:
+                return await self._request(context.server, context.tokens, sampling, seed)
+            except EndpointError as error:
+                self.servers.exclude(context.server, error, tried)
+        raise AssertionError("the last server's error was raised")
+
+    async def _request(
+        self, server: OpenAIServer, tokens: Sequence[int], sampling: Sampling, seed: int
+    ) -> OpenAIReply:
         """The server's reply; empty, finish "length", for a prompt beyond its window."""
-        if self._keep_stops is None:
-            await self.inspect()
-        content = self._content(tokens, sampling, seed)
+        if server.keep_stops is None:
+            await server.inspect(self.model, is_only=len(self.servers.each) == 1)
+        content = self._content(server, tokens, sampling, seed)
         path = "/chat/completions" if self.api == "chat" else "/completions"
+        several = len(self.servers.each)
         try:
-            reply = await self.endpoint.ask(path, content, self._read)
+            # with others to take over, a server is given up sooner
+            reply = await server.ask(
+                path,
+                content,
+                self._read,
+                deadline=self.deadline / several,
+                retries=None if several == 1 else 1,
+            )
         except EndpointError as error:
             text = str(error)
             if error.code in (400, 422) and "max_tokens" in content and OTHER_LIMIT in text:
-                self._limit = OTHER_LIMIT
-                return await self.request(tokens, sampling, seed)
+                server.limit = OTHER_LIMIT
+                return await self._request(server, tokens, sampling, seed)
             if error.code in (400, 413, 422) and _TOO_LONG.search(text):
                 return OpenAIReply("", Finish.LENGTH, 0)
             if error.code == 404:
@@ -172,11 +171,13 @@ class OpenAIEngine:
             raise
         return _cut(reply, sampling.stop)
 
-    def _content(self, tokens: Sequence[int], sampling: Sampling, seed: int) -> dict[str, Any]:
-        keep_stops = self._keep_stops or {}
+    def _content(
+        self, server: OpenAIServer, tokens: Sequence[int], sampling: Sampling, seed: int
+    ) -> dict[str, Any]:
+        keep_stops = server.keep_stops or {}
         content: dict[str, Any] = {
-            "model": self.model,
-            self._limit: sampling.max_tokens,
+            "model": server.model,
+            server.limit: sampling.max_tokens,
             "temperature": sampling.temperature,
             "top_p": sampling.top_p,
         }
@@ -188,7 +189,7 @@ class OpenAIEngine:
         if sampling.top_k or sampling.min_p or sampling.min_tokens or penalty != 1:
             if not keep_stops:
                 raise EngineError(
-                    f"{self.where} is neither vLLM nor SGLang: top_k, min_p, min_tokens and "
+                    f"{server.where} is neither vLLM nor SGLang: top_k, min_p, min_tokens and "
                     "repetition_penalty are not in OpenAI's API; leave them out"
                 )
             content |= {"top_k": sampling.top_k or -1, "min_p": sampling.min_p}
@@ -198,7 +199,7 @@ class OpenAIEngine:
             if keep_stops and sampling.stop_tokens:
                 content["stop_token_ids"] = list(sampling.stop_tokens)
             return content | {"prompt": text}
-        return content | {"messages": messages_of(text, self.endpoint.url)}
+        return content | {"messages": messages_of(text, server.url)}
 
     def _read(self, answer: Any) -> OpenAIReply:
         """The reply in an answer; ValueError if there is none."""
@@ -229,14 +230,31 @@ class OpenAIEngine:
 
 
 class OpenAIContext(StatelessContext):
-    """A context that adds up the server's counts of sampled tokens."""
+    """A context that stays on one server while that works, and adds up its counts of sampled tokens."""
 
     engine: OpenAIEngine
     sampled: int | None = 0
     """Tokens of all its samples by the server's count; None once a count was missing."""
 
+    def __init__(
+        self, engine: OpenAIEngine, tokens: Sequence[int], key: int, server: OpenAIServer
+    ) -> None:
+        super().__init__(engine, tokens, key)
+        self.server = server
+        server.num_contexts += 1
+
+    def move(self, server: OpenAIServer) -> None:
+        self.server.num_contexts -= 1
+        self.server = server
+        server.num_contexts += 1
+
+    def close(self) -> None:
+        if self._is_open:
+            self.server.num_contexts -= 1
+        super().close()
+
     def _copy(self, tokens: list[int], key: int) -> OpenAIContext:
-        twin = OpenAIContext(self.engine, tokens, key)
+        twin = OpenAIContext(self.engine, tokens, key, self.server)
         twin.sampled = self.sampled
         return twin
 
@@ -271,8 +289,3 @@ def _cut(reply: OpenAIReply, stops: Sequence[str]) -> OpenAIReply:
     """The text up to and including the first complete stop string."""
     ends = [at + len(stop) for stop in stops if (at := reply.text.find(stop)) >= 0]
     return reply._replace(text=reply.text[: min(ends)], finish=Finish.STOP) if ends else reply
-
-
-def _models(answer: Any) -> list[tuple[str, str]]:
-    with parsing(answer, "list of models"):
-        return [(str(one["id"]), str(one.get("owned_by", ""))) for one in answer["data"]]
