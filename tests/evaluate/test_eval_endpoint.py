@@ -205,12 +205,12 @@ def test_several_servers_share_the_attempts_and_one_that_fails_loses_none(served
         assert found.rows["tiny"]["mine"].values("avg") == [1, 1, 1, 1, 0, 0]
         assert abs(len(served.requests) - len(other.requests)) <= 4
         assert len(served.requests) + len(other.requests) == 12
-        other.always = 500
+        other.always, before = 500, len(other.requests)
         found, _, _ = chat_eval(
             served, rows, tmp_path, endpoint=[served.url, other.url], name="failing"
         )
         assert found.rows["tiny"]["mine"].values("avg") == [1, 1, 1, 1, 0, 0]
-        assert found.problems == [] and 6 < len(other.requests) < 12  # not one for each attempt
+        assert found.problems == [] and 0 < len(other.requests) - before < 12  # of 24 attempts
     gone = [other.url, served.url]  # its socket is closed now
     found, _, _ = chat_eval(served, rows, tmp_path, endpoint=gone, model="", name="gone")
     assert list(found.rows) == ["endpoint"] and found.problems == []
