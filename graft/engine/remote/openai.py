@@ -242,6 +242,7 @@ class OpenAIContext(StatelessContext):
         super().__init__(engine, tokens, key)
         self.server = server
         server.num_contexts += 1
+        server.num_opened += 1
 
     def move(self, server: OpenAIServer) -> None:
         self.server.num_contexts -= 1

@@ -40,6 +40,8 @@ class OpenAIServer(Endpoint):
         self.limit = "max_tokens"
         """Its name of the limit of new tokens."""
         self.num_contexts = 0
+        self.num_opened = 0
+        """Contexts so far."""
         self.down_until = 0.0
 
     @property
@@ -105,10 +107,10 @@ class OpenAIServers:
             )
 
     def pick(self) -> OpenAIServer:
-        """The server with the fewest contexts; of servers that all failed, the one that failed first."""
+        """The server with the fewest contexts, now and so far; of servers that all failed, the first."""
         working = [server for server in self.each if not server.is_down]
         if working:
-            return min(working, key=lambda server: server.num_contexts)
+            return min(working, key=lambda server: (server.num_contexts, server.num_opened))
         return min(self.each, key=lambda server: server.down_until)
 
     def exclude(self, server: OpenAIServer, error: EndpointError, tried: int) -> None:
