@@ -185,9 +185,7 @@ class Evaluator:
             else:
                 policy = load_reference(model.path, components.policy)
             if components.actions is not None:
-                policy = with_actions(
-                    policy, components.actions, model.path, config.actions.init_from_base
-                )
+                policy = with_actions(policy, components.actions, model.path, config.actions)
         except (ModelFileError, OSError):
             if is_gone(model.path):
                 return False
