@@ -11,6 +11,8 @@ from graft.config import load_config
 from graft.envs import make
 from graft.text.chat import Chat
 from graft.text.template import TEMPLATES, TemplateError, render
+from graft.train.build import env_factory
+from graft.types import Task
 
 BOXED = "\nPlease reason step by step, and put your final answer within \\boxed{}."
 CODE = (
@@ -121,3 +123,18 @@ def test_an_argument_that_a_template_does_not_read_is_refused():
 def test_no_is_a_name_although_yaml_reads_a_boolean():
     recipe = {"model": {"shape": {"width": 8}}, "task": {"env": "calculator"}}
     assert load_config(recipe, ["model.chat_template=no"]).model.chat_template == "no"
+
+
+def test_the_template_no_leaves_concat_chat_to_the_tokenizers_own():
+    recipe = {
+        "model": {"shape": {"width": 8}, "chat_template": "no"},
+        "task": {"env": "game:GuessTheNumber-v0", "wrappers": ["concat_chat"]},
+    }
+    tokenizer = small_bpe(TEMPLATES["chatml"])
+    prompts: dict[str, str] = {}
+    for name in ("no", "qwen3_game"):
+        config = load_config(recipe, [f"model.chat_template={name}"])
+        env = env_factory(config, {}, tokenizer)(Task("one", config.task.env))
+        prompts[name] = env.reset(0)[0]  # pyright: ignore
+    assert prompts["no"].startswith("<|im_start|>user\nFind a hidden whole number")
+    assert prompts["qwen3_game"].startswith("<|im_start|>user\nYou are playing language games.")

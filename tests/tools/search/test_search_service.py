@@ -36,6 +36,8 @@ from graft.tools.search.wire import (
     write_reply,
     write_request,
 )
+from tests.web_server import Reply, Seen
+from tests.web_server import answering as answering_with
 
 pytest.importorskip("starlette")
 msgpack = pytest.importorskip("msgpack")
@@ -70,6 +72,30 @@ def test_a_client_gets_what_the_source_behind_the_server_finds(url, wire):
         [Hit("0", "T0", "b\nc", 9.0), Hit("1", "T1", "b\nc", 8.0)],
     ]
     assert client.retrieve([], 2) == []
+
+
+def test_the_wire_of_a_service_is_found_by_the_first_request():
+    """GEM's service answers 400 or 422 to JSON."""
+
+    def gems(seen: Seen) -> Reply:
+        try:
+            request = msgpack.unpackb(seen.body)
+            hit = {"document": {"contents": f"T\n{request['query']}"}, "score": None}
+        except (ValueError, TypeError, KeyError):
+            return Reply(422, b"Input data failed validation")
+        return Reply(200, msgpack.packb({"result": [hit]}))
+
+    with answering_with(gems) as (url, requests):
+        source = HttpSource(url)
+        assert source.retrieve(["q", "r"], 1) == [[Hit("0", "T", "q")], [Hit("0", "T", "r")]]
+        assert source.retrieve(["s"], 1) == [[Hit("0", "T", "s")]]
+        assert len(requests) == 4 and source.wire == "msgpack"
+        with pytest.raises(ToolError, match="answered 422: Input data failed"):
+            HttpSource(url, wire="json").retrieve(["q"], 1)
+    with answering_with(lambda _: Reply(400, b"no")) as (url, requests):
+        with pytest.raises(ToolError, match="answered 400: no"):
+            HttpSource(url).retrieve(["q"], 1)
+        assert [seen.body[:1] for seen in requests] == [b"{", b"\x83"]
 
 
 @pytest.mark.parametrize("wire", ["json", "msgpack"])
