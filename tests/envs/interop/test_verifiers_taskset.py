@@ -1,0 +1,81 @@
+"""graft's environments in verifiers: the real package runs the episode, a local server is the model."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from graft.envs import make
+from graft.envs.interop.model_server import ModelServer
+from graft.envs.interop.verifiers import context, load
+from graft.envs.interop.verifiers_taskset import as_answers, as_written, until_stop
+
+vf = pytest.importorskip("verifiers.v1")
+
+pytestmark = [pytest.mark.peer, pytest.mark.filterwarnings("ignore")]
+GUESS = "game:GuessTheNumber-v0"
+Policy = Callable[[list[Any]], str]
+
+
+def run_episode(env: Any, task: Any, policy: Policy) -> tuple[Any, list[list[Any]]]:
+    """An episode of verifiers with `policy` as its model: the trace, and the requests."""
+    server, requests = ModelServer(timeout=60), []
+
+    def answer() -> None:
+        while (request := server.requests.get()) is not None:
+            requests.append(request.messages)
+            request.answer({"role": "assistant", "content": policy(request.messages)})
+
+    async def run() -> Any:
+        async with env.serving():
+            return await env.run_episode(task, context(server.url))
+
+    thread = threading.Thread(target=answer)
+    thread.start()
+    try:
+        episode = asyncio.run(run())
+    finally:
+        server.requests.put(None)  # type: ignore[arg-type]
+        thread.join()
+        server.close()
+    (trace,) = episode.traces
+    return trace, requests
+
+
+def test_an_episode_in_verifiers_is_an_episode_of_the_environment():
+    env = load("guess-number")
+    tasks = list(env.taskset)
+    assert [task.data.seed for task in tasks] == [0, 1, 2]
+    plain = make(GUESS, wrappers={"tools": {"use": "calculator", "format": "gem"}})
+    observation, info = plain.reset(1)
+    wrong, right = (f"\\boxed{{{info['answer'] - down}}}" for down in (1, 0))
+    texts = [wrong, "<calculator>2+3</calculator> is", right]
+    trace, requests = run_episode(env, tasks[1], lambda messages: texts[len(messages) // 2])
+    assert tasks[1].data.prompt == observation
+    assert [message["content"] for message in requests[0]] == [observation]
+    assert requests[2][1:] == [
+        {"role": "assistant", "content": wrong},
+        {"role": "user", "content": plain.step(wrong).observation},
+        {"role": "assistant", "content": texts[1]},
+        {"role": "user", "content": "5"},
+    ]
+    assert trace.ok and trace.reward == 1.0 and trace.num_turns == 3
+    assert trace.info["graft"] == {"reward": 1.0, "rewards": [0.0, 0.0, 1.0]}
+    assert trace.metrics["turns"] == 3.0 and trace.num_branches == 1
+
+
+def test_the_text_of_a_reply_is_what_the_policy_wrote():
+    call = {"id": "a", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
+    reply = {"role": "assistant", "content": "So:", "tool_calls": [call]}
+    written = 'So:\n<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
+    assert as_written(reply) == written
+    assert until_stop("no stop", ["</add>"]) == until_stop("no stop", []) == "no stop"
+    result = {"role": "tool", "content": "5"}
+    assert as_answers([result], reply) == [{**result, "tool_call_id": "a"}]
+    assert as_answers([result], {"role": "assistant", "content": "<add>"}) == [
+        {"role": "user", "content": "5"}
+    ]
