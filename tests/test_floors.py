@@ -86,6 +86,10 @@ HEAVY = {
     "verifiers",
     "openenv",
     "gem",
+    "skyrl_gym",
+    "verl",
+    "openrlhf",
+    "RL2",
 }
 MORE_THAN_ONE_FILE: dict[str, set[str]] = {
     # old tokenizer files on floor 1a, which may not see models/; GGUF vocabularies in models/; models

@@ -27,12 +27,15 @@ from graft.envs.interop.token_dialogue import TokenDialogue, chat_of
 TRAINER = "verl"
 
 
-def agent_loop(env: str, args: Mapping[str, Any] | None = None, **given: Any) -> Any:
-    """The `_target_` of the settings file; `given` are verl's own arguments of a loop.
+def agent_loop(env: str, args: Any = None, name: str = "", **given: Any) -> Any:
+    """The `_target_` of the settings file; `name` and `given` are verl's.
 
     `args` are the keywords of `graft.make`.
     """
-    return loop_class()(env, args or {}, **given)
+    from omegaconf import OmegaConf
+
+    plain = OmegaConf.to_container(args, resolve=True) if OmegaConf.is_config(args) else args
+    return loop_class()(env, plain or {}, **given)
 
 
 def rows(

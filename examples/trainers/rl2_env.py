@@ -1,0 +1,7 @@
+"""A graft environment in RL2: rollout.env_path=examples/trainers/rl2_env.py."""
+
+from __future__ import annotations
+
+from graft.envs.interop.rl2 import generator
+
+generate = generator("game:GuessTheNumber-v0", wrappers="concat")
