@@ -23,13 +23,13 @@ REWRITES = ("prompt", "raw", "messages")
 
 
 class Dialogue:
-    """`args` are the keywords of `graft.make`, `wrappers` included.
+    """`env_id` is anything that `graft.make` takes, `args` are its keywords, `wrappers` included.
 
     `only_appends`: the trainer's conversation only grows, so environments that rewrite it are refused.
     """
 
     def __init__(
-        self, env_id: str, args: Mapping[str, Any], trainer: str, *, only_appends: bool = True
+        self, env_id: Any, args: Mapping[str, Any], trainer: str, *, only_appends: bool = True
     ) -> None:
         from graft.envs import make
 

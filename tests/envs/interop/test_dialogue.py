@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 from scripted import END, ScriptedPolicy, byte_tokenizer
 
+from graft.envs import ENVS
 from graft.envs.interop.dialogue import Dialogue, checked_seed, posed_rows
 from graft.envs.interop.token_dialogue import TokenDialogue, chat_of, kept_tokens
 from graft.text.tokenizer import FastTokenizer
+from tests.envs.env_kit import build
 
 GUESS = "game:GuessTheNumber-v0"
 
@@ -113,3 +115,29 @@ def test_text_of_an_observation_cannot_end_a_turn(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(tokens.dialogue.env, "step", lambda action: evil)
     _, observation, _ = asyncio.run(tokens.reply(chat.tokenizer.encode("[2+3]")))
     assert chat.tokenizer.decode(observation) == "5<|im_end|>;" and end not in observation
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "env_id",
+    # tasks with images are refused, as in graft
+    sorted({*{str(one.build): name for name, one in ENVS.items()}.values()} - {"math:Geometry3K"}),
+)
+def test_any_environment_is_a_conversation_of_the_chat_template(env_id: str):
+    def built() -> Any:
+        return build(env_id)
+
+    chat = chat_of(byte_tokenizer())
+    tokens = TokenDialogue(Dialogue(built, {}, "verl"), chat)
+    dialogue = tokens.dialogue
+    shown = chat.tokenizer.decode(asyncio.run(tokens.begin(0)))
+    for text in ("I think.", "\\boxed{1}", "x"):
+        if dialogue.is_over:
+            break
+        kept, observation, _ = asyncio.run(tokens.reply(chat.tokenizer.encode(text + END)))
+        shown += chat.tokenizer.decode(chat.tokenizer.encode(text + END)[:kept] + observation)
+    if dialogue.observed_as != "inline":
+        whole = chat.render(dialogue.messages, dialogue.tools, add_generation_prompt=True)
+        assert whole.startswith(shown.removesuffix(END))
+    assert dialogue.rewards and all(isinstance(reward, float) for reward in dialogue.rewards)
+    dialogue.close()

@@ -51,7 +51,7 @@ def play(server: ScriptedServer, row: dict[str, Any], length: int = 4000, **sett
     config = OmegaConf.create({"actor_rollout_ref": {"rollout": rollout}, "data": {}})
     (entry,) = OmegaConf.load(EXAMPLE)
     loop = hydra.utils.instantiate(
-        config=OmegaConf.create({**entry, "args": {}, **settings}),
+        config=OmegaConf.create({**entry, **settings}),
         trainer_config=agent_loop.DictConfigWrap(config),
         server_manager=server,
         tokenizer=tokenizer,
@@ -66,7 +66,7 @@ def play(server: ScriptedServer, row: dict[str, Any], length: int = 4000, **sett
 
 
 def test_an_episode_is_one_response_with_a_mask_and_the_sum_of_the_rewards():
-    (row,) = rows(GUESS, 1, seed=1)
+    (row,) = rows(GUESS, 1, seed=1, wrappers={"tools": {"use": "calculator", "format": "gem"}})
     hidden = make(GUESS).reset(1)[1]["answer"]
     wrong, right = f"\\boxed{{{hidden - 1}}}", f"\\boxed{{{hidden}}}"
     server = ScriptedServer(wrong, right)
@@ -88,7 +88,7 @@ def test_an_episode_is_one_response_with_a_mask_and_the_sum_of_the_rewards():
 def test_a_result_inside_the_turn_is_appended_as_it_is():
     (row,) = rows("calculator", 1, seed=0)
     server = ScriptedServer("[2+3] and more", "86")
-    output = play(server, row, env="calculator")
+    output = play(server, row, env="calculator", args={})
     assert server.sampling["stop"] == ["]"] and server.sampling["include_stop_str_in_output"]
     # what follows the stop string is cut; the result follows it in the same turn
     assert server.shown[1].startswith(server.shown[0] + "[2+3]5")
@@ -99,7 +99,7 @@ def test_a_result_inside_the_turn_is_appended_as_it_is():
 def test_a_turn_that_the_budget_cuts_is_not_acted_upon():
     (row,) = rows(GUESS, 1, seed=1)
     server = ScriptedServer("I think for a long time")
-    output = play(server, row, length=10)
+    output = play(server, row, length=10, args={})
     assert (len(output.response_ids), output.response_mask) == (10, [1] * 10)
     assert (output.reward_score, output.num_turns) == (0.0, 0)
 
