@@ -11,8 +11,7 @@ A trainer keeps the conversation and samples the policy's turns; the environment
 from __future__ import annotations
 
 import asyncio
-import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from graft.envs.base import as_messages
@@ -111,6 +110,16 @@ class Dialogue:
         return fresh
 
 
+def until_stop(text: str, stop: Sequence[str]) -> str:
+    """`text` up to the end of its first stop string.
+
+    >>> until_stop("<add>2+3</add> 5, so", ["</add>"])
+    '<add>2+3</add>'
+    """
+    ends = [at + len(one) for one in stop if (at := text.find(one)) >= 0]
+    return text[: min(ends)] if ends else text
+
+
 def checked_seed(row: Mapping[str, Any], trainer: str) -> int:
     """The seed of a row; without one the attempts of a group would get different tasks.
 
@@ -144,11 +153,3 @@ def posed_rows(
             yield {"seed": number, "prompt": list(as_messages(env.reset(number)[0]))}
     finally:
         env.close()
-
-
-def as_column(args: Mapping[str, Any], trainer: str) -> str:
-    """Arguments of `make` as JSON, for rows and settings files."""
-    try:
-        return json.dumps(dict(args))
-    except TypeError as error:
-        raise ValueError(f"arguments for {trainer} must be plain data: {error}") from None

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from copy import deepcopy
 from typing import Any
 
-from graft.envs.interop.dialogue import Dialogue, as_column, checked_seed, posed_rows
+from graft.envs.interop.dialogue import Dialogue, checked_seed, posed_rows
 from graft.envs.interop.token_dialogue import TokenDialogue, chat_of
 
 TRAINER = "OpenRLHF"
@@ -25,7 +25,6 @@ TRAINER = "OpenRLHF"
 
 def rows(env_id: str, count: int, *, seed: int = 0, **kwargs: Any) -> list[dict[str, Any]]:
     """Rows for --data.input_key prompt --data.label_key label: the tasks `seed`, `seed + 1`, ..."""
-    as_column(kwargs, TRAINER)
     return [
         {"prompt": row["prompt"], "label": str(row["seed"])}
         for row in posed_rows(env_id, count, seed, kwargs)

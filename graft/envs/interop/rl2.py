@@ -18,7 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from graft.envs.interop.dialogue import Dialogue, as_column, checked_seed, posed_rows
+from graft.envs.interop.dialogue import Dialogue, checked_seed, posed_rows
 from graft.envs.interop.token_dialogue import TokenDialogue, chat_of
 
 TRAINER = "RL2"
@@ -35,7 +35,6 @@ class SampleEpisode:
 
 def rows(env_id: str, count: int, *, seed: int = 0, **kwargs: Any) -> list[dict[str, Any]]:
     """Rows of RL2's dataset: the tasks `seed`, `seed + 1`, ..."""
-    as_column(kwargs, TRAINER)
     return [
         {"messages": row["prompt"], "seed": row["seed"]}
         for row in posed_rows(env_id, count, seed, kwargs)

@@ -13,7 +13,7 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-from graft.envs.interop.dialogue import Dialogue, as_column, checked_seed, posed_rows
+from graft.envs.interop.dialogue import Dialogue, checked_seed, posed_rows
 
 TRAINER = "SkyRL-Gym"
 
@@ -42,7 +42,6 @@ def rows(
     env_id: str, count: int, *, seed: int = 0, name: str | None = None, **kwargs: Any
 ) -> list[dict[str, Any]]:
     """Rows of SkyRL's dataset: the tasks `seed`, `seed + 1`, ... of the env registered as `name`."""
-    as_column(kwargs, TRAINER)
     return [
         {"data_source": env_id, "env_class": name or env_id, **row}
         for row in posed_rows(env_id, count, seed, kwargs)

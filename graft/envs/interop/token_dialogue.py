@@ -7,12 +7,15 @@ observation  reply(turn)          the end of the turn if it lacks one, the messa
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from graft.envs.interop.dialogue import REWRITES, Dialogue
+from graft.envs.interop.dialogue import REWRITES, Dialogue, until_stop
 from graft.text.chat import Chat
 from graft.text.tokenizer import FastTokenizer
+
+MAX_CHATS = 8
 
 
 class TurnTokens(NamedTuple):
@@ -39,7 +42,8 @@ class TokenDialogue:
         dialogue, chat = self.dialogue, self.chat
         kept = kept_tokens(tokens, dialogue.stop, chat.tokenizer)
         turn = list(tokens[:kept])
-        answer = await dialogue.reply_async(chat.turn_text(turn))
+        # the last token may contain more than the stop string
+        answer = await dialogue.reply_async(until_stop(chat.turn_text(turn), dialogue.stop))
         if dialogue.is_over:
             return TurnTokens(kept, [])
         if dialogue.observed_as in REWRITES:
@@ -74,8 +78,25 @@ def kept_tokens(tokens: Sequence[int], stop: Sequence[str], tokenizer: FastToken
     return low
 
 
+_chats: dict[tuple[Any, ...], tuple[Any, Chat]] = {}
+
+
 def chat_of(tokenizer: Any, options: Mapping[str, Any] | None = None) -> Chat:
-    """A Chat of a transformers tokenizer; `options` are variables of its chat template."""
+    """The Chat of a transformers tokenizer; `options` are variables of its chat template.
+
+    Kept, since to build one takes a second with a large vocabulary: for the next tokenizer of the same
+    model too, because Ray gives each task a copy.
+    """
+    who = getattr(tokenizer, "name_or_path", "") or id(tokenizer)
+    key = (who, str(tokenizer.chat_template), json.dumps(dict(options or {}), sort_keys=True))
+    if key not in _chats:
+        if len(_chats) >= MAX_CHATS:
+            _chats.clear()
+        _chats[key] = tokenizer, built_chat(tokenizer, dict(options or {}))  # keeps the id in use
+    return _chats[key][1]
+
+
+def built_chat(tokenizer: Any, options: Mapping[str, Any]) -> Chat:
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
         raise ValueError(
@@ -85,5 +106,4 @@ def chat_of(tokenizer: Any, options: Mapping[str, Any] | None = None) -> Chat:
     templates = {"default": stored} if isinstance(stored, str) else dict(stored)
     # a copy: the trainer sets padding and truncation on its own
     copied = type(backend).from_str(backend.to_str())
-    fast = FastTokenizer(copied, tokenizer.special_tokens_map, templates)
-    return Chat(fast, **(options or {}))
+    return Chat(FastTokenizer(copied, tokenizer.special_tokens_map, templates), **options)

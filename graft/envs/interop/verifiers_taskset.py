@@ -17,7 +17,7 @@ import json
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
-from graft.envs.interop.dialogue import REWRITES, Dialogue, posed_rows
+from graft.envs.interop.dialogue import REWRITES, Dialogue, posed_rows, until_stop
 from graft.envs.interop.messages import calls_of, text_of
 from graft.envs.interop.verifiers import library
 from graft.http import HttpClient, HttpFault, json_of
@@ -138,16 +138,6 @@ def as_written(message: Message) -> str:
     calls = [json.dumps({"name": name, "arguments": given}) for name, given in calls_of(message)]
     written = [f"<tool_call>\n{call}\n</tool_call>" for call in calls]
     return "\n".join(part for part in (text_of(message), *written) if part)
-
-
-def until_stop(text: str, stop: Sequence[str]) -> str:
-    """`text` up to the end of its first stop string.
-
-    >>> until_stop("<add>2+3</add> 5, so", ["</add>"])
-    '<add>2+3</add>'
-    """
-    ends = [at + len(one) for one in stop if (at := text.find(one)) >= 0]
-    return text[: min(ends)] if ends else text
 
 
 def as_answers(fresh: Sequence[Message], reply: Message) -> list[Message]:

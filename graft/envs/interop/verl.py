@@ -21,7 +21,7 @@ from functools import cache
 from typing import Any
 from uuid import uuid4
 
-from graft.envs.interop.dialogue import Dialogue, as_column, checked_seed, posed_rows
+from graft.envs.interop.dialogue import Dialogue, checked_seed, posed_rows
 from graft.envs.interop.token_dialogue import TokenDialogue, chat_of
 
 TRAINER = "verl"
@@ -42,7 +42,6 @@ def rows(
     env_id: str, count: int, *, seed: int = 0, agent_name: str = "graft", **kwargs: Any
 ) -> list[dict[str, Any]]:
     """Rows of verl's parquet files: the tasks `seed`, `seed + 1`, ...; `kwargs` are those of the loop."""
-    as_column(kwargs, TRAINER)
     return [
         {
             "data_source": env_id,

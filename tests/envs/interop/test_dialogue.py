@@ -9,7 +9,7 @@ import pytest
 from scripted import END, ScriptedPolicy, byte_tokenizer
 
 from graft.envs import ENVS
-from graft.envs.interop.dialogue import Dialogue, checked_seed, posed_rows
+from graft.envs.interop.dialogue import Dialogue, checked_seed, posed_rows, until_stop
 from graft.envs.interop.token_dialogue import TokenDialogue, chat_of, kept_tokens
 from graft.text.tokenizer import FastTokenizer
 from tests.envs.env_kit import build
@@ -86,6 +86,7 @@ def test_tokens_behind_a_stop_string_are_cut():
     tokenizer = FastTokenizer.bytes()
     tokens = tokenizer.encode("x[1+2]3 and [4]")
     assert kept_tokens(tokens, ["]"], tokenizer) == 6
+    assert until_stop("x[1+2]3", ["}", "]"]) == "x[1+2]" and until_stop("x", ["]"]) == "x"
     assert kept_tokens(tokens, ["}"], tokenizer) == kept_tokens(tokens, [], tokenizer) == 15
 
 
@@ -103,6 +104,14 @@ def test_a_dialogue_in_tokens_is_the_chat_templates_text():
     tokens.dialogue.begin(1)
     _, observation, _ = asyncio.run(tokens.reply(policy.encode(wrong)))
     assert chat.tokenizer.decode(observation).startswith(f"{END}\n<|im_start|>user\n")
+
+
+def test_the_chat_of_a_model_is_built_once():
+    first, copied, other = byte_tokenizer(), byte_tokenizer(), byte_tokenizer()
+    first.name_or_path = copied.name_or_path = "a/model"
+    assert chat_of(first) is chat_of(copied) is not chat_of(other)
+    with pytest.raises(ValueError, match="never reads enable_thinking"):
+        chat_of(first, {"enable_thinking": False})
 
 
 def test_text_of_an_observation_cannot_end_a_turn(monkeypatch: pytest.MonkeyPatch):

@@ -256,6 +256,7 @@ def test_oats_actor_plays_with_graft_in_the_place_of_gem(wrappers: str):
 
 
 @pytest.mark.peer
+@pytest.mark.slow
 @pytest.mark.parametrize("wrappers", ["", "concat", "concat,episode_tracking"])
 def test_oats_actor_plays_through_gems_own_registry(wrappers: str):
     gem = pytest.importorskip("gem")
@@ -267,6 +268,7 @@ def test_oats_actor_plays_through_gems_own_registry(wrappers: str):
 
 
 @pytest.mark.peer
+@pytest.mark.slow
 def test_roll_makes_an_environment_by_its_name_in_a_settings_file():
     gem = pytest.importorskip("gem")
     (name,) = register_envs("game:Minesweeper-v0")
@@ -296,6 +298,7 @@ def test_an_episode_out_of_turns_is_terminated_for_roll():
 
 
 @pytest.mark.peer
+@pytest.mark.slow
 def test_an_unknown_id_is_refused_when_it_is_registered():
     pytest.importorskip("gem")
     with pytest.raises(ValueError, match="unknown env"):
