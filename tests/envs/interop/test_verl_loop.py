@@ -38,6 +38,12 @@ class ScriptedServer(ScriptedPolicy):
 
 def play(server: ScriptedServer, row: dict[str, Any], length: int = 4000, **settings: Any) -> Any:
     """What verl's AgentLoopWorker does with a row and the settings file."""
+    return asyncio.run(run_loop(server, row, length, settings))
+
+
+async def run_loop(
+    server: ScriptedServer, row: dict[str, Any], length: int, settings: dict[str, Any]
+) -> Any:
     import hydra
     from omegaconf import OmegaConf
     from transformers import PreTrainedTokenizerFast
@@ -62,7 +68,7 @@ def play(server: ScriptedServer, row: dict[str, Any], length: int = 4000, **sett
         tools=agent_loop.ToolListWrap([]),
     )
     assert isinstance(loop, agent_loop.AgentLoopBase)
-    return asyncio.run(loop.run({"temperature": 1.0, "logprobs": True}, **row))
+    return await loop.run({"temperature": 1.0, "logprobs": True}, **row)
 
 
 def test_an_episode_is_one_response_with_a_mask_and_the_sum_of_the_rewards():
