@@ -91,7 +91,8 @@ def loop_class() -> type[Any]:
             response: list[int] = []
             mask: list[int] = []
             logprobs: list[float] = []
-            while not dialogue.is_over and len(response) < budget:
+            is_cut = False
+            while not dialogue.is_over and not is_cut and len(response) < budget:
                 left = budget - len(response)
                 started = time.monotonic()
                 output = await self.server_manager.generate(
@@ -99,20 +100,16 @@ def loop_class() -> type[Any]:
                     prompt_ids=[*prompt, *response],
                     sampling_params={**sampling_params, **self.stops(dialogue), "max_tokens": left},
                 )
-                seconds["generate_sequences"] += time.monotonic() - started
-                sampled = list(output.token_ids[:left])
-                known = list(output.log_probs or ())[: len(sampled)]
-                if is_cut(sampled, left, tokens):
-                    # the budget ended the turn, not the policy: the environment does not see it
-                    response, mask = [*response, *sampled], [*mask, *[1] * len(sampled)]
-                    logprobs += known
-                    break
-                started = time.monotonic()
-                kept, observation, _ = await tokens.reply(sampled)
-                seconds["tool_calls"] += time.monotonic() - started
+                sampled, answered = list(output.token_ids[:left]), time.monotonic()
+                seconds["generate_sequences"] += answered - started
+                kept, observation = len(sampled), []
+                is_cut = len(sampled) >= left and not has_end(sampled, tokens)
+                if not is_cut:  # a turn that the budget has cut does not reach the environment
+                    kept, observation, _ = await tokens.reply(sampled)
+                    seconds["tool_calls"] += time.monotonic() - answered
                 response += [*sampled[:kept], *observation]
                 mask += [1] * kept + [0] * len(observation)
-                logprobs += [*known[:kept], *[0.0] * len(observation)]
+                logprobs += [*list(output.log_probs or ())[:kept], *[0.0] * len(observation)]
             return AgentLoopOutput(
                 prompt_ids=prompt,
                 response_ids=response[:budget],
@@ -135,13 +132,12 @@ def loop_class() -> type[Any]:
     return VerlAgentLoop
 
 
-def is_cut(sampled: list[int], left: int, tokens: TokenDialogue) -> bool:
-    """Whether a turn filled the budget without an end of its own."""
+def has_end(sampled: list[int], tokens: TokenDialogue) -> bool:
+    """Whether the policy ended its turn: by the template's end, eos or a stop string."""
     chat = tokens.chat
     text = chat.tokenizer.decode(sampled)
-    has_end = (
+    return (
         chat.is_closed(sampled)
         or bool(sampled and sampled[-1] in chat.tokenizer.eos_ids)
         or any(stop in text for stop in tokens.dialogue.stop)
     )
-    return len(sampled) >= left and not has_end
