@@ -13,7 +13,7 @@ import pytest
 from graft.envs import make
 from graft.envs.interop.model_server import ModelServer
 from graft.envs.interop.verifiers import context, load
-from graft.envs.interop.verifiers_taskset import as_answers, as_written
+from graft.envs.interop.verifiers_taskset import as_answers, as_written, taskset
 
 vf = pytest.importorskip("verifiers.v1")
 
@@ -69,6 +69,27 @@ def test_an_episode_in_verifiers_is_an_episode_of_the_environment(monkeypatch: p
     assert trace.ok and trace.reward == 1.0 and trace.num_turns == 3
     assert trace.info["graft"] == {"reward": 1.0, "rewards": [0.0, 0.0, 1.0]}
     assert trace.metrics["turns"] == 3.0 and trace.num_branches == 1
+
+
+def test_a_rewritten_history_is_a_branch_and_verifiers_limits_hold(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    text = (
+        f'from {taskset.__module__} import taskset\nT, H = taskset("{GUESS}", wrappers="concat")\n'
+    )
+    (tmp_path / "guess_history.py").write_text(text + '__all__ = ["H", "T"]\n')
+    monkeypatch.syspath_prepend(str(tmp_path))
+    hidden = make(GUESS).reset(1)[1]["answer"]
+    texts = iter([f"\\boxed{{{hidden - 1}}}", f"\\boxed{{{hidden}}}", "\\boxed{21}"])
+    env = load("guess-history")
+    trace, requests = run_episode(env, list(env.taskset.take(2))[1], lambda messages: next(texts))
+    assert [len(messages) for messages in requests] == [1, 1]
+    assert trace.reward == 1.0 and trace.num_branches == 2
+    agent = {"runtime": {"type": "subprocess"}, "max_turns": 1}
+    config = {"taskset": {"id": "guess-history"}, "agent": agent}
+    env = vf.SingleAgentEnv(vf.SingleAgentEnvConfig.model_validate(config))
+    trace, _ = run_episode(env, list(env.taskset.take(2))[1], lambda messages: next(texts))
+    assert trace.ok and trace.stop_condition == "max_turns" and trace.reward == 0.0
 
 
 def test_the_text_of_a_reply_is_what_the_policy_wrote():
