@@ -114,8 +114,13 @@ class SearchCache:
         return sorted(topk for (topk,) in found)
 
     def answers(self, source: str = "") -> Iterator[tuple[str, Answer]]:
-        """Every query with its answer, in the order they were stored; those of one source only if given."""
-        where, values = ("WHERE source = ? ", (source,)) if source else ("", ())
+        """Every query with its answer, in the order they were stored; those of one source only if given.
+
+        Pages, which are stored with topk 0, are not answers to queries.
+        """
+        where, values = "WHERE (topk > 0 OR source = ?) ", (IMPORTED,)
+        if source:
+            where, values = "WHERE source = ? ", (source,)
         order = "ORDER BY stored, source, query, topk"
         for query, answer in self._do(f"SELECT query, answer FROM answers {where}{order}", values):
             yield query, _decode(answer)

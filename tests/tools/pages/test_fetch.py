@@ -221,6 +221,8 @@ def test_pages_and_searches_share_a_cache_file(tmp_path, site: str, monkeypatch)
     found = search("capital of Poland")
     replayed = SearchTool(topk=1, cache=cache, cache_mode="replay")
     assert replayed("capital of Poland") == found
+    assert replayed.cache is not None
+    assert [query for query, _ in replayed.cache.answers()] == ["capital of Poland"]
     for tool in (pages_tool, search, replayed):
         tool.close()
 
