@@ -166,6 +166,9 @@ class EngineSection(Section):
     """Folder of these files, which the servers must see under the same path; empty: in the run's folder."""
     args: dict[str, Any] = {}
     """Arguments of the backend itself, such as {gpu_memory_utilization: 0.5}."""
+    tp: int = Field(default=1, ge=1)
+    """Processes that hold one engine together, each with a part of every layer: for models that do not fit
+    one device. They sample one after the other's draws, so a smaller number is faster where it fits."""
     kv_tokens: int = Field(default=0, ge=0)
     """Tokens in the KV pool; 0: chosen by the free memory."""
     page_size: int = Field(default=0, ge=0)

@@ -36,6 +36,7 @@ from graft.train.rollout_engine import (
     make_engine,
     make_external,
     refuse_async,
+    refuse_engine_group,
     refuse_external,
     shares_weights,
     ways,
@@ -59,7 +60,8 @@ def build_run(
     preset = preset_of(config)
     refuse_critic(config, preset)
     refuse_layout(config, processes)
-    refuse_external(config, branch_part(config, preset)[0], processes, with_engine)
+    refuse_external(config, branch_part(config, preset)[0])
+    refuse_engine_group(config, processes, with_engine)
     refuse_truncation(config, branch_part(config, preset)[0])
     source = source_of(config, weights)
     tokenizer = load_tokenizer(config, source)

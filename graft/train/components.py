@@ -63,6 +63,11 @@ class RunComponents:
             self.setup, self.held_out, self.algo.branch, limits.concurrency, limits.samples
         )
 
+    def rest_engine(self) -> None:
+        """Nothing is sampled until the next weights: an engine with memory of its own gives it back."""
+        if hasattr(self.engine, "sleep"):
+            self.engine.sleep()
+
     def weights_to_publish(self) -> Mapping[str, Tensor] | None:
         """The weights to send to the engines that sample; None: they hold the learner's tensors."""
         return None if self.shares_weights else weights_of(self.policy)

@@ -8,6 +8,7 @@ from contextlib import nullcontext
 import torch
 from torch import Tensor
 
+from graft.engine.engine_group import group_of, lead
 from graft.models.shape import ARCHITECTURES
 from graft.models.tree.forest import Forest
 from graft.protocols import Engine
@@ -61,7 +62,7 @@ def check_served(
     tokens = _probe_tokens(learner, length)
     with nullcontext() if lora is None else lora.using(lora.random_snapshot()):
         publish()
-        scored = engine.score([tokens], [[1]], [tokens[1:]], 0, learner.temperature)[0][0][0]
+        scored = _scores_of(tokens, engine, learner.temperature)
         served = torch.tensor(scored)
         trained = _logprobs_of(tokens, learner)
     if lora is not None:
@@ -77,6 +78,13 @@ def check_served(
             f"has the learner's own tensors ({', '.join(ARCHITECTURES)} models)"
         )
     return gap
+
+
+def _scores_of(tokens: list[int], engine: Engine, temperature: float) -> list[float]:
+    """The engine's log-probs of all tokens but the first, in every process that holds it."""
+    found = lead(engine, lambda: engine.score([tokens], [[1]], [tokens[1:]], 0, temperature))
+    group = group_of(engine)
+    return (found if group is None else group.share(found))[0][0][0]
 
 
 def _probe_tokens(learner: Learner, length: int) -> list[int]:

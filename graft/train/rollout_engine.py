@@ -1,7 +1,8 @@
 """The engine of a run, and the collector that attempts tasks with it.
 
 engine            its weights
-native            the learner's own tensors, where both take turns in one process; else a copy
+native            the learner's own tensors, where both take turns in one process; else a copy, or
+                  (engine.tp) a part of one in each of several processes
 vllm, sglang      their own, sent after every step
 """
 
@@ -39,7 +40,7 @@ def is_external(config: Config) -> bool:
 
 def shares_weights(config: Config, processes: ProcessGroup) -> bool:
     """Whether the engine samples from the learner's own tensors."""
-    is_split = ways(config, processes) > 1
+    is_split = ways(config, processes) > 1 or engine_tp(config) > 1
     takes_turns = not config.rollout.staleness and not config.cluster.address
     return takes_turns and not is_split and not is_external(config)
 
@@ -47,6 +48,48 @@ def shares_weights(config: Config, processes: ProcessGroup) -> bool:
 def ways(config: Config, processes: ProcessGroup) -> int:
     """Processes that hold the trained weights together."""
     return processes.world if config.parallel.shard else config.parallel.tp
+
+
+def engine_tp(config: Config) -> int:
+    """Processes that hold one engine together: engine.tp, or vLLM's own name for it in engine.args."""
+    named = config.engine.args.get("tensor_parallel_size", config.engine.tp)
+    if not isinstance(named, int) or named < 1:
+        raise ConfigError(f"engine.args tensor_parallel_size={named}: a number of 1 or more")
+    if config.engine.tp > 1 and named != config.engine.tp:
+        raise ConfigError(
+            f"engine.tp={config.engine.tp} and engine.args tensor_parallel_size={named} are the same "
+            "setting with two values; leave one of them out"
+        )
+    return 1 if config.engine.url else named
+
+
+def refuse_engine_group(config: Config, processes: ProcessGroup, with_engine: bool) -> None:
+    """Refuse engines that the processes of this run cannot hold together."""
+    tp, world = engine_tp(config), processes.world
+    if config.engine.tp > 1 and config.engine.url:
+        raise ConfigError(
+            f"engine.tp={config.engine.tp} splits an engine over processes of this run, and engine.url "
+            "names servers; start them with their own option, such as vllm serve --tensor-parallel-size"
+        )
+    if tp == 1:
+        return
+    if not with_engine or config.cluster.address:
+        raise ConfigError(
+            f"engine.tp={tp}: a Ray worker (cluster.address={config.cluster.address}) holds an engine "
+            "alone; use torchrun without a cluster, or servers (engine.url)"
+        )
+    if world % tp:
+        raise ConfigError(
+            f"engine.tp={tp} needs a multiple of {tp} processes, and there "
+            f"{'is' if world == 1 else 'are'} {world}: torchrun --nproc-per-node {tp} -m graft train "
+            f"RECIPE engine.tp={tp}"
+        )
+    if config.rollout.staleness:
+        raise ConfigError(
+            f"engine.tp={tp} with rollout.staleness={config.rollout.staleness}: the processes that hold "
+            "an engine together also learn together, so they cannot sample meanwhile; take "
+            "rollout.staleness=0, or servers (engine.url)"
+        )
 
 
 def make_engine(
@@ -69,9 +112,7 @@ def make_engine(
     )
 
 
-def refuse_external(
-    config: Config, branch: str, processes: ProcessGroup, with_engine: bool
-) -> None:
+def refuse_external(config: Config, branch: str) -> None:
     """Refuse what vLLM and SGLang cannot do, before anything is loaded or started."""
     section = config.engine
     if not is_external(config):
@@ -97,11 +138,6 @@ def refuse_external(
         raise ConfigError(
             "engine.name=sglang needs a server: start one (python -m sglang.launch_server "
             "--model-path MODEL --port 30000) and give its address, engine.url=[http://host:30000]"
-        )
-    if not section.url and processes.world > 1 and with_engine:
-        raise ConfigError(
-            "engine.name=vllm in the processes of torchrun would start one vLLM in each of them; "
-            "start a server instead (vllm serve MODEL) and give engine.url=[http://host:8000]"
         )
     if section.url and section.args:
         raise ConfigError(
@@ -142,6 +178,7 @@ def make_external(
         max_context=config.rollout.max_context,
         args=section.args,
         dtype=str(policy.dtype).removeprefix("torch."),
+        group=processes.engine_group(engine_tp(config)),
         **common,
     )
 

@@ -70,6 +70,8 @@ class RolloutSource:
         if self.staleness:
             metrics["rollout/steps_waiting"] = num_waiting
         metrics["sampling/entropy_top_k"] = float(self.components.entropy_top_k)
+        if not self.staleness:
+            self.components.rest_engine()
         return StepRollouts(episodes, len(flat), seconds, cursor, self.staleness > 0, metrics)
 
     def publish(self, version: int) -> float:

@@ -2,6 +2,7 @@
 
 A thread owns vLLM (`vllm_thread`), and new weights are loaded between two of its steps, so no sample is
 of two versions. Stop strings are found here, on the tokens as they come: vLLM runs without a tokenizer.
+Several processes may hold one engine, each with a part of every layer (`engine_group`).
 Log-probs are of the distribution that was drawn from (after temperature, top-k, top-p); entropies are
 lower bounds from the likeliest tokens.
 """
@@ -13,6 +14,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from graft.engine.engine_group import EngineGroup
 from graft.engine.errors import EngineError
 from graft.engine.remote.stateless import StatelessContext, StatelessEngine, seed_of
 from graft.engine.remote.top_entropy import known_tokens
@@ -42,6 +44,7 @@ class VLLMEngine(StatelessEngine):
     max_context   tokens of the longest context
     args          arguments of vLLM itself, such as {"gpu_memory_utilization": 0.5}
     dtype         "float32" or "bfloat16"
+    group         the processes that hold the engine together, with tensor parallelism; None: this one
     """
 
     def __init__(
@@ -55,18 +58,21 @@ class VLLMEngine(StatelessEngine):
         max_context: int = 4096,
         args: Mapping[str, Any] | None = None,
         dtype: str = "float32",
+        group: EngineGroup | None = None,
     ) -> None:
         super().__init__("vllm", model_folder, tokenizer, eos_ids, seed, deadline)
         self.window = min(max_context, self.config.get("max_position_embeddings") or max_context)
         has_weights = any(any(self.folder.glob(kind)) for kind in ("*.safetensors", "*.bin"))
-        arguments = engine_arguments(args or {}, self.folder, has_weights)
+        self.group = group
+        tp = 1 if group is None else group.size
+        arguments = engine_arguments(args or {}, self.folder, has_weights, tp)
         top_k = min(arguments["max_logprobs"], self.vocab_size)
         top_k = self.vocab_size if top_k < 0 else top_k
         if top_k < 1:
             raise EngineError("engine.args max_logprobs=0 leaves no log-probs to train with")
         self._top_k, self.entropy_top_k = top_k, known_tokens(self.vocab_size, top_k)
         arguments |= {"dtype": dtype, "seed": seed % 2**32, "max_model_len": self.window}
-        self._vllm = VLLMThread(self.folder, arguments, has_weights, deadline)
+        self._vllm = VLLMThread(self.folder, arguments, has_weights, deadline, group)
 
     @property
     def version(self) -> int:
@@ -136,6 +142,18 @@ class VLLMEngine(StatelessEngine):
 
     def pause(self) -> None:
         self._vllm.pause()
+
+    def sleep(self) -> None:
+        """Give the memory back while the learner works; the next `load` takes it again."""
+        self._vllm.sleep()
+
+    def follow(self) -> None:
+        """Repeat the calls of the group's first process until it releases this one."""
+        self._vllm.follow()
+
+    def release(self) -> None:
+        """End `follow` in the other processes of the group."""
+        self._vllm.release()
 
     def health(self) -> None:
         """EngineError if the thread does not answer."""

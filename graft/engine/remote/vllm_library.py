@@ -23,23 +23,37 @@ OURS = (
     "logprobs_mode",
     "skip_tokenizer_init",
     "generation_config",
+    "distributed_executor_backend",
 )
 """Arguments of vLLM that engine.args may not change: the engine depends on them."""
-PARALLEL_SIZES = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
+PARALLEL_SIZES = ("pipeline_parallel_size", "data_parallel_size")
 CPU_CACHE = 2**30
 """Bytes of keys and values on a CPU, where vLLM would take most of the memory."""
+GPU_SHARE = 0.4
+"""Share of a GPU's memory for vLLM, where it would take most of it: the learner is there already."""
+DISCARD = 2
+"""vLLM's level of sleep that keeps neither weights nor keys and values."""
 
 
-def engine_arguments(args: Mapping[str, Any], folder: Path, has_weights: bool) -> dict[str, Any]:
-    """The arguments of vLLM's engine: those of engine.args and ours."""
+def engine_arguments(
+    args: Mapping[str, Any], folder: Path, has_weights: bool, tp: int = 1
+) -> dict[str, Any]:
+    """The arguments of vLLM's engine: those of engine.args and ours. `tp` processes hold it together."""
     refused = sorted(set(args) & set(OURS))
     if refused:
         raise EngineError(f"engine.args cannot set {', '.join(refused)} of vLLM: graft sets them")
     parallel = [f"{name}={args[name]}" for name in PARALLEL_SIZES if args.get(name, 1) != 1]
     if parallel:
         raise EngineError(
-            f"engine.args {', '.join(parallel)}: vLLM in this process runs on one device. Start servers "
-            "(vllm serve) and name them in engine.url"
+            f"engine.args {', '.join(parallel)}: in the processes of a run vLLM splits layers only "
+            "(engine.tp), and each group of processes has an engine of its own. Leave it out, or start "
+            "servers (vllm serve) and name them in engine.url"
+        )
+    if args.get("tensor_parallel_size", tp) != tp:
+        raise EngineError(
+            f"engine.args tensor_parallel_size={args['tensor_parallel_size']}: this engine is held by "
+            f"{tp} process{'es' if tp > 1 else ''}; start as many with torchrun and set engine.tp, or "
+            "start servers (vllm serve) and name them in engine.url"
         )
     return {
         "model": str(folder),
@@ -51,18 +65,17 @@ def engine_arguments(args: Mapping[str, Any], folder: Path, has_weights: bool) -
         "use_tqdm_on_load": False,
         **({} if has_weights else {"load_format": "dummy"}),
         **args,
+        "tensor_parallel_size": tp,
     }
 
 
 def start_engine(arguments: dict[str, Any]) -> Any:
-    """vLLM's `LLMEngine`; EngineError if it does not start."""
-    import torch.distributed as dist
+    """vLLM's `LLMEngine`; EngineError if it does not start.
 
-    if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
-        raise EngineError(
-            f"vLLM in this process cannot run beside {dist.get_world_size()} processes that train "
-            "together: start servers (vllm serve) and name them in engine.url"
-        )
+    Beside processes that train together vLLM uses their group, and each of them has one of its workers.
+    """
+    if _is_launched():
+        arguments = {**arguments, "distributed_executor_backend": "external_launcher"}
     # read when vLLM is imported or an engine is made; a value in the environment wins
     os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")  # the learner uses these cores too
     # the terminal shows the run
@@ -81,6 +94,12 @@ def start_engine(arguments: dict[str, Any]) -> Any:
                 arguments = {"enforce_eager": True, **arguments}
                 if "VLLM_CPU_KVCACHE_SPACE" not in os.environ:
                     arguments = {"kv_cache_memory_bytes": CPU_CACHE, **arguments}
+            else:
+                arguments = {
+                    "gpu_memory_utilization": GPU_SHARE,
+                    "enable_sleep_mode": _has_sleep(),
+                    **arguments,
+                }
             return vllm.LLMEngine.from_engine_args(vllm.EngineArgs(**arguments))
     except ImportError as error:
         raise EngineError(
@@ -98,8 +117,44 @@ def start_engine(arguments: dict[str, Any]) -> Any:
 
 
 def stop_engine(llm: Any) -> None:
-    llm.engine_core.shutdown()
-    import_module("vllm.distributed").cleanup_dist_env_and_memory()
+    client = llm.engine_core
+    if not _is_launched():
+        client.shutdown()
+        import_module("vllm.distributed").cleanup_dist_env_and_memory()
+        return
+    # the same without the end of torch's process group, which the run still needs
+    if (at_exit := getattr(client, "_finalizer", None)) is not None:
+        at_exit.detach()
+    client.engine_core.model_executor.shutdown()
+    import_module("vllm.distributed").destroy_model_parallel()
+
+
+def _is_launched() -> bool:
+    """Whether torchrun started this process and the run has connected it to the others."""
+    import torch.distributed as dist
+
+    return "RANK" in os.environ and dist.is_available() and dist.is_initialized()
+
+
+def _has_sleep() -> bool:
+    """Whether this build of vLLM can give memory back and take it again."""
+    return bool(import_module("vllm.device_allocator.cumem").cumem_available)
+
+
+def can_sleep(llm: Any) -> bool:
+    """Whether vLLM can give the memory of weights and KV cache back: on a GPU, unless
+    engine.args says enable_sleep_mode: false."""
+    return bool(llm.vllm_config.model_config.enable_sleep_mode)
+
+
+def sleep(llm: Any) -> None:
+    """Give the memory of weights, keys and values back; `wake` and new weights undo it."""
+    llm.sleep(level=DISCARD)
+
+
+def wake(llm: Any, part: str) -> None:
+    """Take memory again for the "weights", whose values are lost, or for the "kv_cache"."""
+    llm.wake_up(tags=[part])
 
 
 def sampling_parameters(pending: PendingSample, seed: int, top_k: int) -> Any:

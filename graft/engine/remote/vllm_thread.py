@@ -2,11 +2,16 @@
 
 await context.sample(...)   ->  work: add a request     step step step  ->  its future is set
 engine.load(weights, 3)     ->  work: end all requests with "pause", copy, reset the prefix cache
+engine.sleep()              ->  work: give the memory back; the next load takes it again
+
+Where several processes hold vLLM together, the first one's thread sends its calls of vLLM (add a request,
+end one, step), and those of the others make the same calls.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 import queue
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -15,10 +20,18 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from graft.engine.engine_group import EngineGroup
 from graft.engine.errors import EngineError
 from graft.engine.remote.stateless import PendingSample
 from graft.engine.remote.top_entropy import entropy_of
-from graft.engine.remote.vllm_library import reload_weights, start_engine, stop_engine
+from graft.engine.remote.vllm_library import (
+    can_sleep,
+    reload_weights,
+    sleep,
+    start_engine,
+    stop_engine,
+    wake,
+)
 from graft.engine.remote.weight_files import check_names, names_in
 from graft.types import Completion, Finish
 
@@ -95,9 +108,16 @@ class VLLMThread:
     """
 
     def __init__(
-        self, folder: Path, arguments: dict[str, Any], has_weights: bool, deadline: float
+        self,
+        folder: Path,
+        arguments: dict[str, Any],
+        has_weights: bool,
+        deadline: float,
+        group: EngineGroup | None = None,
     ) -> None:
-        self.folder, self.deadline = folder, deadline
+        self.folder, self.deadline, self.group = folder, deadline, group
+        self._calls: list[tuple[str, tuple[Any, ...]]] = []  # made here, not yet sent to the others
+        self._is_asleep = False
         self.version = 0
         self.fault = "" if has_weights else "has no weights yet: load() brings them"
         self.running: dict[str, VLLMSample | VLLMScore] = {}
@@ -130,7 +150,7 @@ class VLLMThread:
     def wait(self, future: Future[Any], purpose: str, deadline: float = 0.0) -> Any:
         deadline = deadline or self.deadline
         try:
-            return future.result(deadline)
+            return future.result(None if deadline == math.inf else deadline)
         except TimeoutError:
             raise EngineError(f"engine 'vllm' took more than {deadline:g} s {purpose}") from None
 
@@ -151,6 +171,17 @@ class VLLMThread:
     def load(self, weights: Mapping[str, Any], version: int) -> None:
         self.call(lambda: self._load(weights, version), "to load weights")
 
+    def sleep(self) -> None:
+        """Give the memory of weights and KV cache back, where vLLM can; `load` takes it again."""
+        self.call(self._sleep, "to give its memory back")
+
+    def follow(self) -> None:
+        """Make the calls that the first process of the group sends, until it releases this one."""
+        self.call(self._follow, "to follow the first process", math.inf)
+
+    def release(self) -> None:
+        self.call(self._release, "to release the other processes")
+
     def close(self) -> None:
         self._work.put(
             lambda: self._fail_all(EngineError("the engine was closed while it sampled"))
@@ -167,7 +198,7 @@ class VLLMThread:
                     return
                 work()
             try:
-                outputs = self._llm.step()
+                outputs = self._do("step")
             except Exception as error:  # vLLM cannot be used after one
                 self.fault = f"failed: {type(error).__name__}: {error}"
                 self._fail_all(EngineError(f"engine 'vllm' {self.fault}"))
@@ -175,13 +206,48 @@ class VLLMThread:
             for output in outputs:
                 self._take(output)
 
+    def _do(self, method: str, *args: Any) -> Any:
+        """A call of vLLM, here and in the processes that follow; steps are computed together."""
+        if self.group is not None:
+            self._calls.append((method, args))
+            if method == "step":
+                self._send()
+        return getattr(self._llm, method)(*args)
+
+    def _send(self) -> None:
+        assert self.group is not None
+        self.group.send(self._calls)
+        self._calls = []
+
+    def _follow(self) -> None:
+        assert self.group is not None
+        while (calls := self.group.receive()) is not None:
+            for method, args in calls:
+                try:
+                    getattr(self._llm, method)(*args)
+                except Exception:
+                    if method == "step":
+                        raise
+                    # a request that vLLM refuses: the first process reports it
+
+    def _release(self) -> None:
+        assert self.group is not None
+        self._send()
+        self.group.send(None)
+
+    def _sleep(self) -> None:
+        if can_sleep(self._llm) and not self._is_asleep:
+            self._end_all(Finish.PAUSE)
+            sleep(self._llm)
+            self._is_asleep, self.fault = True, "sleeps while the learner works; load() wakes it"
+
     def _add(
         self, name: str, request: VLLMSample | VLLMScore, tokens: list[int], parameters: Any
     ) -> None:
         if self.fault:
             return request.fail(EngineError(f"engine 'vllm' {self.fault}"))
         try:
-            self._llm.add_request(name, {"prompt_token_ids": tokens}, parameters)
+            self._do("add_request", name, {"prompt_token_ids": tokens}, parameters)
         except Exception as error:  # whatever vLLM raises for a request that it does not take
             return request.fail(EngineError(f"engine 'vllm' refused a sample: {error}"))
         request.start(self.version)
@@ -192,12 +258,12 @@ class VLLMThread:
         if request is not None and request.take(output):
             del self.running[output.request_id]
             if not output.finished:
-                self._llm.abort_request([output.request_id])
+                self._do("abort_request", [output.request_id])
 
     def _end(self, name: str, finish: Finish) -> None:
         request = self.running.pop(name, None)
         if request is not None:
-            self._llm.abort_request([name])
+            self._do("abort_request", [name])
             request.end(finish)
 
     def _end_all(self, finish: Finish) -> None:
@@ -220,8 +286,13 @@ class VLLMThread:
 
         self.fault = "has weights that were only half replaced; give it all of them with load()"
         try:
+            if self._is_asleep:
+                wake(self._llm, "weights")
             reload_weights(self._llm, each())
             check_names(given, self._weight_names, self.folder)
+            if self._is_asleep:
+                wake(self._llm, "kv_cache")
+            self._is_asleep = False
             if not self._llm.reset_prefix_cache():
                 raise EngineError("engine 'vllm' did not reset its prefix cache")
         except EngineError:

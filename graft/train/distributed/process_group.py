@@ -28,6 +28,7 @@ from torch.distributed import HashStore, PrefixStore  # pyright: ignore[reportPr
 from torch.distributed.device_mesh import DeviceMesh
 
 from graft.deadlines import Watchdog, skip_frames_in, waiting
+from graft.engine.engine_group import EngineGroup
 from graft.train.distributed.failures import FailureHandler, describe, is_broken_link, to_stderr
 from graft.train.distributed.heartbeat import (
     ProcessesLost,
@@ -186,6 +187,25 @@ class ProcessGroup:
                 group, _ = dist.new_subgroups_by_enumeration(rows, timeout=self._group_timeout)
                 groups.append(group)
         return DeviceMesh.from_group(groups, self.device.type, table, mesh_dim_names=("dp", "tp"))
+
+    def engine_group(self, size: int) -> EngineGroup | None:
+        """The processes of this one's engine, `size` neighbours: of 4 with size 2 [0, 1] and [2, 3].
+
+        None: an engine of its own.
+        """
+        if size == 1:
+            return None
+        if self.world % size:
+            fit = ", ".join(str(n) for n in range(1, self.world + 1) if self.world % n == 0)
+            raise ValueError(
+                f"engine.tp={size} does not divide the {self.world} processes of this run; "
+                f"possible here: {fit}"
+            )
+        rows = torch.arange(self.world).view(-1, size).tolist()
+        with self.together("the groups of the engines"):
+            group, _ = dist.new_subgroups_by_enumeration(rows, timeout=self._group_timeout)
+        assert group is not None  # every rank is in one of the rows
+        return EngineGroup(group, rows[self.rank // size], self._finish)
 
     @contextmanager
     def together(self, what: str) -> Iterator[None]:
