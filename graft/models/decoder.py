@@ -141,14 +141,19 @@ class Block(nn.Module):
     ) -> tuple[Tensor, Tensor | None]:
         x, qkv = self._norm_linear(x, delta, self.attn_norm, self.qkv)
         attended = self._attend(qkv, cos, sin, attend, kv_slots)
-        x, delta = add_linear(x, attended, self.out.weight, self.out.bias)
+        x, delta = self._add_linear(x, attended, self.out)
         x, gate_up = self._norm_linear(x, delta, self.mlp_norm, self.gate_up)
-        return add_linear(x, gate_up, self.down.weight, self.down.bias, gate=True)
+        return self._add_linear(x, gate_up, self.down, gate=True)
 
     def _norm_linear(
         self, x: Tensor, delta: Tensor | None, norm: Norm, linear: nn.Linear
     ) -> tuple[Tensor, Tensor]:
         return norm_linear(x, delta, norm.weight, norm.eps, linear.weight, linear.bias)
+
+    def _add_linear(
+        self, x: Tensor, y: Tensor, linear: nn.Linear, gate: bool = False
+    ) -> tuple[Tensor, Tensor | None]:
+        return add_linear(x, y, linear.weight, linear.bias, gate)
 
     def _attend(
         self, qkv: Tensor, cos: Tensor, sin: Tensor, attend: Attend, kv_slots: KVSlots | None
@@ -213,13 +218,22 @@ class Decoder(nn.Module):
     """Whether all weights are in this process; see `parallel.decoder`."""
 
     @property
+    def own_shape(self) -> ModelShape:
+        """The shape of what this process computes; see `parallel.sampler`."""
+        return self.shape
+
+    @property
     def own_heads(self) -> tuple[int, int]:
         """Number of query and KV heads that this process computes."""
         return self.shape.heads, self.shape.kv_heads
 
-    def logits(self, hidden: Tensor) -> Tensor:
-        """[T, V] of hidden states [T, D]."""
-        return linear(hidden, self.head_weight, self.head_bias)
+    def logits(self, hidden: Tensor, columns: Tensor | None = None) -> Tensor:
+        """[T, V] of hidden states [T, D]; or of some `columns` of the V."""
+        weight, bias = self.head_weight, self.head_bias
+        if columns is not None:
+            weight = weight.index_select(0, columns)
+            bias = None if bias is None else bias.index_select(0, columns)
+        return linear(hidden, weight, bias)
 
     @property
     def device(self) -> torch.device:
@@ -279,9 +293,10 @@ class Decoder(nn.Module):
             forest.tokens,
             forest.positions,
             forest.attention(*self.own_heads),
-            then=lambda hidden: self._score(
+            then=lambda hidden: self.score_hidden(
                 gather_rows(hidden, forest.before),
-                forest,
+                forest.actions,
+                forest.modes,
                 allowed,
                 temperature,
                 vocab_size,
@@ -303,16 +318,18 @@ class Decoder(nn.Module):
             ),
         )
 
-    def _score(
+    def score_hidden(
         self,
         hidden: Tensor,
-        forest: PackedTokens,
+        actions: Tensor,
+        modes: Tensor,
         allowed: Tensor | None,
         temperature: float,
-        vocab_size: int | None,
-        truncation: Truncation | None,
+        vocab_size: int | None = None,
+        truncation: Truncation | None = None,
     ) -> tuple[Tensor, ...]:
-        args = forest.actions, forest.modes, allowed, temperature, vocab_size, truncation
+        """`logprobs.score_actions` with this head: of actions [U] after hidden states [U, D]."""
+        args = actions, modes, allowed, temperature, vocab_size, truncation
         return score_actions(*self.biased(hidden), *args)
 
     def _likeliest(

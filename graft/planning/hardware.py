@@ -13,7 +13,7 @@ slower one decides. 16 GB among 16 H100s in two nodes:
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -120,21 +120,6 @@ def shape_named(name: str) -> ModelShape:
     raise ConfigError(
         f"--shape {name}: neither a known size nor a model's folder; {meant}"
         f"known: {', '.join(SHAPES)}"
-    )
-
-
-def slice_of(shape: ModelShape, tp: int) -> ModelShape:
-    """The part of a model with split layers that one of `tp` GPUs holds.
-
-    Heads, the MLP and the vocabulary are divided, the width is not: of 32 heads, 8 KV heads and an MLP
-    of 12,288, each of four has 8, 2 and 3,072.
-    """
-    return replace(
-        shape,
-        heads=shape.heads // tp,
-        kv_heads=shape.kv_heads // tp,
-        ff=shape.ff // tp,
-        vocab_size=-(-shape.vocab_size // tp),
     )
 
 

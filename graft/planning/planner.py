@@ -21,7 +21,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from graft.planning.hardware import NODE, Gpu, can_shard, runs_under_torchrun, slice_of, tp_sizes
+from graft.models.parallel.sampler import slice_of
+from graft.planning.hardware import NODE, Gpu, can_shard, runs_under_torchrun, tp_sizes
 from graft.planning.scaling import (
     BF16,
     KINDS,

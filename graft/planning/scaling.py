@@ -32,8 +32,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from graft.models.parallel.sampler import slice_of
 from graft.models.shape import ModelShape
-from graft.planning.hardware import GPUS, NODE, Gpu, slice_of
+from graft.planning.hardware import GPUS, NODE, Gpu
 from graft.planning.step_time import (
     SHARES,
     Rates,

@@ -31,6 +31,7 @@ from graft.train.memory.footprint import num_parameters
 from graft.train.model import load_tokenizer, make_chat, open_policy, source_of
 from graft.train.rollout_engine import (
     NoEngine,
+    engine_tp,
     is_external,
     known_elsewhere,
     make_engine,
@@ -70,8 +71,9 @@ def build_run(
     chat = make_chat(config, tokenizer)
     history = chat.history_note() if is_chatty(config, env) or config.sft.data else ""
     is_shared = shares_weights(config, processes)
+    group = processes.engine_group(engine_tp(config)) if with_engine else None
     policy, sampled, actions = open_policy(
-        config, source, tokenizer, device, dtype, processes, is_shared, with_engine
+        config, source, tokenizer, device, dtype, processes, is_shared, with_engine, group
     )
     check_calls(config, actions, env)
     check_head(config, actions, is_split=ways(config, processes) > 1)
@@ -81,9 +83,9 @@ def build_run(
         vocab_size = policy.shape.vocab_size
         engine: Engine = NoEngine(vocab_size, known_elsewhere(config, vocab_size))
     elif is_external(config):
-        engine = make_external(config, policy, tokenizer, source, processes)
+        engine = make_external(config, policy, tokenizer, source, processes, group)
     else:
-        engine = make_engine(config, sampled, tokenizer, actions, processes)
+        engine = make_engine(config, sampled, tokenizer, actions, processes, group)
     setup = make_setup(config, engine, chat, env, actions)
     notes = [note, *policy_notes(policy), tool_note(config, env), stale_note(config, preset)]
     notes += [entropy_note(config, engine), history]

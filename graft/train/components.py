@@ -65,8 +65,9 @@ class RunComponents:
 
     def rest_engine(self) -> None:
         """Nothing is sampled until the next weights: an engine with memory of its own gives it back."""
-        if hasattr(self.engine, "sleep"):
-            self.engine.sleep()
+        sleep = getattr(self.engine, "sleep", None)
+        if sleep is not None:
+            sleep()
 
     def weights_to_publish(self) -> Mapping[str, Tensor] | None:
         """The weights to send to the engines that sample; None: they hold the learner's tensors."""

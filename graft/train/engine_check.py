@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -82,7 +83,7 @@ def check_served(
 
 def _scores_of(tokens: list[int], engine: Engine, temperature: float) -> list[float]:
     """The engine's log-probs of all tokens but the first, in every process that holds it."""
-    found = lead(engine, lambda: engine.score([tokens], [[1]], [tokens[1:]], 0, temperature))
+    found: Any = lead(engine, lambda: engine.score([tokens], [[1]], [tokens[1:]], 0, temperature))
     group = group_of(engine)
     return (found if group is None else group.share(found))[0][0][0]
 

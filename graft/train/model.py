@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,6 +12,7 @@ import torch
 
 from graft.actions.actions import Actions
 from graft.config import ClusterSection, Config, ConfigError, EngineSection, ParallelSection
+from graft.engine.engine_group import EngineGroup
 from graft.envs import make as make_env
 from graft.files import write_json
 from graft.models.decoder import Decoder
@@ -25,7 +28,7 @@ from graft.train.actions import actions_of, with_actions
 from graft.train.distributed.process_group import ProcessGroup
 from graft.train.memory.device_memory import device_memory_of
 from graft.train.memory.plan import check_fits, choose_micro
-from graft.train.rollout_engine import is_external
+from graft.train.rollout_engine import is_external, ways
 from graft.train.run_dir.checkpoint import latest_model
 
 MODEL_FILE = "model.json"
@@ -68,8 +71,11 @@ def open_policy(
     processes: ProcessGroup,
     is_shared: bool,
     with_engine: bool,
+    group: EngineGroup | None = None,
 ) -> tuple[Any, Decoder, Actions | None]:
     """The trained policy, the decoder that the native engine samples from, and actions.
+
+    `group` are the processes that hold the engine together, each with a slice of that decoder.
 
     The two are one where they share their weights. A family without a native decoder trains as
     transformers computes it, with an external engine.
@@ -83,30 +89,69 @@ def open_policy(
     if is_transformers_only(config, source):
         assert source is not None
         return open_transformers(config, source, device, dtype, processes), None, None  # type: ignore[return-value]
+    is_split = processes.world > 1 and (config.parallel.shard or config.parallel.tp > 1)
+    has_sampler = with_engine and not is_external(config)
+    is_read_by_parts = is_split and not (has_sampler and group is None)
+    with _stored(config, source, tokenizer, is_read_by_parts) as (shape, read, plain, actions):
+        room = device_memory_of(device, ways(config, processes))
+        recompute = choose_micro(config, shape, dtype, room).recompute
+        recompute = processes.any(recompute, "whether blocks are computed twice")  # all, or none
+        if is_split:
+            from graft.models.parallel.decoder import shard
+
+            mesh, offload = processes.mesh(config.parallel.tp), config.parallel.offload
+            kept = {"dtype": dtype, "offload": offload, "recompute": recompute}
+            policy: Decoder = shard(shape, mesh, read, **kept)
+        else:
+            assert plain is not None
+            policy = plain.to(device=device, dtype=dtype)
+            policy.recompute = recompute
+        if not has_sampler or is_shared:
+            return policy, policy, actions
+        if group is not None:
+            return policy, _sliced(shape, read, group, dtype, device), actions
+    assert plain is not None
+    copy = plain if is_split else host_copy(policy, keep=True)
+    return policy, copy.to(device=device, dtype=dtype), actions
+
+
+@contextmanager
+def _stored(
+    config: Config, source: Path | None, tokenizer: FastTokenizer, by_parts: bool
+) -> Iterator[tuple[ModelShape, Callable[[str], Any], Decoder | None, Actions | None]]:
+    """The shape of the recipe's model, its tensors by name, the whole model, and actions.
+
+    `by_parts`: no process needs the whole model, so it is not loaded where a folder holds it and each
+    tensor can be read when it is used.
+    """
+    if by_parts and source is not None and source.is_dir() and not config.actions.file:
+        refuse_family(source)
+        with open_model(source) as stored:
+            stored.check()
+            yield stored.shape, stored.read, None, None
+        return
     plain = load_policy(config, source, tokenizer)
     actions = actions_of(config, tokenizer, plain.shape.vocab_size)
     if actions is not None:
         plain = with_actions(plain, actions, source, config.actions)
-    fits = choose_micro(config, plain.shape, dtype, device_memory_of(device))
-    recompute = processes.any(fits.recompute, "whether blocks are computed twice")  # all, or none
-    if processes.world > 1 and (config.parallel.shard or config.parallel.tp > 1):
-        from graft.models.parallel.decoder import shard
+    yield plain.shape, weights_of(plain).get, plain, actions
 
-        policy: Decoder = shard(
-            plain.shape,
-            processes.mesh(config.parallel.tp),
-            weights_of(plain).get,
-            dtype=dtype,
-            offload=config.parallel.offload,
-            recompute=recompute,
-        )
-        wanted = with_engine and not is_external(config)
-        return policy, plain.to(device=device, dtype=dtype) if wanted else plain, actions
-    policy = plain.to(device=device, dtype=dtype)
-    policy.recompute = recompute
-    if is_shared or not with_engine or is_external(config):
-        return policy, policy, actions
-    return policy, host_copy(policy, keep=True).to(device), actions
+
+def _sliced(
+    shape: ModelShape,
+    read: Callable[[str], Any],
+    group: EngineGroup,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> Decoder:
+    """This process's slice of the decoder that its engine samples from."""
+    from graft.models.parallel.sampler import SlicedDecoder
+
+    where = group.group, group.size, group.index
+    sampler = SlicedDecoder(shape, *where, dtype=dtype, device=device)
+    for name, target in sampler.hf_weights().items():
+        target.copy_(read(name))
+    return sampler
 
 
 def load_reference(path: Path, policy: Any) -> Any:

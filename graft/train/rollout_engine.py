@@ -14,6 +14,7 @@ from typing import Any
 from graft.actions.actions import Actions
 from graft.config import Config, ConfigError
 from graft.engine import ENGINES
+from graft.engine.engine_group import EngineGroup
 from graft.engine.errors import EngineError
 from graft.engine.remote.top_entropy import TOP_K, known_tokens
 from graft.models.decoder import Decoder
@@ -98,17 +99,22 @@ def make_engine(
     tokenizer: FastTokenizer,
     actions: Actions | None = None,
     processes: ProcessGroup = ALONE,
+    group: EngineGroup | None = None,
 ) -> Engine:
-    """The engine of this process, over a decoder."""
+    """The engine of this process, over a decoder; `group` are the processes that hold it together."""
     section, room = config.engine, device_memory_of(decoder.device, ways(config, processes))
+    kv_tokens = section.kv_tokens or kv_tokens_for(config, decoder.shape, decoder.dtype, room)
+    if group is not None:  # the same pages in each of them
+        kv_tokens = -int(processes.most(-kv_tokens, "the size of the KV pools"))
     return resolve(section.name, ENGINES, "engine")(
         decoder,
         tokenizer=tokenizer,
         eos_ids=tokenizer.eos_ids,
-        kv_tokens=section.kv_tokens or kv_tokens_for(config, decoder.shape, decoder.dtype, room),
+        kv_tokens=kv_tokens,
         page_size=section.page_size or None,
         seed=config.run.seed,
         space=None if actions is None else actions.space,
+        **({} if group is None else {"group": group}),
     )
 
 
@@ -157,6 +163,7 @@ def make_external(
     tokenizer: FastTokenizer,
     source: Path | None,
     processes: ProcessGroup = ALONE,
+    group: EngineGroup | None = None,
 ) -> Engine:
     """vLLM in this process, or servers, whose health is checked."""
     section = config.engine
@@ -178,7 +185,7 @@ def make_external(
         max_context=config.rollout.max_context,
         args=section.args,
         dtype=str(policy.dtype).removeprefix("torch."),
-        group=processes.engine_group(engine_tp(config)),
+        group=group,
         **common,
     )
 

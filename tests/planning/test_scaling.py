@@ -24,8 +24,9 @@ from benchmarks.scaling import (
 from graft.commands.plan import plan
 from graft.config import ConfigError, load_config
 from graft.models.parallel.decoder import check_mesh
+from graft.models.parallel.sampler import slice_of
 from graft.models.shape import UnsupportedModel
-from graft.planning.hardware import GPUS, SHAPES, gpu_named, shape_named, slice_of, tp_sizes
+from graft.planning.hardware import GPUS, SHAPES, gpu_named, shape_named, tp_sizes
 from graft.planning.planner import GpuLayout, Planner
 from graft.planning.scaling import (
     DECODED,

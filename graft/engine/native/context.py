@@ -32,8 +32,15 @@ class NativeContext:
     """
 
     def __init__(
-        self, sequence: Sequence, key: int, loop: EngineLoop, make_request: MakeRequest
+        self,
+        sequence: Sequence,
+        key: int,
+        loop: EngineLoop,
+        make_request: MakeRequest,
+        number: int,
     ) -> None:
+        """`number` names it in every process that holds the engine."""
+        self.number = number
         self.tokens = sequence.tokens
         self.key = key % 2**64
         self.mode: int | None = None
@@ -46,7 +53,9 @@ class NativeContext:
     def append(self, tokens: Tokens[int]) -> None:
         """Add tokens that the model did not draw; they are computed with the next sample."""
         self._check_free("append to")
-        self.tokens.extend(check_tokens(tokens, self._loop.space.vocab_size))
+        ids = check_tokens(tokens, self._loop.space.vocab_size)
+        self._loop.record("append", self.number, ids)
+        self.tokens.extend(ids)
 
     def fork(self, key: int | None = None, at: int | None = None) -> NativeContext:
         """A context with the same tokens, or the first `at`, and draws of its own; full pages are shared.
@@ -58,12 +67,11 @@ class NativeContext:
         at = length if at is None else at
         check_fork(at, length)
         self._forks += 1
-        child = NativeContext(
-            self._loop.tree.fork(self.sequence, at),
-            derive(self.key, self._forks) if key is None else key,
-            self._loop,
-            self._make_request,
-        )
+        key = derive(self.key, self._forks) if key is None else key
+        sequence = self._loop.tree.fork(self.sequence, at)
+        number = self._loop.next_number()
+        child = NativeContext(sequence, key, self._loop, self._make_request, number)
+        self._loop.record("fork", self.number, key, at)
         child.mode = self.mode if at == length else None
         return child
 
@@ -72,31 +80,53 @@ class NativeContext:
 
         If it fails or is cancelled the context is unchanged.
         """
+        request = self.begin(sampling, grammar)
+        if request.is_over:
+            return await request.future
+        is_whole = False
+        try:
+            completion = await self._loop.wait(request)
+            is_whole = True
+        finally:  # also when the caller was cancelled: the result is no longer needed
+            self.end(is_whole)
+        return completion
+
+    def begin(self, sampling: Sampling, grammar: Grammar | None) -> SampleRequest:
+        """Queue a sample."""
         self._check_free("sample from")
         request = self._make_request(self, sampling, grammar)
         if request.budget < 1:  # the window is full: nothing to compute
             request.finish(Finish.LENGTH)
-            return await request.future
+            return request
+        self._loop.record_sample(self.number, self.mode, sampling, grammar)
         self._request = request
-        try:
-            completion = await self._loop.submit(request)
-        except BaseException:
-            if self._is_open:
+        self._loop.add(request)
+        return request
+
+    def end(self, is_whole: bool) -> None:
+        """The queued sample is over; unless it is whole, its tokens are removed."""
+        request, self._request = self._request, None
+        assert request is not None
+        self._loop.record("end", self.number, is_whole)
+        request.is_over = True
+        if self._is_open:
+            if not is_whole:
                 self._loop.tree.truncate(self.sequence, request.start)
-            raise
-        finally:
-            self._request = None
-            if self._is_open:
-                self._loop.end_sample(self.sequence)
-        if grammar is not None:
+            self._loop.end_sample(self.sequence)
+        if is_whole and request.grammar is not None:
             self.mode = request.mode
-        return completion
+
+    @property
+    def is_done(self) -> bool:
+        """Closed, and without a sample in progress."""
+        return not self._is_open and self._request is None
 
     def close(self) -> None:
         """Release the pages; a sample in progress ends as it is, finish "abort"."""
         if not self._is_open:
             return
         self._is_open = False
+        self._loop.record("close", self.number)
         if self._request is not None and not self._request.is_over:
             self._request.finish(Finish.ABORT)
         self._loop.end_sample(self.sequence)

@@ -10,12 +10,14 @@ import torch
 
 from graft.actions.space import ActionSpace
 from graft.engine.checks import check_positions, check_prompt, check_tokens
+from graft.engine.engine_group import EngineGroup
 from graft.engine.errors import EngineError
 from graft.engine.native.context import NativeContext
 from graft.engine.native.cpu.runner import CpuRunner
 from graft.engine.native.kv.pages import Pages, pool_tokens
 from graft.engine.native.kv.sequences import SequenceTree
 from graft.engine.native.loop import EngineLoop
+from graft.engine.native.mirror import CallMirror
 from graft.engine.native.request import SampleRequest
 from graft.engine.native.sampling.masks import Masks
 from graft.engine.native.sampling.uniforms import derive
@@ -45,6 +47,8 @@ class NativeEngine:
     space          modes and their masks; None: every token is allowed, mode 0 only. Actions beyond
                    the vocabulary need head rows, and a grammar that defines what they write
     kernels        Triton kernels and bursts of steps; None: on a GPU
+    group          the processes that hold the engine together, each with a slice of the decoder
+                   (`graft.models.parallel.sampler`); None: this one has all of it
     """
 
     def __init__(
@@ -60,6 +64,7 @@ class NativeEngine:
         seed: int = 0,
         space: ActionSpace | None = None,
         kernels: bool | None = None,
+        group: EngineGroup | None = None,
     ) -> None:
         shape = decoder.shape
         kernels = has_kernels(decoder.device) if kernels is None else kernels
@@ -80,7 +85,7 @@ class NativeEngine:
                 f"{page_size=}, {prefill_chunk=}, {max_running=}: each must be 1 or more"
             )
         if kv_tokens is None:
-            kv_tokens = pool_tokens(shape, decoder.device, decoder.dtype)
+            kv_tokens = pool_tokens(decoder.own_shape, decoder.device, decoder.dtype)
         if kv_tokens < page_size:
             raise ValueError(
                 f"kv_tokens={kv_tokens} holds no page of {page_size} tokens; set engine.kv_tokens to some "
@@ -91,7 +96,8 @@ class NativeEngine:
         self.version = 0
         self.eos_ids = frozenset(eos_ids)
         self._masks = Masks(space, shape, decoder.device)
-        pages = Pages(shape, kv_tokens // page_size, page_size, decoder.device, decoder.dtype)
+        num_pages = kv_tokens // page_size
+        pages = Pages(decoder.own_shape, num_pages, page_size, decoder.device, decoder.dtype)
         self._tree = SequenceTree(pages)
         self._scheduler = Scheduler(
             self._tree,
@@ -118,6 +124,10 @@ class NativeEngine:
         self._pieces = None if tokenizer is None else TokenPieces(tokenizer)
         self._opened = 0
         self._is_open = True
+        self.group = group
+        self._copies: dict[int, NativeContext] = {}  # of contexts of the group's first process
+        if group is not None:
+            self._loop.mirror = CallMirror(group, self._repeat)
 
     def open(self, tokens: Sequence[int], key: int | None = None) -> NativeContext:
         """A context over `tokens`; nothing is computed before it samples."""
@@ -126,7 +136,9 @@ class NativeEngine:
         ids = check_prompt(tokens, self.vocab_size)
         self._opened += 1
         key = derive(0, self._opened) if key is None else key
-        return NativeContext(self._tree.open(ids), key, self._loop, self._request)
+        self._loop.record("open", ids, key)
+        sequence, number = self._tree.open(ids), self._loop.next_number()
+        return NativeContext(sequence, key, self._loop, self._request, number)
 
     def score(
         self,
@@ -155,7 +167,22 @@ class NativeEngine:
                     f"cannot score the continuation {actions}: it needs an action, and the last one "
                     f"must be one of the space's {self.space.num_actions}"
                 )
-        return score(self.decoder, trunks, at, wanted, mode, self._masks.allowed, temperature)
+        args = trunks, [list(positions) for positions in at], wanted, mode, temperature
+        if (mirror := self._loop.mirror) is not None:
+            mirror.record("score", *args)
+            mirror.flush()
+        return self._score(*args)
+
+    def _score(
+        self,
+        texts: list[list[int]],
+        at: list[list[int]],
+        continuations: list[list[int]],
+        mode: int,
+        temperature: float,
+    ) -> list[Scores]:
+        allowed = self._masks.allowed
+        return score(self.decoder, texts, at, continuations, mode, allowed, temperature)
 
     @torch.no_grad()
     def load(self, weights: Mapping[str, Any] | None, version: int) -> None:
@@ -180,8 +207,47 @@ class NativeEngine:
         self.version = version
         self._loop.drop_stale_pages()
 
+    def follow(self) -> None:
+        """Repeat the calls of the group's first process until it releases this one."""
+        asyncio.run(self._loop.follow())
+
+    def release(self) -> None:
+        """End `follow` in the other processes of the group."""
+        assert self._loop.mirror is not None
+        self._loop.mirror.release()
+
+    def _repeat(self, name: str, *args: Any) -> None:
+        """A call that the first process made, on the context of the same number."""
+        if name == "open":
+            context = self.open(*args)
+            self._copies[context.number] = context
+        elif name == "score":
+            self._score(*args)
+        elif name == "grammar" and self._loop.mirror is not None:
+            self._loop.mirror.add_grammar(*args)
+        elif name == "pause":
+            self.pause()
+        else:
+            self._repeat_on(self._copies[args[0]], name, args[1:])
+
+    def _repeat_on(self, context: NativeContext, name: str, args: tuple[Any, ...]) -> None:
+        mirror = self._loop.mirror
+        if name == "fork":
+            child = context.fork(*args)
+            self._copies[child.number] = child
+        elif name == "begin" and mirror is not None:
+            context.mode, sampling, number = args
+            future = context.begin(sampling, mirror.grammar(number)).future
+            # nobody waits for it here
+            future.add_done_callback(lambda done: done.cancelled() or done.exception())
+        else:
+            getattr(context, name)(*args)  # append, end, close
+        if context.is_done:
+            del self._copies[context.number]
+
     def pause(self) -> None:
         """End every running sample as it is, finish "pause"."""
+        self._loop.record("pause")
         self._loop.pause()
 
     def close(self) -> None:

@@ -3,7 +3,7 @@
 It is an asyncio task that lives as long as there is work. `sleep(0)` after each hand-over lets the
 callers of finished samples run, so that their next requests join the next step: continuous batching
 without a thread. The engine keeps no reference to an event loop between runs, so it serves any number
-of `asyncio.run` calls.
+of `asyncio.run` calls. Where several processes hold the engine, all of them run this loop (`mirror`).
 """
 
 from __future__ import annotations
@@ -12,16 +12,17 @@ import asyncio
 import math
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Protocol
+from typing import Any, Protocol
 
 from graft.actions.space import ActionSpace
 from graft.engine.errors import EngineError
 from graft.engine.native.kv.sequences import Sequence, SequenceTree
+from graft.engine.native.mirror import CallMirror
 from graft.engine.native.request import Draw, SampleRequest
 from graft.engine.native.sampling.grammar_follower import GrammarFollower
 from graft.engine.native.scheduler import PlannedWork, Scheduler
 from graft.protocols import Grammar
-from graft.types import Completion, Finish
+from graft.types import Completion, Finish, Sampling
 
 SEGMENT_STEPS = (4, 32)
 """Fewest and most steps of a segment, after which the host reads the draws. A row that ends within a
@@ -54,21 +55,39 @@ class EngineLoop:
         self.tree, self.scheduler, self.runner, self.space = tree, scheduler, runner, space
         self.mean_length = 128.0  # of completions, a running mean
         self.steps = self.prefill_tokens = self.decode_tokens = 0
+        self.mirror: CallMirror | None = None
+        """Set where several processes hold the engine together."""
         self._follower = GrammarFollower(space)
         self._stale: set[Sequence] = set()
         self._task: asyncio.Task[None] | None = None
+        self._num_contexts = 0
 
-    async def submit(self, request: SampleRequest) -> Completion:
-        """Queue the request and wait for its completion."""
+    def add(self, request: SampleRequest) -> None:
+        """Queue the request."""
         self.scheduler.add(request)
+
+    async def wait(self, request: SampleRequest) -> Completion:
+        """The completion of a queued request."""
         if self._task is None or self._task.done():
             self._task = asyncio.get_running_loop().create_task(self._run())
-        try:
-            return await request.future
-        finally:  # also when the caller was cancelled: the result is no longer needed
-            request.is_over = True
+        return await request.future
 
     async def _run(self) -> None:
+        try:
+            self._sync()
+        except Exception as error:  # another process of the group is lost
+            return self.fail_all(error)
+        await self.run_queued()
+
+    async def follow(self) -> None:
+        """In the other processes of a group: the same steps, until the first one releases this."""
+        assert self.mirror is not None
+        while self.mirror.sync():
+            if not await self.run_queued():
+                return
+
+    async def run_queued(self) -> bool:
+        """All steps of the queued requests; False if this process was released on the way."""
         try:
             while works := self.scheduler.plan():
                 steps, segment, go_on = self._plan_burst(works)
@@ -77,6 +96,8 @@ class EngineLoop:
                     self._count_drawn(draws)
                     are_pages_valid = self._hand_over(draws)
                     await asyncio.sleep(0)  # callers of finished samples submit their next ones
+                    if not self._sync():
+                        return False
                     if not are_pages_valid:
                         break  # the rest of the burst read pages that were dropped
             self.runner.on_idle()
@@ -87,6 +108,29 @@ class EngineLoop:
         except Exception as error:
             self.fail_all(error)  # first: after a device error the next line may raise as well
             self._drop_all_pages()  # they may be half written
+            if self.mirror is not None and not self.mirror.group.is_first:
+                raise  # no caller of a sample is here to raise it
+        return True
+
+    def _sync(self) -> bool:
+        return self.mirror is None or self.mirror.sync()
+
+    def next_number(self) -> int:
+        """Of a new context: the same in every process, since all of them make the same calls."""
+        self._num_contexts += 1
+        return self._num_contexts
+
+    def record(self, name: str, *args: Any) -> None:
+        """A call on a context, for the other processes of the group."""
+        if self.mirror is not None:
+            self.mirror.record(name, *args)
+
+    def record_sample(
+        self, number: int, mode: int | None, sampling: Sampling, grammar: Grammar | None
+    ) -> None:
+        if self.mirror is not None:
+            grammar_number = self.mirror.grammar_number(grammar)
+            self.mirror.record("begin", number, mode, sampling, grammar_number)
 
     def _plan_burst(self, works: list[PlannedWork]) -> tuple[int, int, Callable[[], bool]]:
         """Steps in all, steps of a segment, and whether another segment should start."""
@@ -125,6 +169,8 @@ class EngineLoop:
         has_nan = False
         for draw in draws:
             request = draw.request
+            if self.mirror is not None:
+                self.mirror.count(draw.actions)
             if math.isnan(draw.logprobs[-1]):
                 has_nan = True
                 request.fail(_nothing_to_draw(request))

@@ -19,7 +19,6 @@ from torch import Tensor
 
 from graft.models.decoder import Decoder
 from graft.models.device import has_kernels
-from graft.models.logprobs import score_actions
 from graft.models.tree.attention import attention_over, why_no_kernel
 from graft.models.tree.packing import TokenRun
 from graft.transfer import transfer
@@ -134,7 +133,7 @@ def _score_part(
     rows = ScoringRows()
     for text, positions in by_text.items():
         rows.add(texts[text], positions, continuations)
-    device, shape = decoder.device, decoder.shape
+    device = decoder.device
     moved = transfer(
         {
             name: torch.tensor(getattr(rows, name))
@@ -142,10 +141,10 @@ def _score_part(
         },
         device,
     )
-    attend = attention_over(rows.runs, torch.tensor(rows.ends), shape.heads, shape.kv_heads, device)
+    attend = attention_over(rows.runs, torch.tensor(rows.ends), *decoder.own_heads, device)
     hidden = decoder(moved["tokens"], moved["positions"], attend)
-    logp, _ = score_actions(
-        *decoder.biased(hidden.index_select(0, moved["before"])),
+    logp, _ = decoder.score_hidden(
+        hidden.index_select(0, moved["before"]),
         moved["actions"],
         modes=torch.full_like(moved["actions"], mode),
         allowed=allowed,

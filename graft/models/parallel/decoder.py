@@ -209,18 +209,19 @@ class ShardedDecoder(Decoder):
             return embed(tokens, own(weight))
         return embed_rows(tokens, own(weight), self._first_row(weight), self.tp.group)
 
-    def _score(
+    def score_hidden(
         self,
         hidden: Tensor,
-        forest: PackedTokens,
+        actions: Tensor,
+        modes: Tensor,
         allowed: Tensor | None,
         temperature: float,
-        vocab_size: int | None,
-        truncation: Truncation | None,
+        vocab_size: int | None = None,
+        truncation: Truncation | None = None,
     ) -> tuple[Tensor, ...]:
         weight, group = own(self.head_weight), self.tp.group
-        args = forest.actions, forest.modes, allowed, temperature, vocab_size
-        if self.tp.size == 1 or not len(forest.actions):
+        args = actions, modes, allowed, temperature, vocab_size
+        if self.tp.size == 1 or not len(actions):
             return score_actions(hidden, weight, *args, truncation)
         first = self._first_row(self.head_weight)
         return score_sharded(enter(hidden, group), weight, first, *args, group, truncation)

@@ -86,7 +86,7 @@ def gather(tensor: Any) -> Tensor:
             if name == "dp" and "tp" in splits and splits["tp"][0] == dim:
                 start, stop = shard_range(size, *splits["tp"][1:])
                 size = stop - start
-            whole = _join(whole, dim, size, count, mesh.get_group(name))
+            whole = join(whole, dim, size, count, mesh.get_group(name))
     return whole
 
 
@@ -104,7 +104,7 @@ def _splits(tensor: Any) -> dict[str, tuple[int, int, int]]:
     return found
 
 
-def _join(own: Tensor, dim: int, size: int, count: int, group: dist.ProcessGroup) -> Tensor:
+def join(own: Tensor, dim: int, size: int, count: int, group: dist.ProcessGroup) -> Tensor:
     """Concatenate the shards of the group's processes along a dimension of `size`."""
     if count == 1:
         return own

@@ -204,7 +204,7 @@ class ProcessGroup:
         rows = torch.arange(self.world).view(-1, size).tolist()
         with self.together("the groups of the engines"):
             group, _ = dist.new_subgroups_by_enumeration(rows, timeout=self._group_timeout)
-        assert group is not None  # every rank is in one of the rows
+        assert isinstance(group, dist.ProcessGroup)  # every rank is in one of the rows
         return EngineGroup(group, rows[self.rank // size], self._finish)
 
     @contextmanager

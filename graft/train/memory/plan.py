@@ -113,6 +113,11 @@ class RunSizes:
     dtype: torch.dtype
     memory: DeviceMemory
 
+    @property
+    def kv_token(self) -> int:
+        """Bytes of a token in the KV pool of one process, which may have some of the heads only."""
+        return kv_bytes(self.shape, self.dtype) // self.config.engine.tp
+
     def account(self, kv_tokens: int, micro: MicroBatchSize) -> MemoryPlan:
         config, shape, dtype = self.config, self.shape, self.dtype
         memory, work = self.memory, workload_of(config)
@@ -123,7 +128,7 @@ class RunSizes:
         items = [
             *(self._split(params) if memory.ways > 1 else self._whole(params, when)),
             *self._engine_copy(params),
-            MemoryItem("KV pool", kv_tokens * kv_bytes(shape, dtype), "always", "engine.kv_tokens"),
+            MemoryItem("KV pool", kv_tokens * self.kv_token, "always", "engine.kv_tokens"),
             MemoryItem("runtime", RUNTIME.get(memory.device.type, RUNTIME["cuda"]), "always", ""),
         ]
         copies = 1
@@ -171,10 +176,10 @@ class RunSizes:
     def _engine_copy(self, params: int) -> Iterator[MemoryItem]:
         """The native engine's own copy of the weights, where it does not share the learner's."""
         is_ours = self.config.engine.name == "native" and not self.config.cluster.address
-        is_split = self.memory.ways > 1
-        if is_ours and (is_split or self.config.rollout.staleness):
-            key = "parallel.shard" if is_split else "rollout.staleness"
-            yield MemoryItem("engine's weights", params * self.dtype.itemsize, "always", key)
+        is_split, tp = self.memory.ways > 1, self.config.engine.tp
+        if is_ours and (is_split or tp > 1 or self.config.rollout.staleness):
+            key = "engine.tp" if is_split or tp > 1 else "rollout.staleness"
+            yield MemoryItem("engine's weights", params * self.dtype.itemsize // tp, "always", key)
 
     def _whole(self, params: int, when: When) -> Iterator[MemoryItem]:
         """Weights, optimizer state and gradients of one process that holds all."""
@@ -209,7 +214,7 @@ class RunSizes:
         recompute = train.recompute
         if recompute is None:  # recompute only where the longest row needs it
             recompute = not self.fits(least, MicroBatchSize(sizes[-1], False))
-        comfort = int(self.memory.available * COMFORT) // kv_bytes(self.shape, self.dtype)
+        comfort = int(self.memory.available * COMFORT) // self.kv_token
         ample = kv_tokens or max(min(wanted_pool(self.config, page), comfort), least)
         choices = [MicroBatchSize(tokens, recompute) for tokens in sizes]
         for micro in choices:
@@ -222,7 +227,7 @@ class RunSizes:
     def choose_pool(self, micro: MicroBatchSize) -> int:
         if self.config.engine.kv_tokens:
             return self.config.engine.kv_tokens
-        page, per_token = page_size(self.config, self.memory), kv_bytes(self.shape, self.dtype)
+        page, per_token = page_size(self.config, self.memory), self.kv_token
         if self.memory.device.type == "cpu":  # pages are allocated when first written
             most = min(CPU_TOKENS, CPU_BYTES // per_token)
         else:

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from graft.engine.native.cpu.attention import paged
@@ -73,12 +72,7 @@ class CpuRunner:
             seen = hidden
             if len(rows) < len(requests):
                 seen = hidden.index_select(0, self._tensor(np.array(rows)))
-            if part is None:
-                logits = self.decoder.logits(seen)
-            else:
-                weight, bias = self.decoder.head_weight, self.decoder.head_bias
-                own = None if bias is None else bias.index_select(0, part.columns)
-                logits = F.linear(seen, weight.index_select(0, part.columns), own)
+            logits = self.decoder.logits(seen, None if part is None else part.columns)
             draws += self._draw_from(logits, [requests[row] for row in rows], part)
         return draws
 

@@ -145,7 +145,7 @@ class CudaRunner:
 
     def _step(self, key: GraphKey, decode_state: DecodeState) -> None:
         """One token for each row."""
-        state, pool, shape = decode_state.state, self.tree.pages.pool, self.decoder.shape
+        state, pool, shape = decode_state.state, self.tree.pages.pool, self.decoder.own_shape
         items, stops = decode_state.items(key.items), decode_state.stops(key.stops)
         # with one slot the kernel writes the output directly
         rows = key.rows if key.slots > 1 else 0
