@@ -1,13 +1,14 @@
 """The search for the best layout of a job on a number of GPUs: which of them learn and which sample.
 
     colocated  torchrun: all GPUs learn, with the learner split over them, then each samples from a whole
-               copy that is refilled after every step
+               copy that is refilled after every step; where no GPU can hold one, as few GPUs as possible
+               hold a copy together (engine.tp)
     replicas   torchrun: a whole learner on each GPU; its engine samples from the learner's tensors
     workers    Ray: some GPUs learn, each of the others samples from a whole copy
     servers    torchrun for the GPUs that learn; vLLM or SGLang, which can split layers, on the others
 
 Only layouts that graft accepts are tried: learners that torchrun can start and `models.parallel` can split,
-native engines with a whole copy of the model, servers only for jobs that they can sample. Each one that fits
+Ray workers with a whole copy of the model, servers only for jobs that they can sample. Each one that fits
 is timed by `scaling`, and the quickest is taken. Nothing here was measured on more than one GPU.
 """
 
@@ -88,6 +89,7 @@ class GpuLayout(NamedTuple):
             keys = ["engine.name=vllm", "'engine.url=[http://HOST:8000, ...]'"]
         keys += [f"parallel.tp={self.learner_tp}"] * (self.learner_tp > 1)
         keys += ["parallel.shard=false"] * (self.kind == REPLICAS and self.learners > 1)
+        keys += [f"engine.tp={self.sampler_tp}"] * (self.kind == COLOCATED and self.sampler_tp > 1)
         keys += [f"rollout.staleness={self.staleness}"] * bool(self.staleness)
         return [*served, " ".join([start, "train", recipe, *keys])]
 
@@ -304,28 +306,36 @@ class Planner:
         gpus, job = self.gpus, self.job
         if TOGETHER not in job.kinds or not runs_under_torchrun(gpus):
             return
-        copy = engine_bytes(job, self.gpu, 1)["weights"]
-        for tp, micro, held in self._learner_choices(gpus) if gpus > 1 else ():
-            held = {**held, "engine's weights": copy}
-            layout = GpuLayout(COLOCATED, gpus, tp, 0, 1)
-            yield from self._in_turns(layout, micro, held, self._learning(gpus, tp, micro))
+        for sampler_tp in tp_sizes(job.shape) if gpus > 1 else ():
+            if found := list(self._colocated(sampler_tp)):
+                yield from found
+                break  # engines of more GPUs each are not needed
         for _, micro, held in self._learner_choices(1):
             learning = replica_seconds(job, self.gpu, self.rates, gpus, micro)
             yield from self._in_turns(GpuLayout(REPLICAS, gpus, 1, 0, 1), micro, held, learning)
 
+    def _colocated(self, sampler_tp: int) -> Iterator[LayoutEstimate]:
+        """A split learner, whose GPUs then sample, `sampler_tp` of them from a copy together."""
+        gpus, copy = self.gpus, engine_bytes(self.job, self.gpu, sampler_tp)["weights"]
+        for tp, micro, held in self._learner_choices(gpus) if gpus % sampler_tp == 0 else ():
+            held = {**held, "engine's weights": copy}
+            layout = GpuLayout(COLOCATED, gpus, tp, 0, sampler_tp)
+            yield from self._in_turns(layout, micro, held, self._learning(gpus, tp, micro))
+
     def _in_turns(
         self, layout: GpuLayout, micro: MicroBatchSize, held: dict[str, float], learning: Learning
     ) -> Iterator[LayoutEstimate]:
-        job, gpu, gpus = self.job, self.gpu, self.gpus
+        job, gpu, tp = self.job, self.gpu, layout.sampler_tp
+        replicas = self.gpus // tp
         always = sum(held.values()) - held["a micro-batch"]
-        turn = max(held["a micro-batch"], engine_bytes(job, gpu, 1)["a decoding step"])
-        tokens = pool_tokens(job, gpu, 1, always + turn - RUNTIME["cuda"])
+        turn = max(held["a micro-batch"], engine_bytes(job, gpu, tp)["a decoding step"])
+        tokens = pool_tokens(job, gpu, tp, always + turn - RUNTIME["cuda"])
         slots = slots_in(job, tokens)
         if not slots or always + turn > gpu.device_memory.usable:
             return
-        replica, rollout, longest = self._sampling(gpus, 1, slots, 0)
-        sync = self._sync(COLOCATED, gpus) if layout.kind == COLOCATED else 0.0
-        memory = {**held, "KV pool": self._pool(gpus, 1, tokens)}
+        replica, rollout, longest = self._sampling(replicas, tp, slots, 0)
+        sync = self._sync(COLOCATED, self.gpus) if layout.kind == COLOCATED else 0.0
+        memory = {**held, "KV pool": self._pool(replicas, tp, tokens)}
         yield LayoutEstimate(
             layout, replica, micro, learning, rollout, longest, sync, memory, {}, job.sampled
         )

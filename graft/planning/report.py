@@ -73,7 +73,9 @@ def show_layouts(planner: Planner, best: LayoutEstimate, name: str, recipe: str)
     )
     console.print(_layout_table(planner, best))
     is_stale = any(one.layout.staleness > job.staleness for one in planner.per_kind)
-    sampling = f", {_gpus(layout.samplers, layout.sampler_tp)} sample" * bool(layout.samplers)
+    is_shown = layout.samplers or layout.sampler_tp > 1
+    samplers = _gpus(layout.samplers or layout.learners, layout.sampler_tp)
+    sampling = f", {samplers} sample" * bool(is_shown)
     bracketed = "; layouts in brackets need a larger --staleness" * is_stale
     learning = f"{_gpus(layout.learners, layout.learner_tp)} learn"
     console.print(f"best: {layout.name}, {learning}{sampling}{bracketed}")
@@ -138,7 +140,7 @@ def formula(planner: Planner, one: LayoutEstimate) -> list[str]:
 
 def why_not(planner: Planner) -> str:
     """What does not fit, where no layout does."""
-    whole, usable = 2.0 * num_parameters(planner.job.shape), planner.gpu.device_memory.usable
+    usable = planner.gpu.device_memory.usable
     if not runs_under_torchrun(planner.gpus):
         return (
             f"{planner.gpus} GPUs are not whole nodes of {NODE}, which torchrun needs, and layouts "
@@ -155,13 +157,7 @@ def why_not(planner: Planner) -> str:
             f"A learner split over all {planner.gpus} holds {gigabytes(least)} on each GPU, and "
             f"{gigabytes(usable)} are usable"
         )
-    if whole > usable:
-        return (
-            f"The native engine samples from a whole copy, {gigabytes(whole)} of {gigabytes(usable)} "
-            "usable, so the model must be split over servers of vLLM or SGLang on separate GPUs, and "
-            "too few are left to learn"
-        )
-    return "The learner, a copy to sample from and the longest answer do not fit together"
+    return "The learner, the engine's weights and the longest answer do not fit together"
 
 
 def what_fits(planner: Planner) -> str:

@@ -180,7 +180,13 @@ def test_inside_a_tool_only_its_rows_of_the_head_are_computed(
     engine = tools_engine(decoder, space=tools_space(num_tokens=VOCAB))
     whole: list[int] = []
     logits = decoder.logits
-    monkeypatch.setattr(decoder, "logits", lambda x: (whole.append(len(x)), logits(x))[1])
+
+    def counted(hidden: torch.Tensor, columns: torch.Tensor | None = None) -> torch.Tensor:
+        if columns is None:
+            whole.append(len(hidden))
+        return logits(hidden, columns)
+
+    monkeypatch.setattr(decoder, "logits", counted)
     context = engine.open(prompt(5))
     context.mode = 2
     completion = sample_one(context, Sampling(max_tokens=40), TOOLS)

@@ -283,6 +283,12 @@ def test_a_closed_context_ends_its_sample_and_a_cancelled_one_leaves_nothing_run
     assert not engine._vllm.running
 
 
+def test_sleep_without_memory_to_give_back_changes_nothing(engine, decoder):
+    """vLLM cannot sleep on a CPU; the engine goes on."""
+    engine.sleep()
+    assert gap(decoder, [1, 2], sample(engine, [1, 2], max_tokens=4)) < 1e-3
+
+
 def test_score_agrees_with_the_native_engine(engine, decoder):
     native = NativeEngine(decoder, kv_tokens=256, page_size=4)
     texts, at = [[5, 6, 7, 8], [9, 10]], [[1, 4], [2]]
@@ -306,8 +312,10 @@ def test_what_vllm_cannot_do_is_refused(engine, folder, decoder):
 
     with pytest.raises(EngineError, match="cannot set logprobs_mode"):
         VLLMEngine(folder, tokenizer=TOKENIZER, args={"logprobs_mode": "raw_logprobs"})
-    with pytest.raises(EngineError, match=r"tensor_parallel_size=2.*engine\.url"):
+    with pytest.raises(EngineError, match=r"tensor_parallel_size=2.*engine\.tp.*engine\.url"):
         VLLMEngine(folder, tokenizer=TOKENIZER, args={"tensor_parallel_size": 2})
+    with pytest.raises(EngineError, match=r"pipeline_parallel_size=2.*engine\.url"):
+        VLLMEngine(folder, tokenizer=TOKENIZER, args={"pipeline_parallel_size": 2})
     with pytest.raises(EngineError, match="cannot apply a grammar"):
         talk(lambda: engine.open([1]).sample(Sampling(), TOOLS))
     with pytest.raises(EngineError, match=r"draws at 0\.01 or more"):

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 import typer
 from typer.testing import CliRunner
 
@@ -23,7 +24,7 @@ from benchmarks.scaling import (
 )
 from graft.commands.plan import plan
 from graft.config import ConfigError, load_config
-from graft.models.parallel.decoder import check_mesh
+from graft.models.parallel.decoder import check_mesh, check_sizes
 from graft.models.parallel.sampler import slice_of
 from graft.models.shape import UnsupportedModel
 from graft.planning.hardware import GPUS, SHAPES, gpu_named, shape_named, tp_sizes
@@ -47,9 +48,19 @@ from graft.planning.scaling import (
     stream_seconds,
 )
 from graft.planning.step_time import Rates
+from graft.rollout.branches.branch import independent
+from graft.train.build import refuse_layout
+from graft.train.distributed.process_group import ProcessGroup as Processes
 from graft.train.memory.footprint import num_parameters
 from graft.train.memory.plan import MicroBatchSize
 from graft.train.memory.workload import Workload
+from graft.train.rollout_engine import (
+    engine_tp,
+    refuse_async,
+    refuse_engine_group,
+    refuse_external,
+    shares_weights,
+)
 
 H100, H200 = GPUS["h100"], GPUS["h200"]
 SMALL, EIGHT = SHAPES["0.6B"], SHAPES["8B"]
@@ -247,7 +258,7 @@ def test_apart_and_one_step_ahead_the_slower_side_decides():
 
 
 def test_only_what_graft_can_run_is_proposed():
-    """Our own engine samples from a whole model in one process; servers alone split one."""
+    """Where a GPU holds a whole copy, our own engine samples from one; servers may split theirs."""
     planner = Planner(job(STEP, EIGHT, spread=0.6, longest=16_384, staleness=2), H200, 64)
     by_kind = {one.layout.name: one for one in planner.per_kind}
     assert set(by_kind) == {
@@ -260,6 +271,51 @@ def test_only_what_graft_can_run_is_proposed():
         assert bool(layout.samplers) == (layout.kind in ("workers", "servers"))
         whole = one.sampler_memory.get("weights") or one.learner_memory["engine's weights"]
         assert whole == pytest.approx(2 * num_parameters(EIGHT) / layout.sampler_tp, rel=1e-3)
+
+
+def test_gpus_that_cannot_hold_a_copy_hold_one_together():
+    planner = Planner(job(STEP, SHAPES["70B"], longest=8192), H200, 16)
+    assert planner.best is not None
+    layout, memory = planner.best.layout, planner.best.learner_memory
+    assert layout.kind == "colocated" and layout.sampler_tp == 8
+    # an engine of fewer GPUs, 17.6 GB more on each, does not fit beside the learner
+    assert memory["engine's weights"] == pytest.approx(141.11e9 / 8, rel=1e-3)
+    usable = H200.device_memory.usable
+    assert sum(memory.values()) - memory["KV pool"] + 17.6e9 > usable - 17e9
+    [command] = layout.commands("quickstart")
+    assert command.endswith("train quickstart parallel.tp=8 engine.tp=8")
+
+
+PLANNED = [
+    (gpus, name, gpu)
+    for gpu in ("h100", "h200")
+    for name in ("0.6B", "8B", "32B", "70B")
+    for gpus in (2, 8, 16, 64)
+]
+
+
+@pytest.mark.parametrize(("gpus", "name", "gpu"), PLANNED)
+def test_every_proposed_layout_is_accepted_where_a_run_is_built(gpus: int, name: str, gpu: str):
+    """The checks of `build_run` on the keys of its command, in as many processes as it starts."""
+    planned = job(STEP, SHAPES[name], longest=8192, staleness=1)
+    for one in Planner(planned, GPUS[gpu], gpus).per_kind:
+        layout = one.layout
+        *_, command = layout.commands("quickstart")
+        keys = shlex.split(command.partition(" train quickstart")[2])
+        config = load_config("quickstart", keys)
+        processes = Processes(600.0, torch.device("cpu"))
+        processes.world = layout.learners
+        with_engine = layout.kind != "workers"
+        refuse_layout(config, processes)
+        refuse_external(config, "independent")
+        refuse_engine_group(config, processes, with_engine)
+        refuse_async(config, independent(1), is_dynamic=False)
+        check_sizes(SHAPES[name], layout.learners // layout.learner_tp, layout.learner_tp)
+        assert layout.learners % layout.learner_tp == 0
+        if layout.kind == "colocated":
+            check_sizes(SHAPES[name], 1, engine_tp(config))
+            assert engine_tp(config) == layout.sampler_tp
+        assert shares_weights(config, processes) == (layout.kind == "replicas")
 
 
 def test_torchrun_gets_part_of_a_node_or_whole_nodes():
@@ -433,7 +489,8 @@ def test_a_model_that_does_not_fit_gets_advice():
     assert result.stdout.endswith("What fits: 64 of these GPUs\n")
     result = run("--gpus", "16", "--shape", "70B")
     assert result.exit_code == 1
-    assert "samples from a whole copy, 141.11 GB of 133.95 GB usable" in result.stdout
+    assert "engine's weights and the longest answer do not fit together" in result.stdout
+    assert "answers of at most 8,192 tokens" in result.stdout
 
 
 @pytest.mark.parametrize(

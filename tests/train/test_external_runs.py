@@ -30,9 +30,7 @@ from graft.evaluate.run import evaluate_checkpoints
 from graft.models.decoder import Decoder
 from graft.models.io.load import load_model
 from graft.models.io.save import save_model
-from graft.train.distributed.process_group import ProcessGroup
 from graft.train.model import load_tokenizer, new_shape
-from graft.train.rollout_engine import refuse_external
 from graft.train.run_dir.checkpoint import checkpoints
 from graft.train.run_dir.folder import RunStopped
 from graft.types import Task, Trajectory
@@ -318,14 +316,6 @@ def test_what_engines_of_others_cannot_do_is_refused(sections, fragment, tmp_pat
     assert "\n" not in str(refused.value)
 
 
-def test_one_vllm_in_each_process_of_torchrun_is_refused():
-    group = ProcessGroup(1.0, torch.device("cpu"))
-    group.world = 2
-    config = recipe(Path(), engine={"name": "vllm"})
-    with pytest.raises(ConfigError, match=r"one vLLM in each of them.*engine\.url"):
-        refuse_external(config, "independent", group, with_engine=True)
-
-
 def test_a_family_without_a_decoder_of_ours_is_refused_with_the_engine_that_trains_it(tmp_path):
     folder = store(tmp_path / "model", "mistral")
     with pytest.raises(ConfigError, match=r"is a mistral model.*engine\.name=vllm"):
@@ -395,6 +385,81 @@ def test_vllm_samples_for_families_that_are_not_ours(vllm, family, tmp_path):
     assert any(not torch.equal(old, new) for old, new in zip(before, opens(tmp_path), strict=True))
     table, _, _ = evaluate_checkpoints(str(tmp_path / "run"), tasks=2, every_checkpoint=True)
     assert len(table.rows) == 2 and not table.problems
+
+
+GREEDY: dict[str, Any] = {
+    "algo": {"name": "reinforce"},  # equal attempts of a task still differ from other tasks'
+    "rollout": {"tasks": 4, "samples": 2, "temperature": 0.01},
+    "run": {"save_every": 0},
+    "train": {"steps": 2},
+}
+"""Draws that do not depend on random numbers, in effect: engines with numbers of their own draw the same."""
+
+
+@pytest.fixture(scope="module")
+def sure(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model with large weights, so that the likeliest token is far ahead; two KV heads to split."""
+    folder = tmp_path_factory.mktemp("models") / "sure"
+    config = recipe(folder, model={"shape": {**SIZES, "heads": 4, "kv_heads": 2}})
+    decoder = Decoder(new_shape(config, tokens_of())).initialise(2)
+    with torch.no_grad():
+        for weight in decoder.parameters():
+            if weight.ndim == 2:
+                weight.mul_(2.5)
+    save_model(decoder, folder)
+    tokens_of().save(folder)
+    return folder
+
+
+def drawn_tokens(folder: Path) -> list[list[list[int]]]:
+    """Of every span, of every episode of both steps."""
+    files = sorted((folder / "run" / "episodes").glob("*.jsonl"))
+    episodes = [json.loads(line) for file in files for line in file.read_text().splitlines()]
+    return [[span["tokens"] for span in episode["spans"]] for episode in episodes]
+
+
+@with_vllm
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["parallel.shard=false"],
+        ["engine.tp=2"],
+        ["engine.args={tensor_parallel_size: 2}", "parallel.tp=2"],
+    ],
+    ids=["an engine each", "an engine together, FSDP2", "an engine together, tensor parallel"],
+)
+def test_two_processes_with_vllm_draw_and_learn_what_the_native_engine_does(
+    vllm, sure, tmp_path, overrides
+):
+    sections = {**GREEDY, "model": {"path": str(sure)}}
+    want, _ = run(tmp_path / "native", **sections)
+    config = recipe(tmp_path / "vllm", **sections, engine={"name": "vllm"})
+    file = tmp_path / "recipe.yaml"
+    file.write_text(json.dumps(config.model_dump(mode="json")))
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
+            *("--nproc-per-node", "2", "-m", "graft", "train", str(file), *overrides),
+        ],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path.cwd())},
+        text=True,
+        timeout=600,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout
+    assert "vllm: log-probs agree with the learner's" in done.stdout
+    lines = (tmp_path / "vllm" / "run" / "metrics.jsonl").read_text().splitlines()
+    found = [line for line in map(json.loads, lines) if line["phase"] == "rl"]
+    assert drawn_tokens(tmp_path / "vllm") == drawn_tokens(tmp_path / "native")
+    for own, theirs in zip(want, found, strict=True):
+        assert theirs[GAP] < 1e-3
+        assert theirs["reward"] == pytest.approx(own["reward"], abs=1e-6)
+        assert theirs["grad_norm"] == pytest.approx(own["grad_norm"], rel=1e-2)
+    assert want[0]["grad_norm"] > 0.0  # the second step has other weights
 
 
 class Served:

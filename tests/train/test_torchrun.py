@@ -43,7 +43,7 @@ from graft.train.distributed.process_group import ALONE
 from graft.train.distributed.process_group import ProcessGroup as Run
 from graft.train.learner import Learner
 from graft.train.optimizer import Optimizer, schedule
-from graft.train.rollout_engine import refuse_external
+from graft.train.rollout_engine import engine_tp, refuse_engine_group
 from graft.train.run_dir.checkpoint import Checkpoint
 from graft.train.sft import held_out_scores
 from graft.types import Task, Trajectory
@@ -445,6 +445,9 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         "tp": (2, ["parallel.tp=2", "run.save_later=true"]),
         "replicas": (2, ["parallel.shard=false"]),
         "2x2": (4, ["parallel.tp=2"]),
+        "a split engine": (2, ["engine.tp=2"]),
+        "2x2, split engines": (4, ["parallel.tp=2", "engine.tp=2"]),
+        "replicas, a split engine": (2, ["parallel.shard=false", "engine.tp=2"]),
     }
     found: dict[str, Path] = {}
     for name, (count, overrides) in layouts.items():
@@ -456,8 +459,19 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
-@pytest.mark.parametrize("layout", ["fsdp", "tp", "replicas", "2x2"])
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(
+    "layout",
+    [
+        "fsdp",
+        "tp",
+        "replicas",
+        "2x2",
+        "a split engine",
+        "2x2, split engines",
+        "replicas, a split engine",
+    ],
+)
 def test_warm_up_and_20_steps_of_grpo_have_the_same_curve(single, runs, layout: str):
     assert_same_curve(single, runs[layout], near=1e-4)
     assert_same_weights(single, runs[layout], near=1e-4)
@@ -511,7 +525,8 @@ def test_extra_actions_and_a_branch_with_a_memory_have_the_same_curve(tmp_path):
     assert code == 0, screen
     assert_same_curve(tmp_path / "one", tmp_path / "two", near=1e-4, steps=5)
     alone(tmp_path / "one", *EXPA, "train.steps=7")
-    code, screen = torchrun(2, tmp_path / "two", *EXPA, "train.steps=7", "parallel.tp=2")
+    split = ("parallel.tp=2", "engine.tp=2")  # forced calls are scored by both processes together
+    code, screen = torchrun(2, tmp_path / "two", *EXPA, "train.steps=7", *split)
     assert code == 0, screen
     assert_same_curve(tmp_path / "one", tmp_path / "two", near=1e-4, steps=7)
 
@@ -632,15 +647,42 @@ def test_groups_that_would_each_hold_all_of_a_split_model_are_refused():
     refuse_layout(config, processes_of(2))
 
 
-def test_vllm_inside_of_torchruns_processes_is_refused():
-    config = check(
-        {"task": {"env": "calculator"}, "model": {"path": "x"}, "engine": {"name": "vllm"}}
-    )
-    with pytest.raises(
-        ConfigError, match=r"one vLLM in each of them; start a server .* engine.url"
-    ):
-        refuse_external(config, "independent", processes_of(2), with_engine=True)
-    refuse_external(config, "independent", processes_of(2), with_engine=False)  # others sample
+@pytest.mark.parametrize(
+    ("sections", "world", "fragment"),
+    [
+        ({"engine": {"tp": 2}}, 1, r"a multiple of 2 processes, and there is 1: torchrun --nproc"),
+        ({"engine": {"tp": 4}}, 6, r"a multiple of 4 processes, and there are 6"),
+        ({"engine": {"tp": 2}, "rollout": {"staleness": 1}}, 2, r"also learn together"),
+        ({"engine": {"tp": 2}, "cluster": {"address": "local"}}, 2, r"a Ray worker .* alone"),
+        (
+            {"engine": {"tp": 2, "name": "vllm", "url": ["http://a:1"]}},
+            2,
+            r"start them with their own option",
+        ),
+        (
+            {"engine": {"tp": 2, "name": "vllm", "args": {"tensor_parallel_size": 4}}},
+            4,
+            r"the same setting with two values",
+        ),
+        (
+            {"engine": {"name": "vllm", "args": {"tensor_parallel_size": "all"}}},
+            4,
+            r"tensor_parallel_size=all: a number",
+        ),
+        ({"engine": {"name": "vllm", "args": {"tensor_parallel_size": 4}}}, 6, r"multiple of 4"),
+    ],
+)
+def test_engines_that_processes_cannot_hold_together_are_refused(sections, world, fragment):
+    config = check({"task": {"env": "calculator"}, "model": {"path": "x"}, **sections})
+    with pytest.raises(ConfigError, match=fragment):
+        refuse_engine_group(config, processes_of(world), with_engine=True)
+
+
+def test_vllms_own_name_for_the_split_of_an_engine_is_known():
+    named = {"name": "vllm", "args": {"tensor_parallel_size": 2}}
+    config = check({"task": {"env": "calculator"}, "model": {"path": "x"}, "engine": named})
+    assert engine_tp(config) == 2
+    refuse_engine_group(config, processes_of(4), with_engine=True)
 
 
 def processes_of(count: int) -> Run:
