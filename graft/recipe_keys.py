@@ -167,8 +167,8 @@ class EngineSection(Section):
     args: dict[str, Any] = {}
     """Arguments of the backend itself, such as {gpu_memory_utilization: 0.5}."""
     tp: int = Field(default=1, ge=1)
-    """Processes that hold one engine together, each with a part of every layer: for models that do not fit
-    one device. They sample one after the other's draws, so a smaller number is faster where it fits."""
+    """Processes that hold one engine together, each with a part of every layer: for models of which one
+    device cannot hold a copy."""
     kv_tokens: int = Field(default=0, ge=0)
     """Tokens in the KV pool; 0: chosen by the free memory."""
     page_size: int = Field(default=0, ge=0)
