@@ -154,6 +154,9 @@ def sleep(llm: Any) -> None:
 
 def wake(llm: Any, part: str) -> None:
     """Take memory again for the "weights", whose values are lost, or for the "kv_cache"."""
+    import torch
+
+    torch.cuda.empty_cache()  # what the learner's allocator keeps for its next step
     llm.wake_up(tags=[part])
 
 
