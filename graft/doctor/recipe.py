@@ -85,7 +85,13 @@ class Examination:
         """`folder` replaces the run's folder for files that an engine may write."""
         self.requested = config
         self.config = config.changed(
-            {"run.dir": str(folder), "run.name": "doctor", "parallel.tp": 1, "cluster.address": ""}
+            {
+                "run.dir": str(folder),
+                "run.name": "doctor",
+                "parallel.tp": 1,
+                "engine.tp": 1,
+                "cluster.address": "",
+            }
         )
         self.chat: Chat | None = None
         self.has_env = False
@@ -147,6 +153,8 @@ class Examination:
         """Keys of the recipe that ask for more than one process."""
         parallel, cluster = self.requested.parallel, self.requested.cluster
         found = [f"parallel.tp={parallel.tp}"] * (parallel.tp > 1)
+        engine_tp = self.requested.engine.tp
+        found += [f"engine.tp={engine_tp}"] * (engine_tp > 1)
         return [*found, *[f"cluster.address={cluster.address}"] * bool(cluster.address)]
 
     def _settings(self) -> Iterator[Check]:

@@ -246,7 +246,7 @@ def _prepared(
     config: Config, record: StepRecord | None, device: str, overrides: Sequence[str] = ()
 ) -> Config:
     """The run's settings for one process that attempts no tasks: no environment, no reward."""
-    keys: dict[str, object] = {"parallel.tp": 1}
+    keys: dict[str, object] = {"parallel.tp": 1, "engine.tp": 1}
     if device:
         keys["model.device"] = device
     if record is not None:

@@ -28,7 +28,7 @@ from graft.train.actions import actions_of, with_actions
 from graft.train.distributed.process_group import ProcessGroup
 from graft.train.memory.device_memory import device_memory_of
 from graft.train.memory.plan import check_fits, choose_micro
-from graft.train.rollout_engine import is_external, ways
+from graft.train.rollout_engine import TENSOR_PARALLEL, is_external, ways
 from graft.train.run_dir.checkpoint import latest_model
 
 MODEL_FILE = "model.json"
@@ -189,7 +189,8 @@ def sampling_only(config: Config, source: Path) -> Config:
     section = config.engine
     engine = EngineSection(kv_tokens=section.kv_tokens, page_size=section.page_size)
     if is_transformers_only(config, source):
-        engine = EngineSection(name="vllm", args={} if section.url else section.args)
+        args = {key: value for key, value in section.args.items() if key != TENSOR_PARALLEL}
+        engine = EngineSection(name="vllm", args={} if section.url else args)
     rollout = config.rollout.model_copy(update={"staleness": 0})
     alone = {"parallel": ParallelSection(), "cluster": ClusterSection()}
     return config.model_copy(update={"engine": engine, "rollout": rollout, **alone})

@@ -33,6 +33,8 @@ from graft.train.memory.plan import kv_tokens_for
 
 EXTERNAL = ("vllm", "sglang")
 """Engines with weights of their own."""
+TENSOR_PARALLEL = "tensor_parallel_size"
+"""vLLM's name for engine.tp."""
 
 
 def is_external(config: Config) -> bool:
@@ -53,7 +55,7 @@ def ways(config: Config, processes: ProcessGroup) -> int:
 
 def engine_tp(config: Config) -> int:
     """Processes that hold one engine together: engine.tp, or vLLM's own name for it in engine.args."""
-    named = config.engine.args.get("tensor_parallel_size", config.engine.tp)
+    named = config.engine.args.get(TENSOR_PARALLEL, config.engine.tp)
     if not isinstance(named, int) or named < 1:
         raise ConfigError(f"engine.args tensor_parallel_size={named}: a number of 1 or more")
     if config.engine.tp > 1 and named != config.engine.tp:
@@ -72,9 +74,9 @@ def refuse_engine_group(config: Config, processes: ProcessGroup, with_engine: bo
             f"engine.tp={config.engine.tp} splits an engine over processes of this run, and engine.url "
             "names servers; start them with their own option, such as vllm serve --tensor-parallel-size"
         )
-    if tp == 1:
+    if tp == 1 or not (with_engine or config.cluster.address):
         return
-    if not with_engine or config.cluster.address:
+    if config.cluster.address:
         raise ConfigError(
             f"engine.tp={tp}: a Ray worker (cluster.address={config.cluster.address}) holds an engine "
             "alone; use torchrun without a cluster, or servers (engine.url)"
