@@ -6,6 +6,7 @@ Each process computes half of the heads; only the first has callers.
 from __future__ import annotations
 
 import asyncio
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -23,6 +24,7 @@ from graft.models.extra_actions import extend
 from graft.models.parallel.sampler import SlicedDecoder
 from graft.models.policy import weights_of
 from graft.types import Completion, Sampling
+from tests.conftest import _repair_interpreter
 from tests.engine.engine_kit import EXTRA, TOOLS, prompt, tiny_decoder, tools_space
 from tests.processes import Processes
 
@@ -232,3 +234,54 @@ class OtherDraws:
 def test_a_process_that_draws_other_tokens_ends_the_run():
     with pytest.raises(EngineError, match="drawn other tokens than the first one"):
         CallMirror(OtherDraws(), lambda *_: None).sync()  # type: ignore[arg-type]
+
+
+def small_kernels() -> None:
+    """In a child, as in `conftest`: the interpreter takes its time."""
+    _repair_interpreter(pytest.MonkeyPatch())
+    warnings.simplefilter("ignore", RuntimeWarning)
+    from graft.engine.native.cuda import runner
+    from graft.engine.native.cuda.kernels import draw, truncation
+
+    runner.MAX_SPLITS, draw.CHUNK, truncation.CHUNK = 1, 16, 32
+
+
+def bursts(engine: NativeEngine) -> list[Completion]:
+    """Draws of many steps at a time, while a caller cancels and others begin."""
+
+    async def main() -> list[Completion]:
+        root = engine.open(prompt(20))
+        contexts = [root.fork() for _ in range(2)]
+        lone = engine.open(prompt(6, 1))
+        given_up = asyncio.ensure_future(lone.sample(Sampling(max_tokens=30)))
+        found = await asyncio.gather(*(c.sample(Sampling(max_tokens=9)) for c in contexts))
+        given_up.cancel()
+        contexts[0].append(prompt(4, 2))
+        sampling = Sampling(max_tokens=6, temperature=0.8, top_p=0.9)
+        return [*found, await contexts[0].sample(sampling)]
+
+    return asyncio.run(main())
+
+
+def burst_in_a_pair() -> list[Completion] | None:
+    """In a child."""
+    small_kernels()
+    decoder = tiny_decoder(layers=1, head_dim=16, heads=2, kv_heads=2)
+    engine = NativeEngine(
+        sliced(decoder), group=the_group(), kv_tokens=512, page_size=16, kernels=True
+    )
+    engine._loop.mean_length = 32.0  # segments of four steps
+    return lead(engine, lambda: bursts(engine))
+
+
+@pytest.mark.slow
+def test_two_processes_draw_in_bursts_what_one_draws_step_by_step(pair, kernel_device):
+    if kernel_device.type != "cpu":
+        pytest.skip("two processes on one GPU: NCCL refuses them")
+    decoder = tiny_decoder(layers=1, head_dim=16, heads=2, kv_heads=2)
+    want = bursts(NativeEngine(decoder, kv_tokens=512, page_size=16, kernels=False))
+    found, nothing = pair.run(burst_in_a_pair, deadline=300.0)
+    assert nothing is None and len(found) == 3
+    for one, other in zip(found, want, strict=True):
+        assert one.tokens == other.tokens and one.finish == other.finish
+        assert one.logprobs == pytest.approx(other.logprobs, abs=2e-5)
