@@ -52,7 +52,12 @@ def decoder_for(kind: str, seed: int = 0) -> Decoder:
     if kind == "biases":
         return tiny_decoder(seed, tied=False, qkv_bias=True, out_bias=True, mlp_bias=True)
     decoder = tiny_decoder(seed)
-    return extend(decoder, [None] * EXTRA) if kind == "actions" else decoder
+    if kind == "actions":
+        decoder = extend(decoder, [None] * EXTRA, bias=True)
+        assert decoder.action_bias is not None
+        with torch.no_grad():
+            decoder.action_bias.copy_(torch.linspace(-1.0, 1.0, EXTRA))
+    return decoder
 
 
 def sliced(decoder: Decoder) -> SlicedDecoder:
