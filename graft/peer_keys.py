@@ -94,9 +94,9 @@ rollout.name -> engine.name
 gpu_memory_utilization vllm_gpu_memory_utilization -> engine.args written as
     engine.args={gpu_memory_utilization: 0.5}
 engine_kwargs -> engine.args
-tensor_model_parallel_size tensor_parallel_size -> parallel.tp of the policy; an engine's own is in
-    engine.args
-vllm_tensor_parallel_size -> engine.args written as engine.args={tensor_parallel_size: 2}
+tensor_model_parallel_size tensor_parallel_size -> parallel.tp of the policy; an engine's own is
+    engine.tp
+vllm_tensor_parallel_size rollout.tensor_model_parallel_size inference.tensor_parallel_size -> engine.tp
 # the algorithm
 adv_estimator advantage_estimator -> algo.name verl's gae is ppo here, reinforce_plus_plus is rebn
 algorithm algorithm.name algo.type -> algo.name

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -74,20 +74,6 @@ class EngineGroup:
         return content
 
 
-class GroupedEngine(Protocol):
-    """An engine that several processes may hold together; `group` is None where one has it alone."""
-
-    group: EngineGroup | None
-
-    def follow(self) -> None:
-        """Repeat the calls of the first process until it releases this one."""
-        ...
-
-    def release(self) -> None:
-        """End `follow` in the others."""
-        ...
-
-
 def group_of(engine: Any) -> EngineGroup | None:
     """The processes that hold this engine together; None: this one alone."""
     return getattr(engine, "group", None)
@@ -96,7 +82,7 @@ def group_of(engine: Any) -> EngineGroup | None:
 def lead(engine: Any, work: Callable[[], Result]) -> Result | None:
     """`work()`, which samples or scores, in the first process of the engine's group.
 
-    The others follow until it is over, and have None.
+    The others repeat its calls (`engine.follow`) until it releases them (`engine.release`), and have None.
     """
     group = group_of(engine)
     if group is None:
