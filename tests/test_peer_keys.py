@@ -40,6 +40,8 @@ def test_every_entry_names_a_key_that_exists_and_none_that_is_ours():
         ("algorithm.kl_ctrl.kl_coef=0.001", "algo.kl_coef"),
         ("actor_rollout_ref.rollout.n=8", "rollout.samples"),
         ("actor_rollout_ref.rollout.name=vllm", "engine.name"),
+        ("actor_rollout_ref.rollout.tensor_model_parallel_size=2", "engine.tp"),
+        ("actor.inference.tensor_parallel_size=2", "engine.tp"),
         ("actor_rollout_ref.model.path=Qwen/Qwen3-0.6B", "model.path"),
         ("actor_rollout_ref.actor.ppo_mini_batch_size=64", "train.minibatches"),
         ("actor_rollout_ref.actor.kl_loss_coef=0.001", "algo.kl_coef"),
