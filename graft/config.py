@@ -19,6 +19,8 @@ from graft.recipe_keys import (
     AlgoSection,
     ClusterSection,
     EngineSection,
+    EnvItem,
+    EvalSection,
     LoraSection,
     ModelSection,
     ParallelSection,
@@ -44,6 +46,7 @@ class Config(Section):
     task: TaskSection = TaskSection()
     actions: ActionsSection = ActionsSection()
     rollout: RolloutSection = RolloutSection()
+    eval: EvalSection = EvalSection()
     engine: EngineSection = EngineSection()
     algo: AlgoSection = AlgoSection()
     train: TrainSection = TrainSection()
@@ -63,6 +66,41 @@ class Config(Section):
             for section, values in sections.items()
         }
         return self.model_copy(update=copies)
+
+    @property
+    def held_out_envs(self) -> list[EnvItem]:
+        """The environments of held-out tasks, with all of their settings."""
+        return self.task.completed(self.eval.env) or self.task.envs
+
+    def as_evaluated(self) -> Config:
+        """With the lengths of evaluation as those of rollouts."""
+        names = ("max_tokens", "max_turns", "max_context")
+        own = {name: value for name in names if (value := getattr(self.eval, name))}
+        return self.changed(
+            {
+                **{f"rollout.{name}": value for name, value in own.items()},
+                **{f"eval.{name}": 0 for name in own},
+            }
+        )
+
+    def of_each_env(self) -> list[Config]:
+        """One recipe per environment of the run; without one the recipe itself."""
+        envs = self.task.envs
+        if len(envs) < 2:
+            return [self]
+        return [
+            self.changed(
+                {
+                    "task.env": [item],
+                    "task.args": item.args,
+                    "task.eval_args": item.eval_args,
+                    "task.wrappers": item.wrappers,
+                    "task.reward": item.reward,
+                    "task.prefill": item.prefill,
+                }
+            )
+            for item in envs
+        ]
 
     @model_validator(mode="after")
     def _can_work(self) -> Config:
@@ -93,6 +131,7 @@ class Config(Section):
                 f"rollout.max_tokens={self.rollout.max_tokens} leaves no room for a prompt in "
                 f"rollout.max_context={self.rollout.max_context}"
             )
+        _check_eval(self)
         if self.train.minibatches > self.rollout.tasks:
             raise ValueError(
                 f"train.minibatches={self.train.minibatches} is more than rollout.tasks="
@@ -101,7 +140,25 @@ class Config(Section):
         return self
 
 
-def _check_sft(sft: SftSection, env: str) -> None:
+def _check_eval(config: Config) -> None:
+    section, lengths = config.eval, config.as_evaluated().rollout
+    is_longer = section.max_tokens or section.max_context
+    if is_longer and lengths.max_tokens >= lengths.max_context:
+        raise ValueError(
+            f"held-out attempts may have {lengths.max_tokens} tokens a turn in a context of "
+            f"{lengths.max_context}, which leaves no room for a prompt; change eval.max_tokens or "
+            "eval.max_context (0: as in rollout)"
+        )
+    if section.temperature == 0 and section.samples > 1:
+        raise ValueError(
+            f"eval.temperature=0 makes eval.samples={section.samples} greedy attempts at a task, all of "
+            "them the same; give a temperature, or eval.samples=1"
+        )
+    if section.env and not config.task.env:
+        raise ValueError("eval.env replaces task.env for held-out tasks, and task.env is empty")
+
+
+def _check_sft(sft: SftSection, env: object) -> None:
     if sft.steps and sft.epochs:
         raise ValueError(
             f"sft.steps={sft.steps} and sft.epochs={sft.epochs} exclude each other: set one to 0"

@@ -83,7 +83,8 @@ earl.training.tools -> rollout.branch written as rollout.branch={counterfactual:
 tool_score_temperature tool_score_top_k tool_score_top_p -> rollout.branch written as
     rollout.branch={counterfactual: {temperature: 10, top_k: 10, top_p: 0.9}}
 finetune_from_path -> model.path a run or a checkpoint of one
-repetition_penalty -> - it is for evaluation: the learner does not know a penalised distribution
+repetition_penalty -> eval.repetition_penalty for evaluation only: the learner does not know a penalised
+    distribution
 do_sample -> - training samples at rollout.temperature; held-out tasks are attempted greedily too
 # the engine
 use_vllm -> engine.name written as engine.name=vllm
@@ -124,7 +125,11 @@ overlong_buffer.len -> algo.overlong written as algo.overlong=[LENGTH,BUFFER]
 # tasks and rewards
 dataset dataset_name dataset_path data_path train_files prompt_data -> task.args written as
     task.env=prompts task.args.data=FILE, with task.env=earl:rows for EARL's files
-val_files eval_dataset -> task.eval_args written as task.eval_args={data: FILE}
+val_files eval_dataset -> task.eval_args written as task.eval_args={data: FILE}, or {data: [FILE, FILE]}
+val_kwargs.temperature eval_temperature -> eval.temperature
+val_kwargs.top_p eval_top_p -> eval.top_p
+val_kwargs.top_k -> eval.top_k 0 keeps every token, where others write -1
+val_kwargs.n eval_n_samples_per_prompt n_samples_per_eval_prompt -> eval.samples
 reward_funcs reward_fn reward_function -> task.reward
 custom_reward_function.path custom_reward_function.name -> task.reward written as
     task.reward=my_module:compute_score
@@ -172,8 +177,9 @@ PEER_KEYS = _read(_TABLE)
 
 FIRST_KEYS = {
     "run": "run.name", "model": "model.path", "task": "task.env", "actions": "actions.file",
-    "rollout": "rollout.samples", "engine": "engine.name", "algo": "algo.name", "train": "train.steps",
-    "sft": "sft.steps", "lora": "lora.rank", "parallel": "parallel.tp", "cluster": "cluster.address",
+    "rollout": "rollout.samples", "eval": "eval.samples", "engine": "engine.name",
+    "algo": "algo.name", "train": "train.steps", "sft": "sft.steps", "lora": "lora.rank",
+    "parallel": "parallel.tp", "cluster": "cluster.address",
 }  # fmt: skip
 """Section -> the key that a value given to the whole section is probably meant for."""
 

@@ -5,10 +5,18 @@ Each field's line of documentation is what `graft config --keys` prints.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    field_validator,
+)
 
 Share = Annotated[float, Field(ge=0, lt=1)]
 
@@ -75,9 +83,72 @@ class ModelSection(Section):
         return "no" if value is False else value  # YAML reads the template's name as a boolean
 
 
-class TaskSection(Section):
-    env: str = ""
+class EnvItem(Section):
+    """One of several environments; what it leaves out comes from the section `task`."""
+
+    env: str = Field(min_length=1)
     """An environment's id, or "your.module:Class"."""
+    name: str = ""
+    """Of its metrics and tasks; empty: the id."""
+    weight: float = Field(default=1.0, gt=0, allow_inf_nan=False)
+    """Its share of the tasks, relative to the weights of the others."""
+    args: dict[str, Any] | None = None
+    eval_args: dict[str, Any] | None = None
+    wrappers: list[str | dict[str, Any]] | None = None
+    reward: Any = None
+    prefill: str | None = None
+
+    @property
+    def label(self) -> str:
+        return self.name or self.env
+
+    @property
+    def held_out_args(self) -> dict[str, Any]:
+        return {**(self.args or {}), **(self.eval_args or {})}
+
+
+def _env_items(value: Any) -> Any:
+    """A list of environments, each item checked, so that a message names the item and its key."""
+    if not isinstance(value, list | tuple):
+        return value
+    items: list[EnvItem] = []
+    for number, given in enumerate(value, 1):
+        if isinstance(given, EnvItem):
+            items.append(given)
+            continue
+        if not isinstance(given, str | Mapping):
+            raise ValueError(
+                f"item {number} is {given!r}; give an environment's id, or a mapping such as "
+                "{env: calculator, weight: 2}"
+            )
+        try:
+            items.append(
+                EnvItem.model_validate({"env": given} if isinstance(given, str) else given)
+            )
+        except ValidationError as error:
+            problem = error.errors()[0]
+            key = ".".join(map(str, problem["loc"]))
+            known = ", ".join(EnvItem.model_fields)
+            why = f"no such key; an item has {known}"
+            why = why if problem["type"] == "extra_forbidden" else problem["msg"].lower()
+            raise ValueError(f"item {number}, {key}: {why}") from error
+    labels = [item.label for item in items]
+    for label in labels:
+        if labels.count(label) > 1:
+            raise ValueError(
+                f"{label!r} is there {labels.count(label)} times; metrics and tasks go by the name, so "
+                "give each its own: {env: ..., name: ...}"
+            )
+    return items
+
+
+EnvList = Annotated[str | list[EnvItem], BeforeValidator(_env_items)]
+
+
+class TaskSection(Section):
+    env: EnvList = ""
+    """An environment's id, or "your.module:Class"; or a list of several: ids, or mappings {env, name,
+    weight, args, eval_args, wrappers, reward, prefill}. What an item leaves out comes from this section."""
     args: dict[str, Any] = {}
     """Its keyword arguments."""
     eval_args: dict[str, Any] = {}
@@ -90,6 +161,61 @@ class TaskSection(Section):
     prefill: str = ""
     """Text that every answer begins with, as if the policy had written it; never trained. Left out where the
     prompt ends with an assistant's message that ends with it."""
+
+    @property
+    def envs(self) -> list[EnvItem]:
+        """Every environment with all of its settings; none: []."""
+        return self.completed(self.env)
+
+    def completed(self, env: str | list[EnvItem]) -> list[EnvItem]:
+        """Environments, with what each leaves out filled in from this section."""
+        items = env if isinstance(env, list) else [EnvItem(env=env)] if env else []
+        shared = {
+            key: getattr(self, key)
+            for key in ("args", "eval_args", "wrappers", "reward", "prefill")
+        }
+        return [
+            item.model_copy(
+                update={key: v for key, v in shared.items() if getattr(item, key) is None}
+            )
+            for item in items
+        ]
+
+    @property
+    def label(self) -> str:
+        """The environments, for messages."""
+        return ", ".join(item.label for item in self.envs)
+
+
+class EvalSection(Section):
+    env: EnvList = []
+    """Other environments for held-out tasks, as in task.env; empty: those of the run."""
+    samples: int = Field(default=0, ge=0)
+    """Attempts per held-out task; 0: what the row asks for (its extra_info["pass@k"]), else 1."""
+    temperature: float | None = Field(default=None, ge=0)
+    """Temperature of the sampled attempts; 0: only greedy ones, null: rollout.temperature."""
+    top_p: float | None = Field(default=None, gt=0, le=1)
+    """Sample from the likeliest tokens that together have this probability; 1: every token, null: as in
+    training."""
+    top_k: int | None = Field(default=None, ge=0)
+    """Sample from this number of likeliest tokens; 0: every token, null: as in training."""
+    min_p: float | None = Field(default=None, ge=0, lt=1)
+    """Sample from tokens with at least this share of the largest probability; null: as in training."""
+    repetition_penalty: float | None = Field(default=None, gt=0)
+    """Divides the positive logits of tokens that the context has, and multiplies the negative ones; 1 and
+    null: off."""
+    max_tokens: int = Field(default=0, ge=0)
+    """Sampled tokens per turn; 0: rollout.max_tokens."""
+    max_turns: int = Field(default=0, ge=0)
+    """Turns per attempt; 0: rollout.max_turns."""
+    max_context: int = Field(default=0, ge=0)
+    """Tokens of a whole attempt, including the prompt; 0: rollout.max_context."""
+
+    @property
+    def draws(self) -> dict[str, Any]:
+        """The settings of `Sampling` that differ from training."""
+        names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+        return {name: value for name in names if (value := getattr(self, name)) is not None}
 
 
 class ActionsSection(Section):

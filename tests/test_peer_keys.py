@@ -83,7 +83,7 @@ def test_a_difference_in_meaning_is_in_the_message():
         ConfigError, match=r"'rollout.tasks'\? \(TRL counts attempts: tasks = per_de"
     ):
         load_config("quickstart", ["per_device_train_batch_size=8"])
-    with pytest.raises(ConfigError, match=r"graft has no such key: it is for evaluation"):
+    with pytest.raises(ConfigError, match=r"'eval.repetition_penalty'\? \(for evaluation only"):
         load_config("quickstart", ["rollout.repetition_penalty=1.1"])
 
 

@@ -12,6 +12,7 @@ from graft.api.engine import PolicyEngine, engine_of
 from graft.api.environments import EnvLike, as_task, check_tasks, env_maker
 from graft.api.progress import ProgressLine
 from graft.api.settings import settings
+from graft.recipe_keys import EnvItem
 from graft.types import Episode, Task
 from graft.user_code import UserCodeError, seen
 
@@ -142,7 +143,7 @@ async def acollect(
     config = settings(policy.config, rollout=rollout, task={"reward": reward or ""})
     refuse_truncation(config, next(iter(branch), "") if isinstance(branch, Mapping) else branch)
     name, make_env = env_maker(env, policy.tokenizer)
-    check_calls(settings(config, task={"env": name}), policy.actions, make_env)
+    check_calls(config, policy.actions, make_env, [EnvItem(env=name)])
     grows, learns = _branch_of(engine, config, branch)
     with (
         engine.sampling() as sampler,

@@ -68,12 +68,15 @@ def evaluate(
     policy: Policy | PolicyEngine | str | PathLike[str],
     on: str | EnvLike = "",
     *,
-    k: int | Sequence[int] = 1,
+    k: int | Sequence[int] | None = None,
     tasks: int | None = None,
     samples: int | None = None,
     reward: RewardLike | None = None,
     temperature: float | None = None,
-    top_p: float = 1.0,
+    top_p: float | None = None,
+    top_k: int | None = None,
+    min_p: float | None = None,
+    repetition_penalty: float | None = None,
     solved: float = 1.0,
     data: str = "",
     max_tokens: int | None = None,
@@ -92,12 +95,15 @@ def evaluate(
     policy       a Policy, an Engine, or what `graft.load` takes
     on           benchmarks or environment ids with commas ("math500,gsm8k"), or an environment of your
                  own: class or instance; empty: that of the run the policy was loaded from
-    k            pass@k and maj@k for these numbers of attempts
+    k            pass@k and maj@k for these numbers of attempts; None: the attempts that are made
     tasks        per set; None: all of a benchmark, else 200 or what the run says
-    samples      attempts per task; None: the largest k
+    samples      attempts per task; None: the largest k, else what the run says, or a row's pass@k, or 1
     reward       instead of the environment's own
     temperature  None: 1, or the run's; 0 is greedy
     top_p        below 1: only the likeliest tokens that together have this probability
+    top_k        above 0: only this number of likeliest tokens
+    min_p        above 0: only tokens with this share of the largest probability
+    repetition_penalty  above 1: tokens that the context has are less likely
     solved       the reward from which on an attempt is right, for pass@k
     data         rows of a benchmark, a file or folder, where they are not taken from the hub
     max_tokens   sampled tokens per turn; None: 4096, or the run's
@@ -107,13 +113,15 @@ def evaluate(
     progress     None: a line in a terminal or a notebook; True or False: always, never
     """
     from graft.evaluate.evaluator import pose, temperature_of
+    from graft.evaluate.run import with_given
+    from graft.train.build import sampling_of
 
-    ks = sorted({k} if isinstance(k, int) else set(k))
-    samples = ks[-1] if samples is None and ks else samples
+    ks = [] if k is None else sorted({k} if isinstance(k, int) else set(k))
     for name, value in {"k": ks[0] if ks else k, "samples": samples, "tasks": tasks}.items():
         if value is not None and (not isinstance(value, int) or value < 1):
             raise UserCodeError(f"{name} is {seen(value)}; give a whole number from 1")
-    if not samples or ks[-1] > samples:
+    samples = ks[-1] if samples is None and ks else samples
+    if samples is not None and ks and ks[-1] > samples:
         raise UserCodeError(f"k={ks[-1]} needs as many attempts per task, and samples={samples}")
     if isinstance(policy, str | PathLike):
         policy = load(policy)
@@ -123,18 +131,28 @@ def evaluate(
     limits = {"max_tokens": max_tokens, "max_turns": max_turns, "max_context": max_context}
     config = _config(owner, {name: value for name, value in limits.items() if value is not None})
     config = settings(config, run={"seed": seed})
+    given = {
+        "temperature": temperature,
+        "top_p": top_p,
+        "top_k": top_k,
+        "min_p": min_p,
+        "repetition_penalty": repetition_penalty,
+    }
+    config = with_given(config, given)
+    sampling = sampling_of(config, held_out=True)
+    samples = samples or (config.eval.samples if sampling.temperature else 0) or None
+    temperature_of(sampling.temperature, None, samples, "samples=1")
     spec = EvalSpec(
         config=config,
         sets=_sets(owner, on, config, data, reward),
         tasks=tasks,
         samples=samples,
-        temperature=temperature_of(config, temperature, samples, "samples=1"),
-        top_p=top_p,
-        k=ks,
+        sampling=sampling,
+        k=ks or ([samples] if samples else []),
         solved=solved,
     )
     posed = pose(spec, owner.chat)
-    total = sum(len(one.list) for one in posed) * samples
+    total = sum(sum(one.attempts.values()) for one in posed)
     with (
         engine_for(policy, seed) as engine,
         ProgressLine("evaluate", total, "attempts", progress) as line,
@@ -148,7 +166,8 @@ def _config(policy: Policy, limits: Mapping[str, Any]) -> Config:
 
     recipe = policy.recipe
     if recipe is not None:
-        base = settings(policy.config, task=recipe.task.model_dump())
+        recipe = recipe.as_evaluated()
+        base = settings(policy.config, task=recipe.task.model_dump(), eval=recipe.eval.model_dump())
         kept = recipe.rollout.model_dump(exclude={"staleness", "branch"})
         return settings(base, rollout={**kept, **limits}, run=recipe.run.model_dump())
     window = policy.model.shape.max_positions
@@ -166,7 +185,8 @@ def _sets(
                 "load the policy from a run"
             )
         named = [one.partition("=")[0].strip() for one in on.split(",") if data and one.strip()]
-        sets = read_sets(on, [f"{label}.data={data}" for label in named], config.task)
+        arguments = [f"{label}.data={data}" for label in named]
+        sets = read_sets(on, arguments, config.task, config.held_out_envs)
     else:
         name, build = env_maker(on, policy.tokenizer)
         sets = [TaskSet(name, name, {}, build=build)]

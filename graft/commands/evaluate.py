@@ -40,14 +40,29 @@ def evaluate(
     ] = None,
     k: Annotated[str, typer.Option("--k", help="pass@k and maj@k: 8, or 1,4,8.")] = "",
     samples: Annotated[
-        int | None, typer.Option(min=1, help="Attempts per task. Default: the largest k.")
+        int | None,
+        typer.Option(min=1, help="Attempts per task. Default: the largest k, else a row's pass@k."),
     ] = None,
     tasks: Annotated[
         int | None,
         typer.Option(min=1, help="Per set. Default: a whole benchmark, else run.eval_tasks."),
     ] = None,
     temperature: Temperature = None,
-    top_p: Annotated[float, typer.Option("--top-p", help="Nucleus; 1 keeps every token.")] = 1.0,
+    top_p: Annotated[
+        float | None, typer.Option("--top-p", help="Nucleus; 1 keeps every token.")
+    ] = None,
+    top_k: Annotated[
+        int | None, typer.Option("--top-k", help="Likeliest tokens; 0 keeps every token.")
+    ] = None,
+    min_p: Annotated[
+        float | None, typer.Option("--min-p", help="Share of the largest probability; 0: off.")
+    ] = None,
+    repetition_penalty: Annotated[
+        float | None, typer.Option("--repetition-penalty", help="1: off.")
+    ] = None,
+    max_tokens: Annotated[
+        int | None, typer.Option("--max-tokens", min=1, help="Sampled tokens per turn.")
+    ] = None,
     greedy: Annotated[bool, typer.Option("--greedy", help="Temperature 0.")] = False,
     solved: Annotated[
         float, typer.Option(help="The least reward of a right attempt (pass@k).")
@@ -99,6 +114,10 @@ def evaluate(
         solved=solved,
         temperature=0.0 if greedy else temperature,
         top_p=top_p,
+        top_k=top_k,
+        min_p=min_p,
+        repetition_penalty=repetition_penalty,
+        max_tokens=max_tokens,
         tools=not no_tools,
         prompt=prompt,
         endpoint=endpoint or [],

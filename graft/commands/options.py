@@ -10,7 +10,7 @@ Overrides = Annotated[list[str] | None, typer.Argument(help="key=value, as in tr
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line.")]
 Run = Annotated[str, typer.Argument(metavar="RUN", help="A run's folder, or its name in runs/.")]
 Wrappers = Annotated[str, typer.Option(help='python_tool,concat or "[{max_history: {turns: 2}}]"')]
-Temperature = Annotated[float | None, typer.Option(min=0.0, help="Default: rollout.temperature.")]
+Temperature = Annotated[float | None, typer.Option(min=0.0, help="Default: the recipe's.")]
 ModelRecipe = Annotated[str, typer.Option(help="Settings for a model without a run.")]
 Endpoint = Annotated[
     list[str] | None,

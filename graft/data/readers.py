@@ -212,7 +212,24 @@ def _extra_info(row: Row) -> dict[str, Any]:
     extra = fields.as_object(row.get("extra_info"))
     named = extra if isinstance(extra, Mapping) else fields.without_none({"extra_info": extra})
     columns = fields.without_none({key: row.get(key) for key in ("ability", "expr")})
-    return plain({**columns, **_tool_names(row), **named})
+    return _with_attempts(plain({**columns, **_tool_names(row), **named}))
+
+
+def _with_attempts(meta: dict[str, Any]) -> dict[str, Any]:
+    """EasyRL's "pass@k", the attempts at a row in an evaluation, as a whole number; without it: unchanged.
+
+    pandas turns whole numbers into floats where another row has none: 8.0 is 8.
+    """
+    wanted = meta.pop("pass@k", None)
+    if wanted is None:
+        return meta
+    if not isinstance(wanted, int | float) or wanted != int(wanted) or wanted < 1:
+        raise BadField(
+            "extra_info",
+            f"'extra_info': 'pass@k' is {shown(wanted)}; it is the number of attempts at this row in an "
+            "evaluation, a whole number from 1",
+        )
+    return {**meta, "pass@k": int(wanted)}
 
 
 def _other_columns(row: Row, *used: str | None) -> dict[str, Any]:

@@ -36,6 +36,15 @@ class RowTable(Sequence[dict[str, Any]]):
         self.source = source
         """The file or dataset, for messages."""
 
+    @property
+    def parts(self) -> Sequence[RowTable]:
+        """The tables that it joins, in order; one of its own is all of itself."""
+        return self.rows.tables if isinstance(self.rows, JoinedRows) else (self,)
+
+    def part_of(self, number: int) -> tuple[int, int]:
+        """The part that holds a row, and the row's number in it."""
+        return self.rows.part_of(number) if isinstance(self.rows, JoinedRows) else (0, number)
+
     def __len__(self) -> int:
         return len(self.rows)
 
@@ -58,6 +67,8 @@ class RowTable(Sequence[dict[str, Any]]):
 
     def scan(self) -> Iterator[Any]:
         """Every row in order, or the DataError about it: faster than one row at a time."""
+        if isinstance(self.rows, JoinedRows):
+            return (row for table in self.rows.tables for row in table.scan())
         if isinstance(self.rows, RowFile | RowGroups):
             return (row for file in self.rows.files for row in scan_rows(file))
         if isinstance(self.rows, Sequence):
@@ -66,10 +77,37 @@ class RowTable(Sequence[dict[str, Any]]):
 
     @property
     def columns(self) -> list[str]:
+        if isinstance(self.rows, JoinedRows):
+            return list(dict.fromkeys(name for one in self.rows.tables for name in one.columns))
         if not isinstance(self.rows, Sequence) or isinstance(self.rows, RowGroups):
             return self.rows.column_names
         readable = (row for row in islice(self.scan(), 20) if isinstance(row, Mapping))
         return list(next(readable, {}))
+
+
+class JoinedRows(Sequence[dict[str, Any]]):
+    """The rows of several tables, one table after the other."""
+
+    def __init__(self, tables: Sequence[RowTable]) -> None:
+        self.tables = tables
+        self.ends = list(accumulate(map(len, tables)))
+
+    def part_of(self, number: int) -> tuple[int, int]:
+        index = bisect_right(self.ends, number)
+        return index, number - (self.ends[index - 1] if index else 0)
+
+    def __len__(self) -> int:
+        return self.ends[-1]
+
+    def __getitem__(self, number: Any) -> Any:
+        index, offset = self.part_of(number)
+        return self.tables[index][offset]
+
+
+@lru_cache(maxsize=32)
+def joined(tables: tuple[RowTable, ...]) -> RowTable:
+    """Several tables as one; the same object for the same tables."""
+    return RowTable(JoinedRows(tables), ", ".join(table.source for table in tables))
 
 
 def read_table(path: str | Path, split: str | None = None, *, check: bool = True) -> RowTable:

@@ -22,8 +22,11 @@ def config_for(model: str, env: str, recipe: str, overrides: Sequence[str]) -> C
     else:
         plain = {"model": {"path": model or "none"}, "task": {"env": env}}
         config = load_config(plain, overrides, "overrides")
-    if env in ("", config.task.env):
+    if not env:
         return config
+    for alone in config.of_each_env():
+        if env == alone.task.label:
+            return alone
     given = {text.partition("=")[0] for text in overrides}
     entry = find(env)
     taken = entry.parameters().keys() - entry.args.keys()

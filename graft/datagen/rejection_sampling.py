@@ -16,7 +16,7 @@ import asyncio
 import json
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from hashlib import blake2b
 from pathlib import Path
@@ -127,7 +127,7 @@ def sample_rows(
     model = model and str(located(model))
     server = read_endpoint(model, endpoint, served, api)
     config = config_for(model, env, recipe, overrides)
-    temperature = temperature_of(config, temperature, samples, "--samples 1")
+    temperature = temperature_of(config.rollout.temperature, temperature, samples, "--samples 1")
     seed = config.run.seed if seed is None else seed
     weights = latest_model(model) if model else None
     if weights is not None:
@@ -148,7 +148,7 @@ def sample_rows(
                 f"{file} exists; --resume continues it, another --out leaves it alone"
             )
     chat = chat_with(config, server, weights)
-    tools = pose_one(config, chat, seed, server)
+    tools = {one.task.label: pose_one(one, chat, seed, server) for one in config.of_each_env()}
     log = AttemptLog(attempts_path, {**whose, **settings_of(config, samples, temperature, seed)})
     try:
         todo = [number for number in range(tasks) if not log.is_done(number)]
@@ -158,7 +158,7 @@ def sample_rows(
             if server is None:
                 setup = build_run(config, weights=weights).setup
             else:
-                env_of = env_factory(config, config.task.args, chat.tokenizer)
+                env_of = env_factory(config, chat.tokenizer)
                 setup = setup_behind(server, config, chat, env_of)
             try:
                 work = SampleWork(config, setup, log, tools, tasks, say, server)
@@ -177,8 +177,9 @@ def sample_rows(
 
 def pose_one(config: Config, chat: Chat, seed: int, server: EndpointSpec | None = None) -> Any:
     """Pose the first task before weights are read; the schemas of the tools in its prompt."""
-    first = next(TaskStream(config.task.env, seed))
-    env_of = env_factory(config, config.task.args, chat.tokenizer)
+    first = next(TaskStream(config.task.envs, seed))
+    env_of = env_factory(config, chat.tokenizer)
+    label = config.task.label
     try:
         env = env_of(first)
         try:
@@ -187,16 +188,16 @@ def pose_one(config: Config, chat: Chat, seed: int, server: EndpointSpec | None 
             env.close()
     except (TypeError, ValueError, OSError, ImportError) as error:
         raise ConfigError(
-            f"{config.task.env} with {config.task.args} cannot be posed: {error}. Change its arguments "
+            f"{label} with {config.task.args} cannot be posed: {error}. Change its arguments "
             "with task.args.key=value, all of them with task.args={...}"
         ) from error
     if env.observe_as == "raw":
         raise ConfigError(
-            f"a wrapper of {config.task.env} puts the prompt through the chat template, so there are no "
+            f"a wrapper of {label} puts the prompt through the chat template, so there are no "
             "messages to write; leave it out: task.wrappers=[]"
         )
     if server is not None and server.api == "chat":
-        refuse_broken_in(config.task.env, env, config.rollout.max_turns, "rollout.max_turns=1")
+        refuse_broken_in(label, env, config.rollout.max_turns, "rollout.max_turns=1")
     if server is not None and is_chatty(config, env_of):
         chat.history_note()  # raises where the template cannot hold a conversation
     return info.get("tools")
@@ -226,7 +227,7 @@ class SampleWork:
         config: Config,
         setup: RolloutSetup,
         log: AttemptLog,
-        tools: Any,
+        tools: Mapping[str, Any],
         tasks: int,
         say: Callable[[str], None],
         server: EndpointSpec | None = None,
@@ -247,7 +248,7 @@ class SampleWork:
             at_a_time = max(1, at_a_time // samples)
 
         async def one(number: int) -> None:
-            task = next(TaskStream(config.task.env, seed, cursor=number))
+            task = next(TaskStream(config.task.envs, seed, cursor=number))
             self.note(number, await build_episode(task, setup, branch))
 
         asyncio.run(concurrently(one, todo, at_a_time))
@@ -255,8 +256,9 @@ class SampleWork:
     def note(self, number: int, episode: Episode) -> None:
         """Record the attempts at a task."""
         attempts = self._attempts(episode)
-        tools = {"tools": self.tools} if self.tools else {}
         task = episode.task
+        known = self.tools.get(task.env)
+        tools = {"tools": known} if known else {}
         about = {"seed": task.seed, "data_source": task.data_source or task.env}
         prompt = {"messages": list(task.prompt), **tools}
         self.log.append(number, {**about, **prompt, "attempts": attempts})

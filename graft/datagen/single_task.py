@@ -20,10 +20,10 @@ from graft.evaluate.evaluator import temperature_of
 from graft.protocols import Env
 from graft.rollout.branches.branch import independent
 from graft.rollout.collect import collect
-from graft.train.build import build_run
+from graft.train.build import build_run, sampling_of
 from graft.train.model import sampling_only
 from graft.train.run_dir.checkpoint import latest_model, located
-from graft.train.tasks import HELD_OUT_SEEDS
+from graft.train.tasks import held_out_task
 from graft.types import Episode, Leaf, Task
 
 
@@ -87,19 +87,21 @@ def attempt(
 ) -> SingleRollout:
     """Let a run's newest checkpoint, or another model, attempt one task `samples` times.
 
-    env          None given: the run's own
+    env          None given: the run's own; of several the first
     text         a task of one's own instead of the held-out task number `seed`
     temperature  None: the recipe's; 0 is greedy
     """
     path = located(source)
     config = _config(path, env, recipe, overrides)
-    temperature = temperature_of(config, temperature, samples, "--n 1")
+    temperature = temperature_of(
+        sampling_of(config, held_out=True).temperature, temperature, samples, "--n 1"
+    )
     weights = latest_model(source)
     check_readable(weights)
     components = build_run(sampling_only(config, weights), weights=weights)
     setup = components.held_out
-    number = HELD_OUT_SEEDS + seed
-    task = Task(f"{config.task.env}:test:{number}", config.task.env, seed=number)
+    [item] = config.task.envs
+    task = held_out_task(item, seed)
     if text:
         make_env = setup.make_env
 
@@ -108,14 +110,14 @@ def attempt(
 
         # an environment that takes no text is refused before the engine samples
         with_text(task).close()
-        task = replace(task, id=f"{config.task.env}:own:{text}")
+        task = replace(task, id=f"{item.label}:own:{text}")
         setup = replace(setup, make_env=with_text, reward=None)
     sampling = replace(setup.sampling, temperature=temperature)
     try:
         [episode] = collect([task], replace(setup, sampling=sampling), independent(samples))
     finally:
         setup.engine.close()
-    return SingleRollout(episode, weights, config.task.env, temperature, not text, components.notes)
+    return SingleRollout(episode, weights, item.label, temperature, not text, components.notes)
 
 
 def _config(path: Path, env: str, recipe: str, overrides: Sequence[str]) -> Config:
@@ -131,4 +133,4 @@ def _config(path: Path, env: str, recipe: str, overrides: Sequence[str]) -> Conf
             f"the recipe of '{path}' has no environment (task.env); give --env ID, as `graft envs` lists "
             "them, or use `graft generate` for plain text"
         )
-    return config
+    return config.of_each_env()[0]

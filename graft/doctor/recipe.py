@@ -175,27 +175,28 @@ class Examination:
         return Check("tokenizer", PASS, f"{tokenizer.vocab_size:,} tokens")
 
     def _environment(self) -> Iterator[Check]:
-        """The environment poses a task, and its prompt leaves space for an answer."""
-        config, chat = self.config, self.chat
-        if not config.task.env or chat is None:
-            return
-        [task] = self._tasks(1)
+        """Each environment poses a task, and its prompt leaves space for an answer."""
+        if self.chat is not None:
+            for task in self._tasks(1):
+                yield self._first_prompt(task, self.chat)
+            self.has_env = bool(self.config.task.env)
+
+    def _first_prompt(self, task: Task, chat: Chat) -> Check:
+        config = self.config
         with closing(self._make_env(task)) as env:
             observation, info = env.reset(task.seed)
             if env.observe_as == "raw":
                 length = len(chat.tokenizer.encode(str(observation)))
             else:
                 length = len(chat.prompt(as_messages(observation), info.get("tools")))
-        self.has_env = True
         most = config.rollout.max_context
-        seen = f"{config.task.env}: its first prompt has {length:,} tokens of {most:,}"
+        seen = f"{task.env}: its first prompt has {length:,} tokens of {most:,}"
         if length + config.rollout.max_tokens <= most:
-            yield Check("env", PASS, seen)
-            return
+            return Check("env", PASS, seen)
         way_out = (
             f"raise rollout.max_context={most} (a turn may have {config.rollout.max_tokens:,})"
         )
-        yield Check("env", FAIL if length >= most else WARN, seen, way_out)
+        return Check("env", FAIL if length >= most else WARN, seen, way_out)
 
     def _template(self) -> Iterator[Check]:
         config, chat = self.config, self.chat
@@ -209,33 +210,46 @@ class Examination:
         vocab_size = chat.tokenizer.vocab_size
         if not is_transformers_only(config, source_of(config)):
             vocab_size = recipe_shape(config).vocab_size
-        stop = self._make_env(Task("probe", config.task.env)).stop if self.has_env else ()
+        probes = [self._make_env(task) for task in self._tasks(1)] if self.has_env else []
+        stop = [text for probe in probes for text in probe.stop]
         yield ends(chat, vocab_size, stop)
 
     @property
     def _make_env(self) -> Callable[[Task], Any]:
         assert self.chat is not None
-        return env_factory(self.config, self.config.task.args, self.chat.tokenizer)
+        return env_factory(self.config, self.chat.tokenizer)
 
     def _tasks(self, count: int) -> list[Task]:
-        """The first tasks of the run."""
-        return list(islice(TaskStream(self.config.task.env, self.config.run.seed), count))
+        """The first tasks of each environment."""
+        seed = self.config.run.seed
+        streams = [TaskStream([item], seed) for item in self.config.task.envs]
+        return [task for stream in streams for task in islice(stream, count)]
 
-    def _reward(self) -> Check:
-        config, chat = self.config, self.chat
+    def _named(self, check: Check, env: str) -> Check:
+        """With the name of its environment, where there are several."""
+        several = len(self.config.task.envs) > 1
+        return check._replace(seen=f"{env}: {check.seen}") if several else check
+
+    def _reward(self) -> Iterator[Check]:
+        chat = self.chat
         assert chat is not None
-        reward = make_reward(config.task.reward) if config.task.reward else None
-        trial = RewardTrial(self._make_env, reward, chat, config.rollout.max_turns)
-        number, tries = (JUDGED, 1) if getattr(reward, "blocking", False) else (REWARDED, TRIES)
-        return reward_check(trial, self._tasks(number), config.sft.demo_args, tries)
+        for config in self.config.of_each_env():
+            reward = make_reward(config.task.reward) if config.task.reward else None
+            trial = RewardTrial(self._make_env, reward, chat, config.rollout.max_turns)
+            number, tries = (JUDGED, 1) if getattr(reward, "blocking", False) else (REWARDED, TRIES)
+            tasks = list(islice(TaskStream(config.task.envs, config.run.seed), number))
+            check = reward_check(trial, tasks, config.sft.demo_args, tries)
+            yield self._named(check, config.task.label)
 
     def _tools(self) -> Iterator[Check]:
-        [task] = self._tasks(1)
         deadline = min(TOOL_DEADLINE, self.config.rollout.deadline)
-        yield from tool_checks(self._make_env(task), deadline)
+        for task in self._tasks(1):
+            for check in tool_checks(self._make_env(task), deadline):
+                yield self._named(check, task.env)
 
-    def _isolation(self) -> Check:
-        return isolation_check(self._make_env, self._tasks(1)[0])
+    def _isolation(self) -> Iterator[Check]:
+        for task in self._tasks(1):
+            yield self._named(isolation_check(self._make_env, task), task.env)
 
     def _model(self) -> Check:
         components = self.components = build_run(self.config)
@@ -274,13 +288,17 @@ class Examination:
             ),
             max_turns=min(rollout.max_turns, MOST_TURNS),
             reward=None,  # tried already, and calls may cost money
+            by_env={
+                name: replace(own, reward=None) for name, own in components.setup.by_env.items()
+            },
             deadline=min(rollout.deadline, ASKING / 2),
         )
-        self.episodes = collect(self._tasks(TASKS), setup, independent(SAMPLES))
+        tasks = self._tasks(TASKS)
+        self.episodes = collect(tasks, setup, independent(SAMPLES))
         leaves = [leaf for episode in self.episodes for leaf in episode.leaves]
         failed = sum(not leaf.status.is_trainable for leaf in leaves)
         sampled = self._sampled()
-        seen = f"{count(len(leaves), 'attempt')} at {TASKS} tasks, {failed} failed"
+        seen = f"{count(len(leaves), 'attempt')} at {len(tasks)} tasks, {failed} failed"
         if failed:
             seen += f", mostly: {commonest_failure(self.episodes)}"
             verdict = FAIL if failed == len(leaves) else WARN
@@ -349,7 +367,7 @@ class Examination:
                 components.chat,
                 seed=seed,
                 actions=components.actions,
-                prefill=config.task.prefill,
+                prefill=components.setup.for_task(task).prefill,
                 start_tool=config.actions.start,
                 **config.sft.demo_args,
             )

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +65,10 @@ def read_earlier(where: str) -> EarlierEvaluation:
         ) from error
 
 
+STORED = {field.name for field in fields(EvalResult)} & set(SUMMARY) - {"missing"}
+"""Fields of a result that a table's JSON has; those of older tables are fewer."""
+
+
 def _results(row: Mapping[str, Any], table: Mapping[str, Any]) -> dict[str, EvalResult]:
     results: dict[str, EvalResult] = {}
     for label, scores in row["scores"].items():
@@ -78,7 +82,7 @@ def _results(row: Mapping[str, Any], table: Mapping[str, Any]) -> dict[str, Eval
             sources=[""] * len(attempts),
             rewards=[[float(reward) for reward in one["rewards"]] for one in attempts.values()],
             votes=[[int(vote) for vote in one["votes"]] for one in attempts.values()],
-            **{name: scores[name] for name in SUMMARY if name != "missing"},
+            **{name: scores[name] for name in STORED if name in scores},
         )
     return results
 

@@ -11,13 +11,17 @@ from typing import Any
 
 from graft.config import Config, ConfigError
 from graft.evaluate.task_set import TaskSet
+from graft.rollout.branches.branch import PASS_AT
+from graft.types import Sampling
 
 NOT_OF_A_SCORE: dict[str, Any] = {
     "run": True,  # its seed aside
     "model": {"path", "shape", "alphabet", "device"},  # the result records its weights
-    "task": {"env", "args", "eval_args", "wrappers", "reward"},  # the set records them
+    "task": True,  # the set records it
+    "eval": True,  # recorded as its effect: draws, lengths, sets
     "rollout": {
-        "tasks", "samples", "branch", "temperature", "dynamic_rounds", "concurrency", "deadline",
+        "tasks", "samples", "branch", "temperature", "top_p", "top_k", "min_p", "dynamic_rounds",
+        "concurrency", "deadline",
     },
     "engine": {"kv_tokens", "page_size"},
     "algo": True, "train": True, "sft": True, "lora": True,
@@ -40,13 +44,15 @@ class EvalSpec:
     """Everything that a score depends on except the model."""
 
     config: Config
+    """With the lengths of evaluation (`Config.as_evaluated`)."""
     sets: list[TaskSet]
     tasks: int | None
     """Tasks per set; None: all of a benchmark, else run.eval_tasks."""
-    samples: int
-    temperature: float
-    top_p: float = 1.0
+    samples: int | None
+    """Attempts per task; None: as many as its row asks for, else one."""
+    sampling: Sampling
     k: Sequence[int] = (1,)
+    """Of pass@k and maj@k; empty: the numbers of attempts that rows ask for."""
     solved: float = 1.0
     endpoint: EndpointSpec | None = None
 
@@ -54,43 +60,60 @@ class EvalSpec:
         """Everything that one attempt of a given model on this set depends on."""
         values = {
             **tasks.depends_on,
-            "temperature": self.temperature,
-            **({"top_p": self.top_p} if self.top_p < 1 else {}),
+            "temperature": self.sampling.temperature,
+            **{name: getattr(self.sampling, name) for name in self._truncation},
             "seed": self.config.run.seed,
             "api": "" if self.endpoint is None else self.endpoint.api,
             **self.config.model_dump(mode="json", exclude=NOT_OF_A_SCORE),
+            "task": {"prefill": tasks.prefill},
         }
         mine = Path(self.config.actions.file)
         if mine.is_file():  # not a bundled file, so it may have been edited
             values["actions_digest"] = blake2b(mine.read_bytes(), digest_size=8).hexdigest()
         return json.loads(json.dumps(values, default=str))  # as it reads back: tuples are lists
 
-    def settings(self, tasks: TaskSet, count: int) -> dict[str, Any]:
-        """Everything that the score of a given model on `count` tasks of this set depends on."""
-        return {**self.draws(tasks), "tasks": count, "samples": self.samples}
-
     @property
-    def caption(self) -> str:
-        attempts = "one attempt" if self.samples == 1 else f"{self.samples} attempts"
-        how = f"at temperature {self.temperature:g}" if self.temperature else "greedy"
-        how += f" and top-p {self.top_p:g}" if self.top_p < 1 else ""
-        right = "" if self.samples == 1 else f"; right means a reward of at least {self.solved:g}"
+    def _truncation(self) -> list[str]:
+        """The settings of sampling, besides the temperature, that change a distribution."""
+        plain = Sampling()
+        names = ("top_p", "top_k", "min_p", "repetition_penalty")
+        return [name for name in names if getattr(self.sampling, name) != getattr(plain, name)]
+
+    def settings(self, tasks: TaskSet, attempts: Sequence[int]) -> dict[str, Any]:
+        """Everything that the score of a given model depends on, with `attempts` at each task."""
+        same = set(attempts)
+        samples = same.pop() if len(same) == 1 else PASS_AT
+        return {**self.draws(tasks), "tasks": len(attempts), "samples": samples}
+
+    def caption(self, samples: int) -> str:
+        """Of a table of results with at most `samples` attempts at a task."""
+        attempts = "one attempt each" if samples == 1 else f"{samples} attempts each"
+        if self.samples is None and samples > 1:
+            attempts = f"as many attempts as their rows ask for ({PASS_AT}, at most {samples})"
+        temperature = self.sampling.temperature
+        how = f"at temperature {temperature:g}" if temperature else "greedy"
+        for name in self._truncation:
+            word = name.replace("_", " " if "penalty" in name else "-")
+            how += f", {word} {getattr(self.sampling, name):g}"
+        right = "" if samples == 1 else f"; right means a reward of at least {self.solved:g}"
         tools = "" if all(one.has_tools for one in self.sets) else ", without tools"
         return (
-            f"Held-out tasks, {attempts} each, {how}{tools}{right}. Mean over tasks [95% bootstrap "
+            f"Held-out tasks, {attempts}, {how}{tools}{right}. Mean over tasks [95% bootstrap "
             "interval]; tool calls per attempt."
         )
 
 
-def read_k(text: str, samples: int | None) -> tuple[tuple[int, ...], int]:
-    """`--k 1,8` and `--samples`: the ks in order, and the attempts per task.
+def read_k(text: str, samples: int | None) -> tuple[tuple[int, ...], int | None]:
+    """`--k 1,8` and `--samples`: the ks in order, and the attempts per task; neither: the rows decide.
 
     >>> read_k("8", None), read_k("", None), read_k("4,1", 16)
-    (((8,), 8), ((1,), 1), ((1, 4), 16))
+    (((8,), 8), ((), None), ((1, 4), 16))
     """
     parts = [part.strip() for part in text.split(",") if part.strip()]
     if not all(part.isdigit() and int(part) for part in parts):
         raise ConfigError(f"--k {text!r}: give whole numbers of 1 or more, such as 8 or 1,4,8")
+    if not parts and samples is None:
+        return (), None
     ks = tuple(sorted({int(part) for part in parts})) or (samples or 1,)
     samples = samples or ks[-1]
     if ks[-1] > samples:

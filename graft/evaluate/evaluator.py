@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ import torch
 
 from graft.config import Config, ConfigError
 from graft.engine.remote.openai import CONVERSATION, OpenAIEngine
+from graft.envs.dataset.prompts import PromptsEnv
 from graft.evaluate.attempts import Todo, make_attempts
 from graft.evaluate.candidates import Candidate, is_gone
 from graft.evaluate.eval_spec import EndpointSpec, EvalSpec
@@ -62,6 +63,8 @@ class TaskList:
 
     tasks: TaskSet
     list: list[Task]
+    attempts: Mapping[str, int]
+    """The number of attempts at each task, by id."""
     settings: dict[str, Any]
     draws: dict[str, Any]
 
@@ -88,7 +91,13 @@ def _pose(spec: EvalSpec, tasks: TaskSet, chat: Chat) -> TaskList:
         seeds = range(min(wanted, rows))
         name = tasks.label if tasks.is_whole else tasks.env  # a benchmark keeps its own name
         listed = [Task(f"{name}:test:{seed}", tasks.env, seed=seed) for seed in seeds]
-    return TaskList(tasks, listed, spec.settings(tasks, len(listed)), spec.draws(tasks))
+    counts = [spec.samples or 1] * len(listed)
+    inner = getattr(env, "unwrapped", env)
+    # greedy attempts are all the same
+    if spec.samples is None and spec.sampling.temperature and isinstance(inner, PromptsEnv):
+        counts = [inner.attempts_at(task.seed) for task in listed]
+    attempts = {task.id: count for task, count in zip(listed, counts, strict=True)}
+    return TaskList(tasks, listed, attempts, spec.settings(tasks, counts), spec.draws(tasks))
 
 
 def chat_with(config: Config, endpoint: EndpointSpec | None, model: Path | None) -> Chat:
@@ -132,10 +141,10 @@ def setup_behind(
     return replace(setup, max_context=max_context, deadline=setup.deadline * 1.1 + 1)
 
 
-def temperature_of(config: Config, given: float | None, samples: int, once: str) -> float:
-    """The temperature of attempts: the given one, or the recipe's. `once` is the advice for a single one."""
-    temperature = config.rollout.temperature if given is None else given
-    if not temperature and samples > 1:
+def temperature_of(own: float, given: float | None, samples: int | None, once: str) -> float:
+    """The temperature of attempts: the given one, or the recipe's own. `once` advises a single attempt."""
+    temperature = own if given is None else given
+    if not temperature and samples is not None and samples > 1:
         raise ConfigError(
             f"{samples} greedy attempts at a task are {samples} times the same; give a temperature, "
             f"or {once}"
@@ -172,7 +181,9 @@ class Evaluator:
         config, endpoint = self.spec.config, self.spec.endpoint
         if endpoint is not None:  # only the tokenizer, if any, is local
             chat = chat_with(config, endpoint, model.path)
-            self.setup = replace(setup_behind(endpoint, config, chat, no_env), reward=None)
+            self.setup = replace(
+                setup_behind(endpoint, config, chat, no_env), reward=None, by_env={}
+            )
             return True
         try:
             if self.components is None:
@@ -200,7 +211,7 @@ class Evaluator:
         """Concurrent attempts. On a server each is a connection; here those at one task share its prompt, so
         tasks are counted."""
         concurrency = self.spec.config.rollout.concurrency
-        return concurrency * self.spec.samples if self.spec.endpoint is None else concurrency
+        return concurrency * (self.spec.samples or 1) if self.spec.endpoint is None else concurrency
 
     def is_lost(self, sample: StoredSample) -> bool:
         """Whether the server failed, not the model: the attempt does not count and is made again."""
@@ -220,27 +231,24 @@ class Evaluator:
         try:
             if file.unreadable:
                 say(f"{file.path} has {file.unreadable} unreadable line(s), which are left out")
-            todo = missing(task_list.list, spec.samples, file)
+            todo = missing(task_list.list, task_list.attempts, file)
             made = sum(len(numbers) for _, numbers in todo)
-            if made < len(task_list.list) * spec.samples:
-                kept = len(task_list.list) * spec.samples - made
+            if kept := sum(task_list.attempts.values()) - made:
                 say(f"{where}: {kept} attempts are stored already, {made} are missing")
             self._sample(todo, tasks, file, say)
         finally:
             with out_of_disk(folder):
                 file.close()
-        wanted = {task.id for task in task_list.list}
         samples = {
             key: sample
             for key, sample in file.kept.items()
-            if key[0] in wanted and key[1] < spec.samples
+            if key[1] < task_list.attempts.get(key[0], 0)
         }
         counted = {key: sample for key, sample in samples.items() if not self.is_lost(sample)}
         self._refuse_the_dead(where, list(counted.values()))
         result = EvalResult.of(
             counted,
-            [task.id for task in task_list.list],
-            spec.samples,
+            task_list.attempts,
             settings=task_list.settings,
             seconds=round(time.perf_counter() - started, 2),
             **of,
@@ -268,7 +276,9 @@ class Evaluator:
             setup,
             make_env=tasks.factory(setup.chat.tokenizer),
             reward=self._rewards.get(tasks.label),
-            sampling=replace(setup.sampling, temperature=spec.temperature, top_p=spec.top_p),
+            prefill=tasks.prefill,
+            by_env={},
+            sampling=spec.sampling,
         )
         lost_in_a_row = 0
 
@@ -307,11 +317,11 @@ def no_env(task: Task) -> Any:
     raise AssertionError("the set brings the environment")
 
 
-def missing(tasks: list[Task], samples: int, file: SampleFile) -> list[Todo]:
+def missing(tasks: list[Task], attempts: Mapping[str, int], file: SampleFile) -> list[Todo]:
     """The attempts to sample: those that are not stored, and those that failed."""
     todo: list[Todo] = []
     for task in tasks:
-        stored = (file.kept.get((task.id, number)) for number in range(samples))
+        stored = (file.kept.get((task.id, number)) for number in range(attempts[task.id]))
         lacking = [n for n, sample in enumerate(stored) if sample is None or sample.has_failed]
         if lacking:
             todo.append((task, lacking))

@@ -73,14 +73,13 @@ class EvalResult:
     def of(
         cls,
         samples: Mapping[tuple[str, int], StoredSample],
-        wanted: Sequence[str],
-        attempts: int,
+        wanted: Mapping[str, int],
         **which: Any,
     ) -> EvalResult:
-        """The result of `attempts` samples of each of the `wanted` tasks; `which` has the other fields."""
+        """The result of the `wanted` number of attempts at each task; `which` has the other fields."""
         tasks: list[str] = []
         groups: list[list[StoredSample]] = []
-        for task in wanted:
+        for task, attempts in wanted.items():
             numbers = (samples.get((task, number)) for number in range(attempts))
             if group := [sample for sample in numbers if sample is not None]:
                 tasks.append(task)
@@ -98,7 +97,7 @@ class EvalResult:
             failed=sum(sample.has_failed for sample in made) / count,
             overlong=sum(any(sample.is_overlong for sample in group) for group in groups),
             tokens=sum(sample.tokens for sample in made) / count,
-            missing=len(wanted) * attempts - len(made),
+            missing=sum(wanted.values()) - len(made),
             answers=means([sample.measures for sample in made]),
             tools=means([sample.tools for sample in made]),
         )

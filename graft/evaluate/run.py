@@ -10,7 +10,7 @@ that the run has written since. `table.md` and `table.json` show all results of 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -39,6 +39,7 @@ from graft.evaluate.results import EvalResult, ResultsFile
 from graft.evaluate.table import ScoreTable
 from graft.evaluate.task_sets import read_sets
 from graft.files import write_text
+from graft.train.build import sampling_of
 from graft.train.model import sampling_only
 from graft.train.run_dir.checkpoint import located
 from graft.train.run_dir.folder import out_of_disk
@@ -65,7 +66,11 @@ def evaluate_checkpoints(
     k: str = "",
     solved: float = 1.0,
     temperature: float | None = None,
-    top_p: float = 1.0,
+    top_p: float | None = None,
+    top_k: int | None = None,
+    min_p: float | None = None,
+    repetition_penalty: float | None = None,
+    max_tokens: int | None = None,
     tools: bool = True,
     prompt: str = "",
     endpoint: str | Sequence[str] = "",
@@ -79,10 +84,11 @@ def evaluate_checkpoints(
 
     source       a run folder, one checkpoint of it, or a model; may be "" with an `endpoint`
     on, args     the sets; see `graft.evaluate.task_sets`
-    k            "1,8": pass@k and maj@k; `samples` attempts per task, or as many as the largest k
+    k            "1,8": pass@k and maj@k; `samples` attempts per task, or as many as the largest k; neither:
+                 eval.samples, else as many as a row asks for
     solved       the least reward of a right attempt
-    temperature  None: the recipe's; 0 is greedy
-    top_p        below 1: nucleus sampling
+    temperature  None, here and for top_p, top_k, min_p, repetition_penalty: the recipe's; 0 is greedy
+    max_tokens   sampled tokens per turn; None: the recipe's
     tools        False: the same tasks without any tool
     prompt       a system prompt for all sets: a name of `arpo_prompts.PROMPTS`, or a file
     endpoint     a server with OpenAI's API that serves `model`, or several that share the attempts; `api` is
@@ -98,9 +104,19 @@ def evaluate_checkpoints(
     server = read_endpoint(source, endpoint, model, api)
     run = run_behind(Path(source)) if source else None
     config = _settings(source, run, recipe, overrides, on, server)
-    temperature = temperature_of(config, temperature, samples, "one attempt")
-    if not 0 < top_p <= 1:
-        raise ConfigError(f"--top-p {top_p:g}: must lie in (0, 1]; 1 keeps every token")
+    given = {
+        "temperature": temperature,
+        "top_p": top_p,
+        "top_k": top_k,
+        "min_p": min_p,
+        "repetition_penalty": repetition_penalty,
+        "max_tokens": max_tokens,
+    }
+    config = with_given(config, given)
+    sampling = sampling_of(config, held_out=True)
+    if samples is None and config.eval.samples and sampling.temperature:
+        ks, samples = (config.eval.samples,), config.eval.samples
+    temperature_of(sampling.temperature, None, samples, "one attempt")
     if not tools and config.actions.file:
         raise ConfigError(
             f"--no-tools, and actions.file={config.actions.file} makes calls; add actions.file="
@@ -110,7 +126,7 @@ def evaluate_checkpoints(
             f"actions.file={config.actions.file} makes calls by a grammar, which no server can apply; add "
             "actions.file= to let the model write its calls as plain text (task.args.syntax=tags)"
         )
-    sets = read_sets(on, args, config.task, has_tools=tools)
+    sets = read_sets(on, args, config.task, config.held_out_envs, has_tools=tools)
     if prompt:
         if config.actions.file:
             raise ConfigError(
@@ -124,8 +140,7 @@ def evaluate_checkpoints(
         sets=sets,
         tasks=tasks,
         samples=samples,
-        temperature=temperature,
-        top_p=top_p,
+        sampling=sampling,
         k=ks,
         solved=solved,
         endpoint=server,
@@ -145,6 +160,23 @@ def evaluate_checkpoints(
     compared = None if earlier is None else set_beside(table, earlier)
     _write(table, compared, folder, name)
     return table, folder, compared
+
+
+def with_given(config: Config, given: Mapping[str, Any]) -> Config:
+    """The recipe as it is evaluated: with its section `eval`, and what a command gives instead (not None)."""
+    changes = {f"eval.{name}": value for name, value in given.items() if value is not None}
+    changed = config.changed(changes)
+    try:
+        sampling = sampling_of(changed, held_out=True)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+    evaluated = changed.as_evaluated()
+    if given.get("max_tokens") and sampling.max_tokens >= evaluated.rollout.max_context:
+        raise ConfigError(
+            f"max_tokens={sampling.max_tokens} leaves no room for a prompt in rollout.max_context="
+            f"{evaluated.rollout.max_context}; raise that too"
+        )
+    return evaluated
 
 
 def read_endpoint(

@@ -42,14 +42,21 @@ class ScoreTable:
     """Why it is not complete."""
     with_answers: frozenset[str] = frozenset()
     """The sets whose answers and calls are shown in detail."""
+    is_uneven: bool = False
+    """Whether tasks have different numbers of attempts."""
 
     @classmethod
     def of(
         cls, spec: EvalSpec, rows: Mapping[str, Mapping[str, EvalResult]], problems: list[str]
     ) -> ScoreTable:
         sets = [tasks.label for tasks in spec.sets]
+        every = [one for results in rows.values() for one in results.values()]
+        counts = sorted({len(rewards) for one in every for rewards in one.rewards}) or [1]
+        samples, ks = spec.samples or counts[-1], spec.k or counts
+        is_uneven = spec.samples is None and len(counts) > 1
+        caption = spec.caption(samples)
         detailed = frozenset(tasks.label for tasks in spec.sets if tasks.shows_answers)
-        return cls(sets, rows, spec.caption, spec.samples, spec.k, spec.solved, problems, detailed)
+        return cls(sets, rows, caption, samples, ks, spec.solved, problems, detailed, is_uneven)
 
     @property
     def measures(self) -> list[str]:
@@ -58,7 +65,7 @@ class ScoreTable:
             return ["avg@1"]
         several = [k for k in self.k if k > 1]
         return [
-            f"avg@{self.samples}",
+            "avg" if self.is_uneven else f"avg@{self.samples}",
             *(f"pass@{k}" for k in self.k),
             *(f"maj@{k}" for k in several),
         ]

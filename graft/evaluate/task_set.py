@@ -30,6 +30,8 @@ class TaskSet:
     """False: the same tasks without any tool."""
     shows_answers: bool = False
     """Whether the table has em, acc and f1 of the answers and the calls of each tool."""
+    prefill: str = ""
+    """Text that every answer begins with, as in task.prefill."""
     build: Callable[[Task], Env] | None = None
     """Of an environment that was given as an object; None: `env` names it."""
 
@@ -63,9 +65,17 @@ class TaskSet:
             "has_tools": self.has_tools,
         }
         data = self.args.get("data")
-        if isinstance(data, str) and (file := Path(data)).is_file():  # the file may be edited later
-            values["data"] = [file.stat().st_size, file.stat().st_mtime_ns]
+        if isinstance(data, str) and (stamp := _stamp(data)):  # the file may be edited later
+            values["data"] = stamp
+        elif isinstance(data, list | tuple):
+            values["data"] = [_stamp(str(one)) for one in data]
         return values
+
+
+def _stamp(data: str) -> list[int]:
+    """The size and time of a file; of anything else nothing is known."""
+    file = Path(data)
+    return [file.stat().st_size, file.stat().st_mtime_ns] if file.is_file() else []
 
 
 def brings_tools(wrapper: Any) -> bool:

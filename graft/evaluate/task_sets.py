@@ -16,20 +16,27 @@ from typing import Any
 from graft.config import ConfigError, TaskSection, read_arguments
 from graft.envs import find
 from graft.envs.base import as_messages
-from graft.envs.dataset.base import DatasetEnv
+from graft.envs.dataset.base import num_rows
 from graft.evaluate.task_set import TaskSet
 from graft.protocols import Env
+from graft.recipe_keys import EnvItem
 from graft.registry import UnknownName
 from graft.text.chat import Chat
 from graft.types import Task
 
 
 def read_sets(
-    on: str, given: Sequence[str], recipe: TaskSection, *, has_tools: bool = True
+    on: str,
+    given: Sequence[str],
+    recipe: TaskSection,
+    held_out: Sequence[EnvItem] | None = None,
+    *,
+    has_tools: bool = True,
 ) -> list[TaskSet]:
-    """`on` is ID or LABEL=ID, separated by commas; `given` is LABEL.key=value. Empty: the recipe's.
+    """`on` is ID or LABEL=ID, separated by commas; `given` is LABEL.key=value. Empty: `held_out`,
+    the environments of held-out tasks (None: those of the run).
 
-    The recipe's own environment is posed as its run poses it. Any other one uses its test split,
+    The recipe's own environments are posed as its run poses them. Any other one uses its test split,
     if it has splits and the recipe's `eval_args` name none.
     """
     names = [name.strip() for name in on.split(",") if name.strip()]
@@ -37,8 +44,10 @@ def read_sets(
         raise ConfigError(
             f"--on {on!r} names no set; give ids, or leave --on out for the run's own"
         )
-    names = names or [recipe.env]
-    if not names[0]:
+    held_out = recipe.envs if held_out is None else held_out
+    own = {item.label: item for item in (*recipe.envs, *held_out)}
+    names = names or [item.label for item in held_out]
+    if not names:
         raise ConfigError(
             "the recipe names no task.env, so there is nothing to evaluate; give --on"
         )
@@ -57,11 +66,15 @@ def read_sets(
     for text in given:
         label, key, value = _read_argument(text, list(ids))
         arguments[label][key] = value
-    sets = [_set_of(label, env, arguments[label], recipe) for label, env in ids.items()]
+    sets = [
+        _set_of(label, env, arguments[label], recipe, own.get(env)) for label, env in ids.items()
+    ]
     return [replace(tasks, has_tools=has_tools) for tasks in sets]
 
 
-def _set_of(label: str, env: str, given: dict[str, Any], recipe: TaskSection) -> TaskSet:
+def _set_of(
+    label: str, env: str, given: dict[str, Any], recipe: TaskSection, own: EnvItem | None
+) -> TaskSet:
     from graft.evaluate.benchmarks import BENCHMARKS
 
     given = dict(given)
@@ -69,21 +82,23 @@ def _set_of(label: str, env: str, given: dict[str, Any], recipe: TaskSection) ->
         tasks = BENCHMARKS[env].task_set(data=given.pop("data", None))
         reward = given.pop("reward", tasks.reward)
         args = {**tasks.args, **given}
-        return replace(tasks, label=label, args=args, reward=reward, is_whole=True)
-    reward = given.pop("reward", recipe.reward)
+        tasks = replace(tasks, label=label, args=args, reward=reward, is_whole=True)
+        return replace(tasks, prefill=recipe.prefill)
+    [item] = recipe.completed(env) if own is None else [own]
+    reward = given.pop("reward", item.reward)
     try:
-        found = _arguments(env, recipe)
-        if "data" in given and "split" not in recipe.eval_args:
+        found = _arguments(env, recipe) if own is None else own.held_out_args
+        if "data" in given and "split" not in (item.eval_args or {}):
             found.pop("split", None)  # a file that is named is used whole
         args = {**found, **given}
     except UnknownName as error:
         raise UnknownName(f"{error}. Benchmarks: {', '.join(sorted(BENCHMARKS))}") from None
-    return TaskSet(label, env, args, recipe.wrappers, reward)
+    wrappers, prefill = item.wrappers or (), item.prefill or ""
+    return TaskSet(label, item.env, args, wrappers, reward, prefill=prefill)
 
 
 def _arguments(env: str, recipe: TaskSection) -> dict[str, Any]:
-    if env == recipe.env:
-        return {**recipe.args, **recipe.eval_args}
+    """Of an environment that the recipe does not have: those of the recipe that its id does not fix."""
     held_out = {"split": "test"} if "split" in find(env).parameters() else {}
     carried = {**recipe.args, **held_out, **recipe.eval_args}
     return {key: value for key, value in carried.items() if key not in find(env).args}
@@ -108,8 +123,7 @@ def pose_one(tasks: TaskSet, task: Task, chat: Chat, max_turns: int) -> tuple[En
     try:
         env = tasks.factory(chat.tokenizer)(task)
         try:
-            inner = getattr(env, "unwrapped", env)
-            rows = len(inner.numbers) if isinstance(inner, DatasetEnv) else None
+            rows = num_rows(env)
             if rows == 0:
                 raise ValueError("it has no tasks")
             observation, info = env.reset(task.seed)

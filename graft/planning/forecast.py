@@ -176,7 +176,7 @@ def _examples(config: Config) -> tuple[list[Episode], int | None]:
         places = range(0, len(chats), apart)[:NUM_EXAMPLES]
         limit = config.rollout.max_context
         return [shortened(build(place, chats[place]), limit) for place in places], len(chats)
-    env = env_factory(config, config.task.args, tokenizer)
+    env = env_factory(config, tokenizer)
     components.setup = SimpleNamespace(make_env=env)
     examples = demonstrations(components)
     steps = range(1, 1 + math.ceil(NUM_EXAMPLES / config.sft.batch))

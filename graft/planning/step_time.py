@@ -118,7 +118,12 @@ def estimate_step_time(
         warm_up = replace(warm_up, **examples.example._asdict())
     ends_alike = work == workload_of(config)  # all at their budget
     rounds = config.train.epochs * config.train.minibatches
-    held_out = replace(work, groups=max(run.eval_tasks, 1), samples=1)
+    held_out = replace(
+        work if examples is not None else workload_of(config.as_evaluated()),
+        groups=max(run.eval_tasks * len(config.held_out_envs), 1),
+        samples=1,
+    )
+    sampled = replace(held_out, samples=max(config.eval.samples, 1))
     steps = config.train.steps
     evaluations = 0
     if run.eval_tasks and config.task.env:
@@ -154,7 +159,7 @@ def estimate_step_time(
         decode=decode(work),
         learn=learn_flops(config, shape, work, recompute) / rates.train,
         optimizer=rounds * update * (2 if critic else 1),
-        evaluation=2 * attempts(held_out),
+        evaluation=attempts(sampled) + attempts(held_out),
         sft=warm_up_of(sft_steps),
         shortest_sft=warm_up_of(until_stop),
         steps=steps,

@@ -16,7 +16,7 @@ from graft.protocols import Stateful
 from graft.rollout.branches.branch import Branch, independent
 from graft.rollout.collect import collect
 from graft.rollout.setup import RolloutSetup
-from graft.types import Episode, Task
+from graft.types import Episode, Sampling, Task
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,9 +31,10 @@ class RolloutRequest:
     """Makes its draws differ from those of other requests."""
     held_out: bool = False
     """Attempt them in the held-out setup, `samples` times each and without branching."""
-    samples: int = 1
-    temperature: float | None = None
-    """None: the run's own."""
+    samples: int | None = 1
+    """None: as many as the row of each task asks for."""
+    sampling: Sampling | None = None
+    """None: the setup's own."""
     indices: Sequence[int] | None = None
     """The position of each task in the whole request, where this is a part of one."""
 
@@ -69,9 +70,8 @@ class CollectorConfig:
             salt=request.salt,
             samples=request.samples if request.held_out else self.samples,
         )
-        if request.temperature is not None:
-            sampling = replace(setup.sampling, temperature=request.temperature)
-            setup = replace(setup, sampling=sampling)
+        if request.sampling is not None:
+            setup = replace(setup, sampling=request.sampling)
         return setup, independent(request.samples) if request.held_out else self.branch
 
     def begin(self, request: RolloutRequest) -> None:

@@ -31,7 +31,7 @@ class EpisodeBuilder(EpisodeDraft):
     """
 
     def __init__(self, task: Task, setup: RolloutSetup, index: int = 0) -> None:
-        super().__init__(task, setup)
+        super().__init__(task, setup.for_task(task))
         self.index = index
         self._env: Env | None = None
         self._prompt: Context | None = None

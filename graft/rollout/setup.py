@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 
 from graft.actions.actions import Actions
 from graft.protocols import Engine, Env, Reward
 from graft.text.chat import Chat
 from graft.types import Sampling, Task
+
+
+@dataclass(frozen=True, slots=True)
+class EnvSetup:
+    """What one of several environments has of its own, besides the environment itself."""
+
+    reward: Reward | None = None
+    prefill: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +44,15 @@ class RolloutSetup:
     """The tool of `actions` that every attempt begins with; its entry is never trained."""
     samples: int | None = None
     """Attempts that a branch must produce, twins aside; None: any number."""
+    by_env: Mapping[str, EnvSetup] = field(default_factory=dict[str, EnvSetup])
+    """Of several environments, by name: what replaces `reward` and `prefill` for their tasks."""
+
+    def for_task(self, task: Task) -> RolloutSetup:
+        """The setup of one task."""
+        own = self.by_env.get(task.env)
+        if own is None:
+            return self
+        return replace(self, reward=own.reward, prefill=own.prefill, by_env={})
 
 
 def draw_key(salt: int, task: str, number: int) -> int:

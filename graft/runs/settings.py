@@ -90,6 +90,14 @@ def seed_groups(configs: Sequence[Mapping[str, Any]]) -> list[list[int]]:
     return list(groups.values())
 
 
+def env_names(config: Mapping[str, Any]) -> str:
+    """The environments of a recipe as config.yaml has it: "calculator", or several: "a, b"."""
+    given: Any = config.get("task", {}).get("env", "?")
+    items: list[Any] = given if isinstance(given, list) else [given]
+    names = [one.get("name") or one.get("env") if isinstance(one, dict) else one for one in items]
+    return ", ".join(map(str, names))
+
+
 def _text(value: Any) -> str:
     return (value if isinstance(value, str) else json.dumps(value, default=str))[:LONGEST]
 

@@ -6,7 +6,7 @@ fit are refused here, before anything is sampled.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +17,11 @@ from graft.config import ActionsSection, Config, ConfigError
 from graft.models.decoder import Decoder
 from graft.models.extra_actions import extend, load_rows
 from graft.protocols import Env
+from graft.recipe_keys import EnvItem
 from graft.rollout.user_calls import close_env
 from graft.text.tokenizer import FastTokenizer
 from graft.train.run_dir.checkpoint import action_names
+from graft.train.tasks import probe_of
 from graft.types import Task
 
 
@@ -42,33 +44,40 @@ def actions_of(config: Config, tokenizer: FastTokenizer, vocab_size: int) -> Act
     return actions
 
 
-def check_calls(config: Config, actions: Actions | None, env: Callable[[Task], Env]) -> None:
-    """Refuse actions and an environment that do not understand each other's calls."""
-    if not config.task.env:
-        return
-    probe = env(Task("probe", config.task.env))
-    missing = object()
-    takes: Any = getattr(probe, "action_tools", missing)
-    close_env(probe)
-    if takes is missing:  # an environment of the user's own
-        return
+def check_calls(
+    config: Config,
+    actions: Actions | None,
+    env: Callable[[Task], Env],
+    items: Sequence[EnvItem],
+) -> None:
+    """Refuse actions and environments that do not understand each other's calls."""
+    for item in items:
+        probe = env(probe_of(item))
+        missing = object()
+        takes: Any = getattr(probe, "action_tools", missing)
+        close_env(probe)
+        if takes is not missing:  # an environment of the user's own
+            _check_calls_of(item.label, config.actions.file, actions, takes)
+
+
+def _check_calls_of(env: str, file: str, actions: Actions | None, takes: Any) -> None:
     if takes and (actions is None or not actions.space.extra):
         raise ConfigError(
-            f"{config.task.env} takes its calls from actions (task.args.syntax=actions), and "
-            f"actions.file={config.actions.file!r} has none beyond the vocabulary; give a file such "
+            f"{env} takes its calls from actions (task.args.syntax=actions), and "
+            f"actions.file={file!r} has none beyond the vocabulary; give a file such "
             "as calculator, or another syntax"
         )
     if actions is None:
         return
     if actions.space.extra and takes is None:
         raise ConfigError(
-            f"actions.file={config.actions.file} makes calls by actions, and {config.task.env} looks "
+            f"actions.file={file} makes calls by actions, and {env} looks "
             "for them in the text; set task.args.syntax=actions, or take the file that ends in -tags"
         )
     if takes and not set(takes) & set(actions.tools):
         raise ConfigError(
-            f"actions.file={config.actions.file} has {', '.join(actions.tools)}, and "
-            f"{config.task.env} answers only {', '.join(takes)}; give the file of its tools"
+            f"actions.file={file} has {', '.join(actions.tools)}, and "
+            f"{env} answers only {', '.join(takes)}; give the file of its tools"
         )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,8 +19,10 @@ from graft.models.lora.training import num_trained
 from graft.models.shape import ModelShape
 from graft.models.tree.attention import why_no_kernel
 from graft.protocols import Engine, Env
+from graft.recipe_keys import EnvItem, TaskSection
 from graft.rewards import make_reward
-from graft.rollout.setup import RolloutSetup
+from graft.rewards.weighted import WeightedSum
+from graft.rollout.setup import EnvSetup, RolloutSetup
 from graft.text.chat import Chat
 from graft.text.tokenizer import FastTokenizer
 from graft.train.actions import check_calls, check_head
@@ -42,6 +44,7 @@ from graft.train.rollout_engine import (
     shares_weights,
     ways,
 )
+from graft.train.tasks import probe_of
 from graft.train.truncation import refuse_truncation
 from graft.types import Sampling, Task
 
@@ -66,8 +69,8 @@ def build_run(
     refuse_truncation(config, branch_part(config, preset)[0])
     source = source_of(config, weights)
     tokenizer = load_tokenizer(config, source)
-    env = env_factory(config, config.task.args, tokenizer)
-    held_out = env_factory(config, {**config.task.args, **config.task.eval_args}, tokenizer)
+    env = env_factory(config, tokenizer)
+    held_out = env_factory(config, tokenizer, held_out=True)
     chat = make_chat(config, tokenizer)
     history = chat.history_note() if is_chatty(config, env) or config.sft.data else ""
     is_shared = shares_weights(config, processes)
@@ -75,7 +78,9 @@ def build_run(
     policy, sampled, actions = open_policy(
         config, source, tokenizer, device, dtype, processes, is_shared, with_engine, group
     )
-    check_calls(config, actions, env)
+    check_calls(config, actions, env, config.task.envs)
+    if config.eval.env:
+        check_calls(config, actions, held_out, config.held_out_envs)
     check_head(config, actions, is_split=ways(config, processes) > 1)
     branch = branch_of(config, preset, actions)
     refuse_async(config, branch, is_dynamic=rounds_of(config, preset) > 1)
@@ -98,7 +103,7 @@ def build_run(
         engine=engine,
         algo=Algorithm.of(preset, branch),
         setup=setup,
-        held_out=replace(setup, make_env=held_out),
+        held_out=held_out_setup(config, setup, held_out),
         notes=[text for text in notes if text] + lora_notes(config, policy.shape),
         weights=weights,
         shares_weights=is_shared,
@@ -178,34 +183,56 @@ def policy_notes(policy: Any) -> list[str]:
 
 def is_chatty(config: Config, env: Callable[[Task], Env]) -> bool:
     """Whether turns follow each other as chat messages, which a template may rewrite."""
-    if not config.task.env or config.rollout.max_turns == 1:
+    if config.rollout.max_turns == 1:
         return False
-    return env(Task("probe", config.task.env)).observe_as in ("user", "tool")
+    return any(env(probe_of(item)).observe_as in ("user", "tool") for item in config.task.envs)
 
 
 def tool_note(config: Config, env: Callable[[Task], Env]) -> str:
     """The tools that an attempt may call, with their limits; "" where there are none."""
-    if not config.task.env:
-        return ""
-    posed = env(Task("probe", config.task.env))
-    found: list[str] = []
-    while isinstance(posed, Wrapper):
-        if isinstance(posed, ToolEnv) and posed.tools:
-            limit = "any number of" if posed.max_uses is None else f"at most {posed.max_uses}"
-            found.append(f"{', '.join(posed.tools)} ({limit} calls an attempt)")
-        posed = posed.env
-    return f"tools: {'; '.join(found)}" if found else ""
+    envs = config.task.envs
+    notes: list[str] = []
+    for item in envs:
+        posed = env(probe_of(item))
+        found: list[str] = []
+        while isinstance(posed, Wrapper):
+            if isinstance(posed, ToolEnv) and posed.tools:
+                limit = "any number of" if posed.max_uses is None else f"at most {posed.max_uses}"
+                found.append(f"{', '.join(posed.tools)} ({limit} calls an attempt)")
+            posed = posed.env
+        where = f" of {item.label}" if len(envs) > 1 else ""
+        notes += [f"tools{where}: {'; '.join(found)}"] if found else []
+    return "; ".join(notes)
 
 
 def env_factory(
-    config: Config, args: dict[str, Any], tokenizer: FastTokenizer
+    config: Config, tokenizer: FastTokenizer, held_out: bool = False
 ) -> Callable[[Task], Env]:
-    """A fresh environment for a task, in the recipe's wrappers."""
-    env_id, wrappers, model = config.task.env, config.task.wrappers, config.model
+    """A fresh environment for a task, in the recipe's wrappers; of several the one that the task names."""
+    model, items = config.model, config.held_out_envs if held_out else config.task.envs
     # GEM: the template `no` leaves alone what concat_chat has written with the tokenizer's own
-    if wrappers and (model.chat_template not in ("", "no") or model.template_args):
+    has_template = model.chat_template not in ("", "no") or model.template_args
+    if has_template and any(item.wrappers for item in items):
         tokenizer.chat = make_chat(config, tokenizer)
-    return lambda task: make_env(env_id, wrappers=wrappers, tokenizer=tokenizer, **args)
+    factories = {item.label: _maker(item, tokenizer, held_out) for item in items}
+    if len(factories) == 1:
+        return next(iter(factories.values()))
+
+    def make(task: Task) -> Env:
+        if task.env not in factories:
+            known = ", ".join(factories) or "no environment (task.env is empty)"
+            raise ConfigError(
+                f"task {task.id!r} is of environment {task.env!r}; the recipe has {known}"
+            )
+        return factories[task.env](task)
+
+    return make
+
+
+def _maker(item: EnvItem, tokenizer: FastTokenizer, held_out: bool) -> Callable[[Task], Env]:
+    args = item.held_out_args if held_out else item.args or {}
+    wrappers = item.wrappers or ()
+    return lambda task: make_env(item.env, wrappers=wrappers, tokenizer=tokenizer, **args)
 
 
 def make_setup(
@@ -215,27 +242,84 @@ def make_setup(
     env: Callable[[Task], Env],
     actions: Actions | None = None,
 ) -> RolloutSetup:
-    rollout = config.rollout
-    try:
-        chat.tokenizer.encode(config.task.prefill)
-    except ValueError as error:
-        raise ConfigError(f"task.prefill={config.task.prefill!r}: {error}") from error
+    rollout, items = config.rollout, config.task.envs
+    own = _own_setups(items or [config.task], chat)
+    shared = next(iter(own.values()))
     return RolloutSetup(
         engine=engine,
         chat=chat,
         make_env=env,
-        sampling=Sampling(
-            temperature=rollout.temperature,
-            top_k=rollout.top_k,
-            top_p=rollout.top_p,
-            min_p=rollout.min_p,
-            max_tokens=rollout.max_tokens,
-        ),
-        reward=make_reward(config.task.reward) if config.task.reward else None,
+        sampling=sampling_of(config),
+        reward=shared.reward,
         max_turns=rollout.max_turns,
         max_context=rollout.max_context,
         deadline=rollout.deadline,
         actions=actions,
-        prefill=config.task.prefill,
+        prefill=shared.prefill,
+        by_env=own if len(items) > 1 else {},
         start=config.actions.start,
     )
+
+
+def sampling_of(config: Config, held_out: bool = False) -> Sampling:
+    """How attempts are drawn: in training, or at held-out tasks."""
+    rollout = config.as_evaluated().rollout if held_out else config.rollout
+    drawn = Sampling(
+        temperature=rollout.temperature,
+        top_k=rollout.top_k,
+        top_p=rollout.top_p,
+        min_p=rollout.min_p,
+        max_tokens=rollout.max_tokens,
+    )
+    return replace(drawn, **config.eval.draws) if held_out else drawn
+
+
+def held_out_setup(config: Config, setup: RolloutSetup, env: Callable[[Task], Env]) -> RolloutSetup:
+    """The setup of held-out attempts: that of training with what the section `eval` changes."""
+    limits = config.as_evaluated().rollout
+    if config.eval.env:
+        own = _own_setups(config.held_out_envs, setup.chat)
+        shared = next(iter(own.values()))
+        own = own if len(own) > 1 else {}
+        setup = replace(setup, reward=shared.reward, prefill=shared.prefill, by_env=own)
+    return replace(
+        setup,
+        make_env=env,
+        sampling=sampling_of(config, held_out=True),
+        max_turns=limits.max_turns,
+        max_context=limits.max_context,
+    )
+
+
+def _own_setups(items: Sequence[EnvItem | TaskSection], chat: Chat) -> dict[str, EnvSetup]:
+    """The reward and the prefill of each environment; one reward is made for all that share it."""
+    rewards: dict[int, Any] = {}
+    setups: dict[str, EnvSetup] = {}
+    for item in items:
+        prefill = item.prefill or ""
+        try:
+            chat.tokenizer.encode(prefill)
+        except ValueError as error:
+            raise ConfigError(f"task.prefill={prefill!r}: {error}") from error
+        if item.reward and id(item.reward) not in rewards:
+            rewards[id(item.reward)] = make_reward(item.reward)
+        setups[item.label] = EnvSetup(rewards.get(id(item.reward)), prefill)
+    if len(setups) > 1:
+        _refuse_equal_metrics(setups)
+    return setups
+
+
+def _refuse_equal_metrics(setups: Mapping[str, EnvSetup]) -> None:
+    """The metric reward/NAME can mean an environment or a component of a reward, not both."""
+    parts = {
+        part.name
+        for own in setups.values()
+        if isinstance(own.reward, WeightedSum)
+        for part in own.reward.components
+    }
+    if both := sorted(parts & setups.keys()):
+        raise ConfigError(
+            f"{both[0]!r} names an environment of task.env and a component of task.reward, so the metric "
+            f"reward/{both[0]} would be both; give the environment another name: "
+            f"{{env: ..., name: ...}}"
+        )

@@ -11,16 +11,20 @@ from torch import Tensor
 
 from graft.actions.actions import Actions
 from graft.config import Config
+from graft.envs.dataset.base import num_rows
 from graft.models.action_rows import ActionRows
 from graft.models.lora.training import Lora
 from graft.models.policy import weights_of
 from graft.protocols import Engine
 from graft.rollout.collector import CollectorConfig
 from graft.rollout.setup import RolloutSetup
+from graft.rollout.user_calls import close_env
 from graft.text.chat import Chat
 from graft.text.tokenizer import FastTokenizer
 from graft.train.algorithm import Algorithm
 from graft.train.distributed.process_group import ALONE, ProcessGroup
+from graft.train.tasks import held_out_tasks, probe_of
+from graft.types import Task
 
 
 @dataclass(slots=True)
@@ -68,6 +72,15 @@ class RunComponents:
         sleep = getattr(self.engine, "sleep", None)
         if sleep is not None:
             sleep()
+
+    def held_out_tasks(self, count: int) -> list[Task]:
+        """`count` tasks of each environment; of one with fewer rows every row, once."""
+        tasks: list[Task] = []
+        for item in self.config.held_out_envs:
+            probe = self.held_out.make_env(probe_of(item))
+            tasks += held_out_tasks(item, count, num_rows(probe))
+            close_env(probe)
+        return tasks
 
     def weights_to_publish(self) -> Mapping[str, Tensor] | None:
         """The weights to send to the engines that sample; None: they hold the learner's tensors."""

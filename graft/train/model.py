@@ -228,14 +228,23 @@ def load_tokenizer(config: Config, source: Path | None) -> FastTokenizer:
     alphabet = config.model.alphabet
     if alphabet == "bytes":
         return FastTokenizer.bytes()
-    if not alphabet and config.task.env:
-        alphabet = getattr(make_env(config.task.env, **config.task.args), "alphabet", "")
     if not alphabet:
+        alphabet = _alphabet_of(config)
+    return FastTokenizer.characters(alphabet)
+
+
+def _alphabet_of(config: Config) -> str:
+    """The characters of all environments."""
+    items = [*config.task.envs, *config.held_out_envs]
+    made = {item.label: make_env(item.env, **(item.args or {})) for item in items}
+    alphabets = {name: str(getattr(env, "alphabet", "")) for name, env in made.items()}
+    if not alphabets or not all(alphabets.values()):
+        lacking = [name for name, characters in alphabets.items() if not characters]
         raise ConfigError(
-            f"model.alphabet is empty and environment {config.task.env!r} names no alphabet; "
+            f"model.alphabet is empty and environment {', '.join(lacking)!r} names no alphabet; "
             "give the characters, or model.alphabet=bytes"
         )
-    return FastTokenizer.characters(alphabet)
+    return "".join(alphabets.values())
 
 
 def make_chat(config: Config, tokenizer: FastTokenizer) -> Chat:

@@ -30,6 +30,7 @@ from graft.train.distributed.collector import DistributedCollector
 from graft.train.distributed.process_group import ALONE, ProcessGroup
 from graft.train.memory.device_memory import device_memory_of
 from graft.train.memory.plan import kv_tokens_for
+from graft.train.memory.workload import longest_context
 
 EXTERNAL = ("vllm", "sglang")
 """Engines with weights of their own."""
@@ -184,7 +185,7 @@ def make_external(
         return engine
     return resolve(section.name, ENGINES, "engine")(
         folder,
-        max_context=config.rollout.max_context,
+        max_context=longest_context(config),
         args=section.args,
         dtype=str(policy.dtype).removeprefix("torch."),
         group=group,

@@ -10,6 +10,7 @@ from graft.rollout.collect import collect_informative, missing_share
 from graft.rollout.collector import Collector, RolloutRequest, StalenessWindow
 from graft.train.algorithm import rounds_of
 from graft.train.components import RunComponents
+from graft.train.episode_groups import rewards_by_group
 from graft.train.tasks import TRAIN_SEEDS, TaskStream
 from graft.types import Episode, Task
 
@@ -28,7 +29,7 @@ class StepRollouts:
     is_async: bool = False
     """Whether they were collected while other steps learned."""
     metrics: dict[str, float] = field(default_factory=dict[str, float])
-    """Of the collector and the engine."""
+    """Of the collector, the engine, and the environments of a mix."""
 
 
 class RolloutSource:
@@ -50,7 +51,8 @@ class RolloutSource:
         """The step's episodes; step 1 is the first."""
         started = time.perf_counter()
         num_waiting = float(self.window.num_done)
-        rollout = self.components.config.rollout
+        config = self.components.config
+        rollout = config.rollout
         if self.rounds == 1:
             episodes, flat = self.window.take(step), []
             cursor = self._cursors.pop(step)
@@ -65,6 +67,7 @@ class RolloutSource:
         seconds = time.perf_counter() - started
         metrics = {
             "rollout/missing": missing_share(episodes, rollout.samples),
+            **rewards_by_group(episodes, [item.label for item in config.task.envs]),
             **self.collector.counts(),
         }
         if self.staleness:

@@ -39,7 +39,8 @@ from graft.train.run_dir.folder import RunFolder
 from graft.train.run_dir.interrupt import Interrupt
 from graft.train.run_dir.journal import Journal
 from graft.train.run_dir.names import short
-from graft.types import Episode, Task
+from graft.train.tasks import probe_of
+from graft.types import Episode
 
 
 class Session:
@@ -203,7 +204,7 @@ class Session:
     def _check_components(self, components: RunComponents) -> list[str]:
         """Warnings about model and environment; what cannot work is refused."""
         checks = [positions_check(self.config, components.policy.shape)]
-        if env := self.config.task.env:
-            probe = components.setup.make_env(Task("probe", env))
-            checks.append(graded_check(self.config, probe))
+        for item in self.config.task.envs:
+            probe = components.setup.make_env(probe_of(item))
+            checks.append(graded_check(self.config, item, probe))
         return refuse([check for check in checks if check is not None])

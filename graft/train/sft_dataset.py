@@ -86,9 +86,10 @@ def demonstrations(components: RunComponents) -> Examples:
     """Demonstrations of the environment, on training tasks."""
     config = components.config
     seed, count = config.run.seed, config.sft.batch
+    prefills = {item.label: item.prefill or "" for item in config.task.envs}
 
     def examples(step: int) -> list[Episode]:
-        tasks = TaskStream(config.task.env, seed, cursor=(step - 1) * count)
+        tasks = TaskStream(config.task.envs, seed, cursor=(step - 1) * count)
         return [
             demonstration(
                 task,
@@ -96,7 +97,7 @@ def demonstrations(components: RunComponents) -> Examples:
                 components.chat,
                 seed=draw_key(seed, task.id, 0),
                 actions=components.actions,
-                prefill=config.task.prefill,
+                prefill=prefills[task.env],
                 start_tool=config.actions.start,
                 **config.sft.demo_args,
             )

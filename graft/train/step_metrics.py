@@ -12,6 +12,7 @@ from graft.algos.batch import Batch
 from graft.rewards.weighted import METRIC
 from graft.rollout.batching import trajectories_of
 from graft.rollout.collect import is_flat
+from graft.train.episode_groups import has_reward
 from graft.train.rollout_source import StepRollouts
 from graft.train.run_dir.folder import RunStopped
 from graft.types import Author, Episode, Leaf, Span, Status, Trajectory
@@ -65,9 +66,9 @@ def describe(episodes: Sequence[Episode]) -> dict[str, float]:
     all_leaves = [leaf for episode in episodes for leaf in episode.leaves]
     leaves = [leaf for leaf in all_leaves if leaf.twin is None]  # the policy's own attempts
     twins = [leaf for leaf in all_leaves if leaf.twin is not None]
-    ended = [leaf for leaf in leaves if _has_reward(leaf)]
+    ended = [leaf for leaf in leaves if has_reward(leaf)]
     rewards = torch.tensor([leaf.reward for leaf in ended])
-    groups = [[x.reward for x in e.leaves if x.twin is None and _has_reward(x)] for e in episodes]
+    groups = [[x.reward for x in e.leaves if x.twin is None and has_reward(x)] for e in episodes]
     spreads = torch.tensor([torch.tensor(g).std(correction=0) for g in groups if g])
     rows = trajectories_of(episodes)
     lengths = torch.tensor([float(_num_sampled(row.spans)) for row in rows])
@@ -128,10 +129,6 @@ def _num_sampled(spans: Iterable[Span]) -> int:
 def _had_no_room(leaf: Leaf) -> bool:
     """Whether its prompt filled the context, so that no token could be sampled."""
     return leaf.status is Status.TRUNCATED and not leaf.metrics.get("turns", 0.0)
-
-
-def _has_reward(leaf: Leaf) -> bool:
-    return leaf.status.is_trainable or leaf.status is Status.REPLACED
 
 
 def _describe_twins(

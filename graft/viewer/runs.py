@@ -17,6 +17,7 @@ from typing import Any
 
 from graft.files import parse_object
 from graft.runs import RunRecord, find_runs
+from graft.runs.settings import env_names
 from graft.train.run_dir.names import named
 from graft.train.run_dir.token_log import TokenRow, learned_path, read_learned
 from graft.viewer.curves import metric_names
@@ -68,7 +69,7 @@ class ViewedRun:
                 "phase": last.get("phase", ""),
                 "step": last.get("step", 0),
                 "steps": self.record.total_steps(last["phase"], last) if last else None,
-                "env": str(config.get("task", {}).get("env", "")),
+                "env": env_names(config),
                 "algo": str(config.get("algo", {}).get("name", "")),
                 "metrics": metric_names(self.record),
                 "episodes": list(self._files),

@@ -16,6 +16,7 @@ from typing import Any
 from graft.config import Config
 from graft.runs import PHASE_WORDS, Curves, RunRecord, RunStatus
 from graft.runs.curves import deviation, mean_of
+from graft.runs.settings import env_names
 from graft.train.monitor.formatting import clock_face, score
 from graft.train.monitor.labels import SCORE_COLUMNS
 
@@ -71,7 +72,7 @@ def _about(record: RunRecord) -> str:
     if train.get("steps"):
         parts.append(
             f"{str(config.get('algo', {}).get('name', 'RL')).upper()} on "
-            f"{config.get('task', {}).get('env', '?')}, {train['steps']} steps of "
+            f"{env_names(config)}, {train['steps']} steps of "
             f"{rollout.get('tasks', '?')} x {rollout.get('samples', '?')} attempts"
         )
     if sft.get("steps") or sft.get("epochs"):

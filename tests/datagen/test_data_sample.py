@@ -408,7 +408,7 @@ def test_a_rewritten_history_is_a_row_for_every_prompt(tmp_path):
     episode.leaves.append(Leaf((1, 3), reward=1.0, metrics={"turns": 2.0}))
     log = AttemptLog(tmp_path / "good.attempts.jsonl", {})
     setting = SimpleNamespace(chat=chat, actions=None)
-    rejection_sampling.SampleWork(None, setting, log, None, 1, len).note(0, episode)  # type: ignore[arg-type]
+    rejection_sampling.SampleWork(None, setting, log, {}, 1, len).note(0, episode)  # type: ignore[arg-type]
     found = RejectionSampling(str(tmp_path / "good.jsonl"), str(log.path), tasks=1)
     rejection_sampling.gather(log, read_condition("turns == 2"), found, "")
     log.close()

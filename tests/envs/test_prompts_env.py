@@ -331,13 +331,15 @@ def test_rows_without_answer_or_reward_are_refused_at_the_start_of_a_run(tmp_pat
     rows.write_text('{"prompt": "2+2"}\n{"prompt": "3+3"}\n')
     overrides = ["task.env=prompts", f"task.args.data={rows}", "task.eval_args={}"]
     config = load_config("quickstart", overrides)
-    check = graded_check(config, make("prompts", data=str(rows)))
+    check = graded_check(config, config.task.envs[0], make("prompts", data=str(rows)))
     assert check is not None and check.verdict == "fail"
     assert "100% of the rows" in check.seen and "task.reward" in check.remedy
     rows.write_text('{"prompt": "2+2", "answer": "4"}\n')
-    assert graded_check(config, make("prompts", data=str(rows))) is None
+    assert graded_check(config, config.task.envs[0], make("prompts", data=str(rows))) is None
     graded = load_config("quickstart", [*overrides, "task.reward=f1"])
-    assert graded_check(graded, make("prompts", rows=[{"prompt": "2+2"}])) is None
+    assert (
+        graded_check(graded, graded.task.envs[0], make("prompts", rows=[{"prompt": "2+2"}])) is None
+    )
 
 
 def test_one_bad_row_among_many_is_left_out_with_a_warning(caplog: pytest.LogCaptureFixture):

@@ -28,6 +28,7 @@ from graft.rollout.collect import collect
 from graft.train.build import build_run
 from graft.train.run_dir.folder import RunStopped
 from graft.train.tasks import held_out_tasks
+from graft.types import Sampling
 from tests.command_line import Completed, graft
 from tests.training import train_recipe
 
@@ -137,7 +138,7 @@ def test_head_rows_beyond_the_vocabulary_come_with_their_checkpoint(trained_with
     folder = trained_with_actions / "checkpoints"
     rows = load_file(folder / "rl-000002" / "actions.safetensors")["rows"]
     config = load_config(str(trained_with_actions / "config.yaml"))
-    bench = Evaluator(EvalSpec(config, [], 1, 1, 0.0))
+    bench = Evaluator(EvalSpec(config, [], 1, 1, Sampling(temperature=0.0)))
     for name in ("rl-000000", "rl-000002"):
         assert bench.mount(Candidate(name, folder / name, ""))
     assert bench.components is not None

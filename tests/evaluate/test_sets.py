@@ -14,7 +14,7 @@ from graft.evaluate.evaluator import TaskList, chat_with, pose
 from graft.evaluate.task_set import TaskSet
 from graft.evaluate.task_sets import read_sets
 from graft.text.tokenizer import FastTokenizer
-from graft.types import Task
+from graft.types import Sampling, Task
 
 ROWS = [{"problem": f"{a}+1", "answer": str(a + 1)} for a in range(7)]
 TASK = Task("t", "e")
@@ -50,7 +50,7 @@ def test_a_benchmark_has_its_own_prompt_and_reward():
 
 def eval_spec(sets: list[TaskSet], tasks: int | None) -> EvalSpec:
     config = load_config("quickstart", ["run.eval_tasks=3", "model.alphabet=bytes"])
-    return EvalSpec(config, sets, tasks, samples=1, temperature=0.0)
+    return EvalSpec(config, sets, tasks, samples=1, sampling=Sampling(temperature=0.0))
 
 
 def pose_all(spec: EvalSpec) -> list[TaskList]:
@@ -103,7 +103,7 @@ def test_a_data_file_that_was_edited_is_another_set(tmp_path):
 
 def test_k_sets_the_number_of_attempts():
     assert read_k("8", None) == ((8,), 8)
-    assert read_k("", None) == ((1,), 1)
+    assert read_k("", None) == ((), None)  # the rows decide
     assert read_k("", 4) == ((4,), 4)
     assert read_k("8,1,8", 16) == ((1, 8), 16)
     for wrong in ("0", "x", "-1", "1.5"):

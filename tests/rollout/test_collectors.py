@@ -207,7 +207,11 @@ def test_a_part_of_a_job_keeps_the_places_of_its_tasks():
 def test_held_out_tasks_have_the_requested_samples_and_not_the_runs_branch(closing):
     collector = closing(AsyncCollector(collector_config(samples=3)))
     held_out = RolloutRequest(
-        [Task("h", "asking")], "held-out", held_out=True, samples=1, temperature=0.5
+        [Task("h", "asking")],
+        "held-out",
+        held_out=True,
+        samples=1,
+        sampling=Sampling(temperature=0.5),
     )
     assert [len(e.leaves) for e in collector.submit(held_out).result()] == [1]
     assert [len(e.leaves) for e in collector.submit(request(tasks=1)).result()] == [3]

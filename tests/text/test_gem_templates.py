@@ -134,7 +134,7 @@ def test_the_template_no_leaves_concat_chat_to_the_tokenizers_own():
     prompts: dict[str, str] = {}
     for name in ("no", "qwen3_game"):
         config = load_config(recipe, [f"model.chat_template={name}"])
-        env = env_factory(config, {}, tokenizer)(Task("one", config.task.env))
+        env = env_factory(config, tokenizer)(Task("one", config.task.label))
         prompts[name] = env.reset(0)[0]  # pyright: ignore
     assert prompts["no"].startswith("<|im_start|>user\nFind a hidden whole number")
     assert prompts["qwen3_game"].startswith("<|im_start|>user\nYou are playing language games.")

@@ -13,6 +13,7 @@ import operator
 from array import array
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
+from itertools import accumulate
 from numbers import Number
 from pathlib import Path
 from typing import Any
@@ -21,10 +22,14 @@ from graft.data.errors import BadField, DataError
 from graft.data.hub import read_hub, splits_of
 from graft.data.location import open_location, parse_location
 from graft.data.pictures import COLUMNS, refuse_pictures
-from graft.data.tables import RowTable, data_files, read_table
+from graft.data.rows import ENDINGS
+from graft.data.tables import RowTable, data_files, joined, read_table
 from graft.envs.base import BaseEnv
 from graft.envs.splits import SPLITS, split_of
 from graft.protocols import Observation
+
+DataPlaces = str | Sequence[str] | None
+"""A file, a folder, SPLIT@PATH or a dataset of the hub, or a list of them; None: none of these."""
 
 
 class DatasetEnv(BaseEnv):
@@ -34,45 +39,50 @@ class DatasetEnv(BaseEnv):
     of `hub=`, the name of a dataset on the hub. `split` picks the split, by default `hub_split`. Data
     without splits is divided if `split` is "train" or "test": one row in ten, by its question, is
     "test". Without `split` all rows are used.
+
+    `data=` may list several: their rows alternate in proportion to their numbers, and the data source
+    of a row that names none is its file.
     """
 
     blocking = True
     checks_rows = False
     """Whether a subclass checks all rows before they are used, and may leave bad ones out."""
     # rows never change: a snapshot needs only their number
-    shared = ("table", "numbers", "prompt", "answer")
+    shared = ("table", "numbers", "names", "prompt", "answer")
     saved = ("seed", "turns", "is_over", "walk")
 
     def __init__(
         self,
         *,
-        data: str | None = None,
+        data: DataPlaces = None,
         rows: Sequence[Mapping[str, Any]] | None = None,
         hub: str | None = None,
         hub_split: str | None = None,
         split: str | None = None,
-        question_key: str = "problem",
+        question_key: str | Sequence[str] = "problem",
         columns: Sequence[str] = (),
         evaluation: bool = False,
     ) -> None:
         super().__init__()
-        self.question_key = question_key
         self.evaluation = evaluation
         self.split = split or hub_split or "train"
-        self.table, is_divided = open_table(
+        self.table, divided = open_table(
             data, rows, hub, split, hub_split, check=not self.checks_rows
         )
-        if not len(self.table):
-            raise DataError(f"{self.table.source} is empty: it has no rows")
-        for column in (question_key, *columns):
-            if column not in self.table.columns:
-                raise DataError(
-                    f"{self.table.source} has no column {column!r} (found: "
-                    f"{', '.join(self.table.columns)}); "
-                    "name the ones to use: question_key=, answer_key=, test_key=, image_key="
-                )
-        held = rows_of_split(self.table, question_key, self.split) if is_divided else None
-        self.numbers: Sequence[int] = range(len(self.table)) if held is None else held
+        parts = self.table.parts
+        self.names = [] if data is None or isinstance(data, str) else names_of(data)
+        """Of the listed files, in order; empty for a single one."""
+        keys = [question_key] * len(parts) if isinstance(question_key, str) else question_key
+        self.question_key = keys[0]
+        for part, key in zip(parts, keys, strict=True):
+            check_columns(part, (key, *columns))
+        self.numbers: Sequence[int] = interleaved(
+            [
+                rows_of_split(part, key, self.split) if is_divided else range(len(part))
+                for part, key, is_divided in zip(parts, keys, divided, strict=True)
+            ],
+            [len(part) for part in parts],
+        )
         if not self.numbers:
             raise DataError(
                 f"{self.table.source}, {len(self.table)} rows, has none for split={self.split!r}; one "
@@ -84,8 +94,9 @@ class DatasetEnv(BaseEnv):
 
     def refuse_pictures(self) -> None:
         """DataError if a row holds more than text."""
-        if (found := first_picture(self.table)) is not None:
-            raise DataError(found)
+        for part in self.table.parts:
+            if (found := first_picture(part)) is not None:
+                raise DataError(found)
 
     def ask(self, row: Mapping[str, Any]) -> Observation:
         """The prompt of a row; sets `self.answer`."""
@@ -96,6 +107,11 @@ class DatasetEnv(BaseEnv):
         """The current row, from 0."""
         return self.seed % len(self.numbers)
 
+    @property
+    def place(self) -> tuple[int, int]:
+        """The number of the current row's file, and of the row in it."""
+        return self.table.part_of(self.numbers[self.idx])
+
     def reset(
         self, seed: int | None = None, idx: int | None = None
     ) -> tuple[Observation, dict[str, Any]]:
@@ -104,13 +120,20 @@ class DatasetEnv(BaseEnv):
                 raise ValueError(f"seed={seed} and idx={idx} both choose a row: give one")
             if not 0 <= operator.index(idx) < len(self.numbers):
                 raise ValueError(f"idx={idx}: rows are numbered 0 to {len(self.numbers) - 1}")
-            return super().reset(idx)
+            return self._posed(idx)
         if seed is not None:
             # a walk in file order continues after the chosen row, a shuffled one starts again
             after = operator.index(seed) % len(self.numbers) + 1
             self.walk = [operator.index(seed), after if self.evaluation else 0]
-            return super().reset(seed)
-        return super().reset(self._next())
+            return self._posed(seed)
+        return self._posed(self._next())
+
+    def _posed(self, seed: int) -> tuple[Observation, dict[str, Any]]:
+        prompt, info = super().reset(seed)
+        if self.names:
+            row = self.table[self.numbers[self.idx]]
+            info["data_source"] = str(row.get("data_source") or self.names[self.place[0]])
+        return prompt, info
 
     def _next(self) -> int:
         key, step = self.walk
@@ -132,7 +155,8 @@ class DatasetEnv(BaseEnv):
     @property
     def where(self) -> str:
         """The file and the row (from 1, as in editors), for messages."""
-        return f"{self.table.source}, row {self.numbers[self.idx] + 1}"
+        part, row = self.place
+        return f"{self.table.parts[part].source}, row {row + 1}"
 
     def text_of(self, row: Mapping[str, Any], key: str) -> str:
         value = row.get(key)
@@ -155,19 +179,92 @@ class DatasetEnv(BaseEnv):
         return plain if isinstance(value, list) else plain[0]
 
 
+def num_rows(env: Any) -> int | None:
+    """The rows of an environment over a table, wrapped or not; None for one that draws tasks without end."""
+    inner = getattr(env, "unwrapped", env)
+    return len(inner.numbers) if isinstance(getattr(inner, "table", None), RowTable) else None
+
+
+def check_columns(table: RowTable, columns: Sequence[str]) -> None:
+    """DataError if a table has no rows, or lacks one of these columns."""
+    if not len(table):
+        raise DataError(f"{table.source} is empty: it has no rows")
+    for column in columns:
+        if column not in table.columns:
+            raise DataError(
+                f"{table.source} has no column {column!r} (found: {', '.join(table.columns)}); "
+                "name the ones to use: question_key=, answer_key=, test_key=, image_key="
+            )
+
+
+def names_of(places: Sequence[str]) -> list[str]:
+    """Files as data sources: their names, or all of the text where two would have one name.
+
+    >>> names_of(["data/aime24.parquet", "test@data/GSM-8k"]), names_of(["a/test.jsonl", "b/test.jsonl"])
+    (['aime24', 'GSM-8k'], ['a/test.jsonl', 'b/test.jsonl'])
+    """
+    paths = [Path(parse_location(place).path) for place in places]
+    names = [path.stem if path.suffix.lower() in ENDINGS else path.name for path in paths]
+    return names if len(set(names)) == len(names) else [*places]
+
+
+def interleaved(numbers: Sequence[Sequence[int]], sizes: Sequence[int]) -> Sequence[int]:
+    """The rows of joined tables so that each table is spread evenly; within a table the order stays.
+
+    >>> list(interleaved([range(4), range(2)], [4, 2]))  # rows 4 and 5 are the second table's
+    [0, 4, 1, 2, 5, 3]
+    """
+    if len(numbers) == 1:
+        return numbers[0]
+    starts = [0, *accumulate(sizes)]
+    places = [
+        ((place + 0.5) / len(own), part, number + starts[part])
+        for part, own in enumerate(numbers)
+        for place, number in enumerate(own)
+    ]
+    return array("Q", (number for *_, number in sorted(places)))
+
+
 def open_table(
-    data: str | None,
+    data: DataPlaces,
     rows: Sequence[Mapping[str, Any]] | None,
     hub: str | None,
     split: str | None,
     hub_split: str | None,
     check: bool = True,
-) -> tuple[RowTable, bool]:
-    """The rows, and whether they still have to be divided between train and test.
+) -> tuple[RowTable, list[bool]]:
+    """The rows, and of each of their parts whether it has to be divided between train and test.
 
-    `data` is a file, a folder, SPLIT@PATH or a dataset of the hub; with check=False a line that is no
-    row is an error only when that row is read.
+    `data` is a file, a folder, SPLIT@PATH or a dataset of the hub, or a list of these; with check=False
+    a line that is no row is an error only when that row is read.
     """
+    if data is None or isinstance(data, str):
+        table, is_divided = open_one(data, rows, hub, split, hub_split, check)
+        return table, [is_divided]
+    places: Any = data
+    if (
+        not isinstance(places, list | tuple)
+        or not places
+        or not all(isinstance(p, str) for p in places)
+    ):
+        raise ValueError(f"data={places!r}: give a file or folder, or a list of them")
+    if len(set(places)) < len(places):
+        raise ValueError(f"data={places!r}: a file is listed twice, so its rows would count twice")
+    opened = [open_one(place, rows, None, split, hub_split, check) for place in places]
+    tables = [table for table, _ in opened]
+    table = joined(tuple(tables)) if len(tables) > 1 else tables[0]
+    return table, [is_divided for _, is_divided in opened]
+
+
+def open_one(
+    data: str | None,
+    rows: Sequence[Mapping[str, Any]] | None,
+    hub: str | None,
+    split: str | None,
+    hub_split: str | None,
+    check: bool,
+) -> tuple[RowTable, bool]:
+    """The rows of one place, and whether they have to be divided."""
     if rows is not None:
         if data is not None:
             raise ValueError(f"rows= and data={data!r} both give the rows: keep one")

@@ -15,16 +15,17 @@ from __future__ import annotations
 
 import random
 import re
+from array import array
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from graft.data.check import SPARED, check
+from graft.data.check import SPARED, Verdict, check
 from graft.data.errors import BadField, DataError
 from graft.data.fields import parse_literal
 from graft.data.layouts import RowLayout, by_keys, detect_layout
 from graft.data.tables import RowTable
 from graft.envs.base import Trace
-from graft.envs.dataset.base import DatasetEnv, open_table
+from graft.envs.dataset.base import DataPlaces, DatasetEnv, open_table
 from graft.protocols import Observation
 from graft.rewards.answers import accepted_answers, countdown_score, last_answer, same_text, word_f1
 from graft.rewards.maths.grading import grade
@@ -61,12 +62,12 @@ class PromptsEnv(DatasetEnv):
     """
 
     checks_rows = True
-    shared = (*DatasetEnv.shared, "meta", "tools", "layout")
+    shared = (*DatasetEnv.shared, "meta", "tools", "layouts")
 
     def __init__(
         self,
         *,
-        data: str | None = None,
+        data: DataPlaces = None,
         rows: Sequence[Mapping[str, Any]] | None = None,
         hub: str | None = None,
         hub_split: str | None = None,
@@ -84,32 +85,27 @@ class PromptsEnv(DatasetEnv):
         self.meta: Mapping[str, Any] = {}
         self.tools: list[dict[str, Any]] | None = None
         table, _ = open_table(data, rows, hub, split, hub_split, check=False)  # reads a file once
-        if not len(table):
-            raise DataError(f"{table.source} is empty: it has no rows")
-        if prompt_key is None and answer_key is None:
-            self.layout = detect_layout(table.scan(), table.source, layout, "task")
-        elif layout != "auto":
-            raise ValueError(f"layout={layout!r} and prompt_key= or answer_key=: give one")
-        else:
-            self.layout = named(table, prompt_key or VERL[0], answer_key or VERL[1])
-        if self.layout.name == "earl-sorting":
-            raise DataError(
-                f"{table.source} has EARL's sorting tasks, which are graded by the order that tool calls "
-                "produce, not by a text; use task.env=earl:rows, which has the tools"
-            )
-        known = (key for key in self.layout.prompt_columns if key in table.columns)
+        keys = prompt_key, answer_key
+        self.layouts = [layout_of(part, layout, *keys) for part in table.parts]
+        """Of each file."""
         super().__init__(
             data=data,
             rows=rows,
             hub=hub,
             hub_split=hub_split,
             split=split,
-            question_key=next(known, self.layout.prompt_columns[0]),
+            question_key=[
+                question_column(part, one)
+                for part, one in zip(table.parts, self.layouts, strict=True)
+            ],
             evaluation=evaluation,
         )
-        verdict = check(self.table, self.layout, "task", skip_bad)
-        self.numbers = verdict.good(self.numbers)
-        self.ungraded = verdict.unanswered / len(table)
+        unanswered = 0
+        for index, (part, one) in enumerate(zip(table.parts, self.layouts, strict=True)):
+            verdict = check(part, one, "task", skip_bad)
+            self.numbers = good_rows(self.table, index, verdict, self.numbers)
+            unanswered += verdict.unanswered
+        self.ungraded = unanswered / len(table)
         """Share of the rows that have no answer."""
         if not self.numbers:
             raise DataError(f"{self.table.source} has no good row for split={self.split!r}")
@@ -119,13 +115,26 @@ class PromptsEnv(DatasetEnv):
                 f"{', '.join(table.columns)}"
             )
 
+    @property
+    def layout(self) -> RowLayout:
+        """Of the current row's file."""
+        return self.layouts[self.place[0]]
+
     def reset(
         self, seed: int | None = None, idx: int | None = None
     ) -> tuple[Observation, dict[str, Any]]:
         prompt, info = super().reset(seed, idx)
         # a recipe's reward may grade by the source of a row; verl's rewards do
-        info |= {"data_source": self.data_source, "meta": self.describe()}
+        source = self.data_source or info.get("data_source", "")
+        info |= {"data_source": source, "meta": self.describe()}
         return prompt, {**info, "tools": self.tools} if self.tools else info
+
+    def attempts_at(self, idx: int) -> int:
+        """The attempts that row `idx` asks for in an evaluation (EasyRL's extra_info["pass@k"]), else 1."""
+        number = self.numbers[idx]
+        read = self.layouts[self.table.part_of(number)[0]].task
+        assert read is not None, "recognised as tasks"
+        return read(self.table[number]).meta.get("pass@k", 1)
 
     def ask(self, row: Mapping[str, Any]) -> Observation:
         assert self.layout.task is not None, "recognised as tasks"
@@ -222,6 +231,42 @@ def opened(text: str) -> str:
     answer = last_answer(text)
     box = last_boxed(answer)
     return (answer if box is None else box).strip()
+
+
+def layout_of(
+    table: RowTable, layout: str, prompt_key: str | None, answer_key: str | None
+) -> RowLayout:
+    """The layout of a file: recognised, or of the columns that the user names."""
+    if not len(table):
+        raise DataError(f"{table.source} is empty: it has no rows")
+    if prompt_key is None and answer_key is None:
+        found = detect_layout(table.scan(), table.source, layout, "task")
+        if found.name == "earl-sorting":
+            raise DataError(
+                f"{table.source} has EARL's sorting tasks, which are graded by the order that tool calls "
+                "produce, not by a text; use task.env=earl:rows, which has the tools"
+            )
+        return found
+    if layout != "auto":
+        raise ValueError(f"layout={layout!r} and prompt_key= or answer_key=: give one")
+    return named(table, prompt_key or VERL[0], answer_key or VERL[1])
+
+
+def question_column(table: RowTable, layout: RowLayout) -> str:
+    known = (key for key in layout.prompt_columns if key in table.columns)
+    return next(known, layout.prompt_columns[0])
+
+
+def good_rows(
+    table: RowTable, part: int, verdict: Verdict, numbers: Sequence[int]
+) -> Sequence[int]:
+    """The numbers without the bad rows of one part of the table."""
+    if len(table.parts) == 1:
+        return verdict.good(numbers)
+    bad = set(verdict.bad)
+    places = ((number, *table.part_of(number)) for number in numbers)
+    good = (number for number, index, row in places if index != part or row not in bad)
+    return array("Q", good) if bad else numbers
 
 
 def named(table: RowTable, prompt_key: str, answer_key: str) -> RowLayout:

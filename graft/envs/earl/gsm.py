@@ -94,8 +94,8 @@ def open_problems(data: str | None, split: str) -> tuple[Problem, ...]:
             "answer (a folder "
             f"{DATA} under $GRAFT_DATA is found without data=)"
         )
-    table, is_divided = open_table(str(place), None, None, split, None)
-    chosen = _chosen(table, split if is_divided else None)
+    table, divided = open_table(str(place), None, None, split, None)
+    chosen = _chosen(table, split if any(divided) else None)
     if not chosen:
         raise DataError(
             f"{table.source}, {len(table)} rows, has no problem for split={split!r}; one in ten is a "

@@ -24,7 +24,7 @@ from graft.data.readers import is_sorting
 from graft.data.tables import RowTable
 from graft.envs.arithmetic import value_of
 from graft.envs.calculator import CalculatorSyntax
-from graft.envs.dataset.base import open_table
+from graft.envs.dataset.base import DataPlaces, open_table
 from graft.envs.dataset.prompts import PromptsEnv
 from graft.envs.earl.calc import MAX_USES
 from graft.envs.earl.calc_chat import GradedResponse
@@ -45,7 +45,7 @@ EXPLAINED = {
 
 def earl_rows(
     *,
-    data: str | None = None,
+    data: DataPlaces = None,
     rows: Sequence[Mapping[str, Any]] | None = None,
     hub: str | None = None,
     split: str | None = None,
@@ -59,13 +59,13 @@ def earl_rows(
 
     `tool`, `max_uses` are the calculator's, `max_turns` limits the calls that sort.
     """
-    table, is_divided = open_table(data, rows, hub, split, "train", check=False)
+    table, divided = open_table(data, rows, hub, split, "train", check=False)
     sample = [
         row for row in itertools.islice(table.scan(), SAMPLE_ROWS) if isinstance(row, Mapping)
     ]
     if not sample:
         raise DataError(f"{table.source} is empty: it has no rows")
-    if is_divided:
+    if any(divided):
         check_split_of(sample, table.source, split)
     if is_sorting(sample[0]):
         check_syntax(sample, table.source, syntax)
@@ -85,7 +85,7 @@ def earl_rows(
             rows=rows,
             hub=hub,
             hub_split="train",
-            split=None if is_divided else split,
+            split=None if any(divided) else split,
             skip_bad=skip_bad,
         )
         env = CalcRows(prompts, tool, chosen, max_uses)

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 from graft.data.errors import BadField, DataError
 from graft.data.pictures import refuse_pictures
 from graft.data.tables import RowTable
-from graft.envs.dataset.base import DatasetEnv, open_table
+from graft.envs.dataset.base import DataPlaces, DatasetEnv, open_table
 from graft.protocols import Observation
 from graft.rewards.answers import final_answers, last_answer, same_text
 from graft.types import Message, Turn
@@ -44,7 +44,7 @@ class BenchmarkQuestions(DatasetEnv):
         source_key: str = "",
         empty_key: str = "",
         cipher_key: str = "",
-        data: str | None = None,
+        data: DataPlaces = None,
         rows: Sequence[Mapping[str, Any]] | None = None,
         hub: str | None = None,
         hub_split: str | None = None,
@@ -82,7 +82,8 @@ class BenchmarkQuestions(DatasetEnv):
         self, seed: int | None = None, idx: int | None = None
     ) -> tuple[Observation, dict[str, Any]]:
         prompt, info = super().reset(seed, idx)
-        return prompt, {**info, "data_source": self.data_source, "meta": self.describe()}
+        source = self.data_source or info.get("data_source", "")
+        return prompt, {**info, "data_source": source, "meta": self.describe()}
 
     def ask(self, row: Mapping[str, Any]) -> list[Message]:
         self.question, self.answer = self.keys.read(row, self.where)

@@ -6,18 +6,39 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 from graft.rollout.episode_builder import EpisodeBuilder
+from graft.types import Task
+from graft.user_code import UserCodeError
 
 Branch = Callable[[EpisodeBuilder], Awaitable[None]]
 
 
-def independent(samples: int) -> Branch:
-    """`samples` independent trajectories from the prompt: a plain GRPO group."""
+PASS_AT = "pass@k"
+"""The field of a row's extra_info with the attempts that an evaluation makes at it (EasyRL)."""
+
+
+def independent(samples: int | None) -> Branch:
+    """`samples` independent trajectories from the prompt: a plain GRPO group.
+
+    None: as many as the task's row asks for, else one.
+    """
 
     async def branch(builder: EpisodeBuilder) -> None:
-        trajectories = [await builder.root() for _ in range(samples)]
+        count = attempts_of(builder.episode.task) if samples is None else samples
+        trajectories = [await builder.root() for _ in range(count)]
         await asyncio.gather(*(one.finish() for one in trajectories))
 
     return branch
+
+
+def attempts_of(task: Task) -> int:
+    """The attempts that a task's row asks for, else 1."""
+    wanted = task.meta.get(PASS_AT, 1)
+    if not isinstance(wanted, int) or wanted < 1:
+        raise UserCodeError(
+            f"task {task.id!r} has {PASS_AT!r}: {wanted!r} in its meta, the number of attempts at it in an "
+            "evaluation; give a whole number from 1, or leave it out"
+        )
+    return wanted
 
 
 BRANCHES: dict[str, Callable[..., Branch] | str] = {

@@ -81,7 +81,19 @@ def running(config: Config) -> int:
     """Sequences that run at a time: of a training step or an evaluation."""
     rollout = config.rollout
     train = min(rollout.tasks, rollout.concurrency) * rollout.samples
-    return min(max(train, min(config.run.eval_tasks, rollout.concurrency), 1), MAX_RUNNING)
+    held_out = held_out_groups(config) * max(config.eval.samples, 1)
+    return min(max(train, held_out, 1), MAX_RUNNING)
+
+
+def held_out_groups(config: Config) -> int:
+    """Held-out tasks that are attempted at a time."""
+    count = config.run.eval_tasks * max(len(config.held_out_envs), 1)
+    return min(count, config.rollout.concurrency)
+
+
+def longest_context(config: Config) -> int:
+    """Tokens of the longest attempt, in training or evaluation."""
+    return max(config.rollout.max_context, config.eval.max_context)
 
 
 def page_size(config: Config, device_memory: DeviceMemory) -> int:
@@ -91,7 +103,7 @@ def page_size(config: Config, device_memory: DeviceMemory) -> int:
 
 def smallest_pool(config: Config, page: int) -> int:
     """One longest context in whole pages: with less no attempt could finish."""
-    return _in_pages(config.rollout.max_context, page) + page
+    return _in_pages(longest_context(config), page) + page
 
 
 def wanted_pool(config: Config, page: int) -> int:
@@ -100,7 +112,8 @@ def wanted_pool(config: Config, page: int) -> int:
     groups = min(rollout.tasks, rollout.concurrency)
     prompt, row = _in_pages(work.prompt, page), _in_pages(work.sampled, page)
     train = groups * (prompt + rollout.samples * (row + page))
-    held_out = min(config.run.eval_tasks, rollout.concurrency) * _in_pages(work.context, page)
+    context = workload_of(config.as_evaluated()).context
+    held_out = held_out_groups(config) * max(config.eval.samples, 1) * _in_pages(context, page)
     return max(train, held_out, smallest_pool(config, page))
 
 

@@ -16,8 +16,10 @@ from typing import Any
 from graft.algos.credit import CREDITS, cpo, dr_grpo, grpo, rebn, rloo
 from graft.algos.presets import Preset
 from graft.config import Config, ConfigError
+from graft.recipe_keys import EnvItem
 from graft.registry import resolve
 from graft.train.algorithm import preset_of, rounds_of
+from graft.train.memory.workload import longest_context
 from graft.train.monitor.check import FAIL, WARN, Check
 
 GROUP_RELATIVE = (grpo, dr_grpo, rloo, cpo)
@@ -116,19 +118,20 @@ def _learning_rate(config: Config) -> list[Check]:
 
 def positions_check(config: Config, shape: Any) -> Check | None:
     """Whether attempts may exceed the model's positions, where every engine ends a turn."""
-    context, most = config.rollout.max_context, shape.max_positions
+    context, most = longest_context(config), shape.max_positions
     if context <= most:
         return None
+    section = "rollout" if context == config.rollout.max_context else "eval"
     scaling = dict(getattr(shape, "rope_scaling", None) or {})
     window = scaling.get("original_max_position_embeddings")
     reach = int(float(scaling.get("factor") or 1.0) * window) if window else most
     seen = (
-        f"rollout.max_context={context} is more than the {most} positions of the model "
+        f"{section}.max_context={context} is more than the {most} positions of the model "
         "(max_position_embeddings): attempts end there"
     )
-    if config.sft.is_on:
+    if config.sft.is_on and config.rollout.max_context > most:
         seen += ", and longer examples would be learned at positions that it was not trained on"
-    remedy = f"set rollout.max_context={most}"
+    remedy = f"set {section}.max_context={most}"
     if reach > most:
         remedy += (
             f". Its rope scaling reaches {reach}: max_position_embeddings={reach} in its config.json "
@@ -137,14 +140,12 @@ def positions_check(config: Config, shape: Any) -> Check | None:
     return Check("positions", WARN, seen, remedy)
 
 
-def graded_check(config: Config, env: Any) -> Check | None:
+def graded_check(config: Config, item: EnvItem, env: Any) -> Check | None:
     """Whether the attempts at a file of prompts get a reward."""
     share = getattr(getattr(env, "unwrapped", env), "ungraded", 0.0)
-    if not share or config.task.reward or not config.train.steps:
+    if not share or item.reward or not config.train.steps:
         return None
-    seen = (
-        f"{share:.0%} of the rows of task.env={config.task.env} have no answer, so attempts earn 0"
-    )
+    seen = f"{share:.0%} of the rows of task.env={item.label} have no answer, so attempts earn 0"
     remedy = "set task.reward, or task.args.answer_key to the column of the answers"
     return Check("graded", FAIL if share == 1 else WARN, seen, remedy)
 

@@ -18,8 +18,7 @@ from graft.train.rl import train_step
 from graft.train.rollout_source import RolloutSource
 from graft.train.run_dir.checkpoint import Checkpoint
 from graft.train.run_dir.folder import RunStopped
-from graft.train.tasks import TaskStream, held_out_tasks
-from graft.types import Task
+from graft.train.tasks import TaskStream, probe_of
 
 CHECKED_TASKS = 2
 """Attempted before the first step where no evaluation has made attempts."""
@@ -33,7 +32,7 @@ def reinforce(run: RunContext, resumed: Checkpoint | None) -> None:
         reference = frozen_policy(run, "reference", is_new=resumed is None)
     learner = make_learner(run.components, reference)
     run.show_notes()
-    tasks = TaskStream(config.task.env, config.run.seed, run.state.get("cursor", 0))
+    tasks = TaskStream(config.task.envs, config.run.seed, run.state.get("cursor", 0))
     done = 0
     if resumed is None:
         run.publish(0)
@@ -63,14 +62,19 @@ def reinforce(run: RunContext, resumed: Checkpoint | None) -> None:
 
 def _check_attempts(run: RunContext, learner: Learner, version: int) -> None:
     """The cheap checks of `graft doctor`, on the attempts of the evaluation before."""
-    env, episodes = run.config.task.env, run.episodes
-    if not episodes:  # nothing was evaluated, or the run continues from a checkpoint
+    components, episodes = run.components, run.episodes
+    drawn = components.setup.sampling
+    # nothing was evaluated, the run continues from a checkpoint, or attempts were sampled in another way
+    if not episodes or components.held_out.sampling != drawn:
         run.publish(version)
-        request = RolloutRequest(held_out_tasks(env, CHECKED_TASKS), "a first look", held_out=True)
+        tasks = components.held_out_tasks(CHECKED_TASKS)
+        request = RolloutRequest(tasks, "a first look", held_out=True, sampling=drawn)
         episodes = run.collector.submit(request).result()
-    stop = run.components.held_out.make_env(Task("probe", env)).stop if env else ()
+    items = run.config.held_out_envs
+    probes = [components.held_out.make_env(probe_of(item)) for item in items]
+    stop = [text for probe in probes for text in probe.stop]
     rollout = run.config.rollout
-    chat, limit = run.components.chat, rollout.max_tokens
+    chat, limit = components.chat, rollout.max_tokens
     for check in check_attempts(learner, episodes, chat, rollout.temperature, stop, limit):
         if check.verdict != PASS:
             run.display.note(str(check))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from graft.config import Config
@@ -18,7 +19,6 @@ from graft.train.run_dir.checkpoint import Checkpoint
 from graft.train.run_dir.folder import RunStopped
 from graft.train.sft import held_out_scores, sft_step
 from graft.train.sft_dataset import Prefetcher, SFTDataset, make_dataset
-from graft.train.tasks import held_out_tasks
 
 
 def warm_up(run: RunContext, resumed: Checkpoint | None) -> None:
@@ -108,5 +108,7 @@ def _held_out_metrics(
 
 def _task_reward(run: RunContext) -> float:
     """Mean reward of held-out attempts that call a tool; of all attempts, where none does."""
-    score = attempt_held_out(run, held_out_tasks(run.config.task.env, SFT_CHECK_TASKS), 1.0)
+    tasks = run.components.held_out_tasks(SFT_CHECK_TASKS)
+    sampling = replace(run.components.held_out.sampling, temperature=1.0)
+    score = attempt_held_out(run, tasks, sampling)
     return score.reward_with_tool if score.tool_rate else score.reward
