@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from graft.config import load_config as load_recipe
     from graft.envs import make, make_vec, register
     from graft.envs.base import BaseEnv
+    from graft.envs.multi_agent.base import MultiAgentEnv
     from graft.tools.function import tool
     from graft.types import Episode, Sampling, Task, Trajectory, Turn
 
@@ -37,6 +38,7 @@ __all__ = [
     "Episode",
     "Generation",
     "Learner",
+    "MultiAgentEnv",
     "Policy",
     "RunResult",
     "Sampling",
@@ -66,6 +68,7 @@ _LAZY = {
     "Episode": "graft.types:Episode",
     "Generation": "graft.api.generate:Generation",
     "Learner": "graft.api.learner:PolicyLearner",
+    "MultiAgentEnv": "graft.envs.multi_agent.base:MultiAgentEnv",
     "Policy": "graft.api.policy:Policy",
     "RunResult": "graft.api.runs:RunResult",
     "Sampling": "graft.types:Sampling",

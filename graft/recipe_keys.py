@@ -266,6 +266,9 @@ class RolloutSection(Section):
     staleness: int = Field(default=0, ge=0)
     """Steps that sampling may run ahead of learning: the maximum age of a trained token, in versions of the
     weights. 0: sampling and learning alternate."""
+    frozen: dict[str, str] = {}
+    """Seats of a game that the policy does not play, and the model that does: {O: PATH}, or {O: reference}
+    for the weights that RL starts from."""
     unfinished: Literal["continue", "discard"] = "continue"
     """Running attempts when new weights arrive: continue with the new weights, or discard and start again."""
 

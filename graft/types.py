@@ -131,6 +131,20 @@ class CallText(str):
         return str(self), self.tool, self.arguments
 
 
+class MessageText(str):
+    """The text of a demonstration's observation that enters as a message of its own `role`.
+
+    Only where an environment has observations of two kinds, such as a tool's results and a customer.
+    """
+
+    role: str
+
+    def __new__(cls, text: str, role: str) -> MessageText:
+        self = super().__new__(cls, text)
+        self.role = role
+        return self
+
+
 @dataclass(frozen=True, slots=True)
 class Sampling:
     """How to draw tokens. Temperature 0 is greedy; the defaults are the model's own distribution."""
@@ -305,6 +319,15 @@ class Leaf:
     metrics: dict[str, float] = field(default_factory=dict[str, float])
     info: dict[str, Any] = field(default_factory=dict[str, Any])
     """The environment's last info, as plain JSON of bounded size."""
+    seat: str = ""
+    """The agent whose side this is, where several agents play; "" elsewhere."""
+    match: int | None = None
+    """The number of the attempt that the seats of one game share."""
+
+    @property
+    def has_acted(self) -> bool:
+        """False for a seat whose game was over before its first turn: there is nothing to learn."""
+        return not self.seat or self.metrics.get("turns", 0.0) > 0
 
 
 @dataclass(slots=True)

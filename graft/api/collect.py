@@ -157,6 +157,7 @@ async def acollect(
             sampling=replace(setup.sampling, temperature=temperature),
             salt=(engine.seed if seed is None else seed) * TRAIN_SEEDS + step,
             samples=samples,
+            self_play=True,
         )
         if learns is not None:
             learns.begin(step)

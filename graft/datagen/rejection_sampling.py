@@ -242,7 +242,7 @@ class SampleWork:
         config, branch = self.config, independent(samples)
         sampling = replace(self.setup.sampling, temperature=temperature)
         # step 0, which no run has: separate draws
-        setup = replace(self.setup, sampling=sampling, salt=seed * TRAIN_SEEDS)
+        setup = replace(self.setup, sampling=sampling, salt=seed * TRAIN_SEEDS, self_play=False)
         at_a_time = config.rollout.concurrency
         if self.server is not None:  # each attempt is a request
             at_a_time = max(1, at_a_time // samples)

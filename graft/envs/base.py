@@ -77,27 +77,84 @@ class EnvSource:
         return self.made_by(**changes)
 
 
-class BaseEnv(EnvSource):
-    """Implements the Env protocol around `pose` and `respond`."""
+class CopyableEnv(EnvSource):
+    """The state of an environment: its own generator, copies, snapshots."""
 
     env_id = ""
     entry_point = ""
-    data_source = ""
-    split = "train"
     blocking = False
     forkable = True
     stop: tuple[str, ...] = ()
     observe_as = "user"
-    max_turns: int | None = 1
-    """Actions per episode; when they are used up the episode is truncated. None: no limit."""
     shared: tuple[str, ...] = ()
     """Attributes that forks share instead of copying: a dataset, a pool of workers."""
-    saved: tuple[str, ...] = ("seed", "turns", "is_over", "prompt", "answer", "num_random_actions")
+    saved: tuple[str, ...] = ()
     """Attributes that hold the current episode, in plain data; a subclass adds its own."""
 
     def __init__(self) -> None:
         self.rng = RandomState()
         self.seed = 0
+
+    def begin_stream(self, seed: int | None) -> None:
+        """Begin the stream of `seed`; None draws the next one from the present stream."""
+        if seed is None:
+            # 53 bits: a JSON reader that has only doubles reads every seed exactly
+            seed = self.rng.getrandbits(53)
+        elif not hasattr(seed, "__index__"):
+            raise TypeError(f"seed={seed!r}: must be a whole number from 0")
+        elif (seed := operator.index(seed)) < 0:
+            raise ValueError(f"seed={seed}: must be 0 or more")
+        self.seed = seed
+        self.rng.seed(seed)
+
+    def fork(self) -> Self:
+        """An independent copy in the same state, generator included."""
+        if not self.forkable:
+            raise TypeError(
+                f"env {self.env_id!r} cannot be copied (forkable = False); rebuild it by replaying "
+                "its actions, or write fork()"
+            )
+        with forking() as memo:
+            twin = memo[id(self)] = copy.copy(self)
+            for name in self.shared:
+                common = getattr(self, name, None)
+                memo[id(common)] = common
+            own = without((*self.shared, "made_by"), vars(self))
+            try:
+                vars(twin).update(copy.deepcopy(own, memo))
+            except TypeError as error:
+                raise _uncopied(self, own, error) from error
+            return twin
+
+    def get_state(self) -> dict[str, Any]:
+        """The current episode as plain data: generator and `saved` attributes, not the settings."""
+        saved = {name: getattr(self, name) for name in self.saved}
+        return copy.deepcopy({**saved, "rng": self.rng.getstate()})
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Continue from a snapshot of an env with the same settings, even one read from JSON."""
+        self.rng.setstate(state["rng"])
+        vars(self).update(copy.deepcopy({name: state[name] for name in self.saved}))
+
+    def close(self) -> None:
+        """Release what the env holds; nothing here."""
+
+    @property
+    def unwrapped(self) -> Self:
+        return self
+
+
+class BaseEnv(CopyableEnv):
+    """Implements the Env protocol around `pose` and `respond`."""
+
+    data_source = ""
+    split = "train"
+    max_turns: int | None = 1
+    """Actions per episode; when they are used up the episode is truncated. None: no limit."""
+    saved: tuple[str, ...] = ("seed", "turns", "is_over", "prompt", "answer", "num_random_actions")
+
+    def __init__(self) -> None:
+        super().__init__()
         self.turns = 0
         self.is_over = True  # nothing to act on before the first reset
         self.prompt: Observation = ""
@@ -137,21 +194,13 @@ class BaseEnv(EnvSource):
         return {}
 
     def reset(self, seed: int | None = None) -> tuple[Observation, dict[str, Any]]:
-        if seed is None:
-            # 53 bits: a JSON reader that has only doubles reads every seed exactly
-            seed = self.rng.getrandbits(53)
-        elif not hasattr(seed, "__index__"):
-            raise TypeError(f"seed={seed!r}: must be a whole number from 0")
-        elif (seed := operator.index(seed)) < 0:
-            raise ValueError(f"seed={seed}: must be 0 or more")
-        self.seed = seed
-        self.rng.seed(seed)
+        self.begin_stream(seed)
         self.turns = self.num_random_actions = 0
         self.is_over = False
         prompt: Any = as_observation(self.pose(), UserObject(self, "env", "pose"))
         self.prompt = prompt
         info = self.margins()
-        info["seed"], info["answer"] = seed, self.answer
+        info["seed"], info["answer"] = self.seed, self.answer
         return prompt, info
 
     def step(self, action: str) -> Turn:
@@ -175,42 +224,6 @@ class BaseEnv(EnvSource):
             data_source=self.data_source or self.env_id,
             meta=self.describe(),
         )
-
-    def fork(self) -> Self:
-        """An independent copy in the same state, generator included."""
-        if not self.forkable:
-            raise TypeError(
-                f"env {self.env_id!r} cannot be copied (forkable = False); rebuild it by replaying "
-                "its actions, or write fork()"
-            )
-        with forking() as memo:
-            twin = memo[id(self)] = copy.copy(self)
-            for name in self.shared:
-                common = getattr(self, name, None)
-                memo[id(common)] = common
-            own = without((*self.shared, "made_by"), vars(self))
-            try:
-                vars(twin).update(copy.deepcopy(own, memo))
-            except TypeError as error:
-                raise _uncopied(self, own, error) from error
-            return twin
-
-    def get_state(self) -> dict[str, Any]:
-        """The current episode as plain data: generator and `saved` attributes, not the settings."""
-        saved = {name: getattr(self, name) for name in self.saved}
-        return copy.deepcopy({**saved, "rng": self.rng.getstate()})
-
-    def set_state(self, state: Mapping[str, Any]) -> None:
-        """Continue from a snapshot of an env with the same settings, even one read from JSON."""
-        self.rng.setstate(state["rng"])
-        vars(self).update(copy.deepcopy({name: state[name] for name in self.saved}))
-
-    def close(self) -> None:
-        """Release what the env holds; nothing here."""
-
-    @property
-    def unwrapped(self) -> Self:
-        return self
 
 
 def _uncopied(env: Any, attributes: Mapping[str, Any], error: TypeError) -> Exception:

@@ -16,8 +16,12 @@ from graft.envs.dataset import DATASETS
 from graft.envs.earl import EARL
 from graft.envs.entry import EnvEntry, family_of
 from graft.envs.games.variants import GAMES
+from graft.envs.multi_agent import SELF_PLAY
+from graft.envs.multi_agent.base import MultiAgentEnv
+from graft.envs.multi_agent.seat import SeatEnv
 from graft.envs.own_tools import with_own_tools
 from graft.envs.reasoning import REASONING
+from graft.envs.retail import RETAIL
 from graft.envs.terminal import TERMINAL
 from graft.envs.webshop import WEBSHOP
 from graft.envs.wrappers import Wrappers, wrap
@@ -37,6 +41,8 @@ ENVS: dict[str, EnvEntry] = {
     **DATASETS,
     **WEBSHOP,
     **TERMINAL,
+    **SELF_PLAY,
+    **RETAIL,
 }
 
 
@@ -78,6 +84,8 @@ def make(
             what = f"env {env_id!r}{'' if is_bundled else hint}"
             check_options(build, {**entry.args, **kwargs}, what)
             raise
+    if isinstance(env, MultiAgentEnv) and "rng" in vars(env):
+        env.env_id, env = env_id, SeatEnv(env)
     check_env(env, f"env {env_id!r}")
     if isinstance(env, BaseEnv) and "rng" not in vars(env):
         raise UserCodeError(

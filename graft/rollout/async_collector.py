@@ -176,7 +176,7 @@ class AsyncCollector:
                 self._thread.join(0.2)
                 if self._monitor.seconds > GRACE:
                     break
-        self.config.setup.engine.close()
+        self.config.setup.close()
 
 
 def _hand_over(done: asyncio.Task[list[Episode]], future: Future[list[Episode]]) -> None:

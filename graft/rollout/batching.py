@@ -16,12 +16,13 @@ PAD = -1
 
 
 def trajectories_of(episodes: Sequence[Episode]) -> list[Trajectory]:
-    """The trajectories to train on: those that no engine, tool or environment broke."""
+    """The trajectories to train on: those that no engine, tool or environment broke, without the seats
+    whose game was over before their first turn."""
     return [
         trajectory
         for episode in episodes
         for trajectory in episode.trajectories()
-        if trajectory.leaf.status.is_trainable
+        if trajectory.leaf.status.is_trainable and trajectory.leaf.has_acted
     ]
 
 
@@ -40,11 +41,11 @@ def to_batch(trajectories: Sequence[Trajectory]) -> Batch:
     floats = {name: np.zeros(shape, np.float32) for name in ("logprobs", "entropies", "rewards")}
     mask = np.zeros(shape, bool)
     numbers: dict[int, int] = {}  # span -> its number in the batch, the same in every row
-    groups: dict[int, int] = {}
+    groups: dict[tuple[int, str], int] = {}  # attempts at one task, from one seat
     leaves: dict[tuple[int, int], int] = {}
     last_turn: dict[int, int] = {}
     for n, (row, spans) in enumerate(zip(trajectories, columns, strict=True)):
-        groups.setdefault(id(row.episode), len(groups))
+        groups.setdefault((id(row.episode), row.leaf.seat), len(groups))
         leaf = leaves.setdefault((id(row.episode), row.leaf_index), len(leaves))
         start, turn, previous = 0, last_turn.get(leaf, -1), None
         for span in spans:
@@ -73,7 +74,9 @@ def to_batch(trajectories: Sequence[Trajectory]) -> Batch:
         **tensors,
         mask=torch.from_numpy(mask),
         reward=torch.tensor([row.leaf.reward for row in trajectories], dtype=torch.float32),
-        group=torch.tensor([groups[id(row.episode)] for row in trajectories], dtype=torch.long),
+        group=torch.tensor(
+            [groups[id(row.episode), row.leaf.seat] for row in trajectories], dtype=torch.long
+        ),
         leaf=torch.tensor(leaf_of_row, dtype=torch.long),
         truncated=torch.tensor(
             [row.leaf.status == "truncated" for row in trajectories], dtype=torch.bool

@@ -11,7 +11,7 @@ from graft.rollout.episode_builder import EpisodeBuilder
 from graft.rollout.event_loop import run
 from graft.rollout.failure import RolloutFailure, concurrently
 from graft.rollout.setup import RolloutSetup
-from graft.types import Episode, Status, Task
+from graft.types import Episode, Leaf, Status, Task
 from graft.user_code import UserCodeError, UserObject, naming, refusal, source_of
 
 
@@ -34,6 +34,12 @@ async def build_episode(task: Task, setup: RolloutSetup, branch: Branch, index: 
 
 
 async def _run_branch(builder: EpisodeBuilder, branch: Branch) -> None:
+    if builder.is_match and not getattr(branch, "plays_matches", False):
+        raise UserCodeError(
+            f"{UserObject(branch, 'branch')} forks single trajectories, and env "
+            f"{builder.episode.task.env!r} is played by several seats; use rollout.branch=independent, or "
+            "self_play=False in task.args"
+        )
     running = branch(builder)
     if not isawaitable(running):
         raise refusal(UserObject(branch, "branch"), running, "an awaitable: write `async def`")
@@ -51,7 +57,7 @@ def check_complete(builder: EpisodeBuilder, branch: Branch) -> None:
             f"{UserObject(branch, 'branch')} returned while {len(live)} of its {len(made)} attempts were "
             "not over; `await trajectory.finish()` for each, or asyncio.gather them"
         )
-    count = sum(trajectory.twin_of is None for trajectory in made)
+    count = builder.num_attempts
     required = builder.setup.samples
     if required is not None and count != required and not getattr(branch, "any_number", False):
         raise UserCodeError(
@@ -103,14 +109,14 @@ async def collect_async(
 def is_flat(episode: Episode) -> bool:
     """True if all attempts of the policy earned the same: their group-relative advantage is 0.
 
-    Counterfactual attempts do not count; an attempt that a twin replaces in training does.
+    Counterfactual attempts do not count; an attempt that a twin replaces in training does. The seats
+    of a game are groups of their own.
     """
-    rewards = {
-        leaf.reward
-        for leaf in episode.leaves
-        if leaf.twin is None and (leaf.status.is_trainable or leaf.status is Status.REPLACED)
-    }
-    return len(rewards) < 2
+    rewards: dict[str, set[float]] = {}
+    for leaf in filter(lambda one: one.has_acted, episode.leaves):
+        if leaf.twin is None and (leaf.status.is_trainable or leaf.status is Status.REPLACED):
+            rewards.setdefault(leaf.seat, set()).add(leaf.reward)
+    return all(len(one) < 2 for one in rewards.values())
 
 
 def missing_share(episodes: Sequence[Episode], samples: int) -> float:
@@ -118,8 +124,14 @@ def missing_share(episodes: Sequence[Episode], samples: int) -> float:
     has one leaf with the reason, and does not count."""
     attempts = [[leaf for leaf in episode.leaves if leaf.twin is None] for episode in episodes]
     posed = [leaves for leaves in attempts if any(leaf.metrics for leaf in leaves) or not leaves]
-    lacking = sum(max(samples - len(leaves), 0) for leaves in posed)
+    lacking = sum(max(samples - num_attempts(leaves), 0) for leaves in posed)
     return lacking / max(samples * len(posed), 1)
+
+
+def num_attempts(leaves: Sequence[Leaf]) -> int:
+    """Leaves without a seat, and games: the seats of one game are one attempt."""
+    matches = {leaf.match for leaf in leaves if leaf.seat}
+    return len(matches) + sum(not leaf.seat for leaf in leaves)
 
 
 def collect_informative(

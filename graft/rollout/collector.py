@@ -129,7 +129,7 @@ class SyncCollector:
         return {}
 
     def close(self) -> None:
-        self.config.setup.engine.close()
+        self.config.setup.close()
 
 
 class _DeferredRollouts:

@@ -18,7 +18,17 @@ from graft.protocols import Env
 from graft.registry import check_options
 from graft.text.chat import TEMPLATE, Chat, Tools
 from graft.text.transcript import Transcript
-from graft.types import NO_ACTION, Author, CallText, Episode, Leaf, Message, Span, Task
+from graft.types import (
+    NO_ACTION,
+    Author,
+    CallText,
+    Episode,
+    Leaf,
+    Message,
+    MessageText,
+    Span,
+    Task,
+)
 from graft.user_code import UserCodeError, UserObject, as_reset, as_trace
 
 INLINE = "inline"
@@ -106,9 +116,8 @@ def demonstration(
     for number, (author, text) in enumerate(trace):
         goes_on = any(following is Author.POLICY for following, _ in trace[number + 1 : number + 2])
         is_call = env.observe_as == INLINE and text.endswith(env.stop) and actions is None
-        entries.append(
-            DemonstratedTurn(author, text, env.observe_as, ends=not (is_call or goes_on))
-        )
+        role = text.role if isinstance(text, MessageText) else env.observe_as
+        entries.append(DemonstratedTurn(author, text, role, ends=not (is_call or goes_on)))
     task = replace(task, answer=info.get("answer", task.answer))
     tools = info.get("tools")
     return attempt(task, list(messages), entries, chat, actions, prefill, tools, start_tool)

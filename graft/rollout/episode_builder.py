@@ -12,6 +12,7 @@ from graft.protocols import Context, Env
 from graft.rollout.demonstration import decided
 from graft.rollout.failure import RolloutFailure, boundary
 from graft.rollout.live_trajectory import EpisodeDraft, LiveTrajectory
+from graft.rollout.match import Match, frozen_drafts, match_of
 from graft.rollout.setup import RolloutSetup
 from graft.rollout.user_calls import call, close_env, fork_env, info_of_reset
 from graft.types import Author, Leaf, Span, Task
@@ -33,9 +34,13 @@ class EpisodeBuilder(EpisodeDraft):
     def __init__(self, task: Task, setup: RolloutSetup, index: int = 0) -> None:
         super().__init__(task, setup.for_task(task))
         self.index = index
+        self.is_match = False
+        """Whether an attempt is a game in which every seat has a trajectory of its own."""
+        self.num_matches = 0
         self._env: Env | None = None
         self._prompt: Context | None = None
         self._tip = 0  # the last span that all trajectories share
+        self._frozen: dict[str, EpisodeDraft] = {}
 
     async def __aenter__(self) -> EpisodeBuilder:
         return self
@@ -45,6 +50,8 @@ class EpisodeBuilder(EpisodeDraft):
             trajectory.close()
         if self._prompt is not None:
             self._prompt.close()
+        for draft in (self, *self._frozen.values()):
+            draft.close_prompts()
         if self._env is not None:
             close_env(self._env)
 
@@ -71,6 +78,14 @@ class EpisodeBuilder(EpisodeDraft):
             meta={**task.meta, **meta},
         )
         self.info = info_of_reset(info)
+        if setup.self_play and match_of(self._env) is not None:
+            if setup.start:
+                raise UserCodeError(
+                    f"attempts that begin in mode {setup.start!r} have one prompt, and env {task.env!r} has "
+                    "one per seat; leave the starting mode out, or set self_play=False in task.args"
+                )
+            self.is_match, self._frozen = True, frozen_drafts(self)
+            return
         try:
             if self._env.observe_as == "raw":  # a wrapper has put it through the chat template
                 tokens, _ = self.prompt_tokens(str(observation))
@@ -92,6 +107,20 @@ class EpisodeBuilder(EpisodeDraft):
             self._tip = self.episode.append(span)
             self._prompt.append(entry.tokens)
             self._prompt.mode = entry.mode
+
+    @property
+    def num_attempts(self) -> int:
+        """Attempts at the task, twins aside."""
+        return self.num_matches or sum(one.twin_of is None for one in self.trajectories)
+
+    async def attempt(self) -> LiveTrajectory | Match:
+        """A new attempt from the start, to be finished: a game with all its seats, or a trajectory."""
+        if not self.is_match:
+            return await self.root()
+        async with boundary(f"env {self.episode.task.env} reset", self.setup.deadline):
+            env = self.setup.make_env(self.episode.task)
+        self.num_matches += 1
+        return Match(self, self._frozen, self.num_matches - 1, env)
 
     async def root(self, purpose: str = "") -> LiveTrajectory:
         """A new trajectory from the prompt, which is computed once for all of them.
@@ -134,8 +163,9 @@ class EpisodeBuilder(EpisodeDraft):
         return last
 
     def settle(self) -> None:
-        """Leaves in the order in which their trajectories began."""
-        leaves = {one: one.leaf for one in self.trajectories if one.leaf is not None}
+        """Leaves in the order in which their trajectories began, or of their seats."""
+        ordered = sorted(self.trajectories, key=lambda one: one.number)
+        leaves = {one: one.leaf for one in ordered if one.leaf is not None}
         self.episode.leaves = [*leaves.values()]
         for trajectory, leaf in leaves.items():
             if trajectory.twin_of is not None:

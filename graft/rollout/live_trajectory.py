@@ -54,6 +54,8 @@ class EpisodeDraft:
         """The info of the environment's reset, without the parts that the task holds."""
         self.transcript: Transcript | None = None
         """The prompt, where the chat template is followed to the letter."""
+        self.prompts: dict[str, tuple[int, Context, Transcript | None]] = {}
+        """The prompts of the seats of a game."""
         self.keep_open = False
         """True: contexts of ended trajectories stay open, for a branch that forks in the past."""
 
@@ -61,11 +63,26 @@ class EpisodeDraft:
         """Seeds the draws of trajectory `number`; draws other than its tokens have a purpose."""
         return draw_key(self.setup.salt, self.episode.task.id + purpose, number)
 
-    def add(self, context: Context, env: Env, tip: int) -> LiveTrajectory:
-        """One more trajectory, which continues span `tip`."""
-        trajectory = LiveTrajectory(self, len(self.trajectories), context, env, tip)
+    def add(
+        self, context: Context, env: Env, tip: int, number: int | None = None
+    ) -> LiveTrajectory:
+        """One more trajectory, which continues span `tip`; leaves are in the order of their numbers."""
+        number = len(self.trajectories) if number is None else number
+        trajectory = LiveTrajectory(self, number, context, env, tip)
         self.trajectories.append(trajectory)
         return trajectory
+
+    def open_prompt(self, text: str) -> tuple[int, Context, Transcript | None]:
+        """The root span, context and transcript of a prompt, written once for all that begin with it."""
+        if text not in self.prompts:
+            tokens, transcript = self.prompt_tokens([{"role": "user", "content": text}])
+            root = self.episode.append(Span(None, Author.TASK, tokens, text=text))
+            self.prompts[text] = root, self.setup.engine.open(tokens), transcript
+        return self.prompts[text]
+
+    def close_prompts(self) -> None:
+        for _, context, _ in self.prompts.values():
+            context.close()
 
     def prompt_tokens(
         self, prompt: str | list[Message], tools: Any = None
@@ -104,6 +121,7 @@ class LiveTrajectory:
         self.leaf: Leaf | None = None
         self.twin_of: LiveTrajectory | None = None
         """The trajectory that this one is the counterfactual of."""
+        self.seat, self.match = "", -1  # of a game with several agents
         self.partial = PartialTurn()
 
     @property
@@ -125,6 +143,11 @@ class LiveTrajectory:
     def can_sample(self) -> bool:
         """Whether turn and context have room for one more token."""
         return self._sampling(None) is not None
+
+    @property
+    def has_turns(self) -> bool:
+        """Whether the limit of turns allows one more."""
+        return self.metrics["turns"] < self.draft.setup.max_turns
 
     async def finish(self) -> None:
         """Take turns until it is over."""
@@ -152,7 +175,16 @@ class LiveTrajectory:
             await self.end(failure.status)
 
     async def _turn(self) -> None:
-        setup = self.draft.setup
+        action = await self.decide()
+        if action is not None:
+            turn = await self._act(action)
+            await self.receive(action, turn, is_last=not self.has_turns)
+        elif self.is_live:
+            is_cut = self.partial.finish is Finish.LENGTH
+            await self.end(Status.TRUNCATED if is_cut else Status.ABORTED)
+
+    async def decide(self) -> str | None:
+        """Sample the rest of a turn: the argument of env.step; None where no turn was completed."""
         if self.partial.stage is not TurnStage.SAMPLED:  # `begin` may have sampled all of it
             await self._sample()
         if not self.is_live:
@@ -160,18 +192,19 @@ class LiveTrajectory:
         finish, self.partial.stage = self.partial.finish, TurnStage.OVER
         self.metrics["turns"] += 1
         if finish in (Finish.LENGTH, Finish.ABORT):
-            return await self.end(Status.TRUNCATED if finish is Finish.LENGTH else Status.ABORTED)
+            return None
+        return self._action(is_call=finish is Finish.EXIT)
 
-        is_closed = setup.chat.is_closed(self.partial.tokens)
-        action = self._action(is_call=finish is Finish.EXIT)
-        turn = await self._act(action)
-        self._record(action, turn)
+    async def receive(self, action: str, turn: Turn, is_last: bool = False) -> None:
+        """Take the environment's answer; `is_last`: the limit of turns is reached."""
+        setup = self.draft.setup
+        self.record(action, turn)
         if turn.is_over:
             return await self.end(Status.DONE if turn.terminated else Status.TRUNCATED)
-        if self.metrics["turns"] >= setup.max_turns:
+        if is_last:
             return await self.end(Status.TRUNCATED)
         async with boundary(f"env {self.draft.episode.task.env} answer", setup.deadline):
-            self._observe(turn, action, is_closed)
+            self._observe(turn, action, setup.chat.is_closed(self.partial.tokens))
 
     async def _sample(self, most: int | None = None) -> None:
         """Sample the turn, or `most` tokens of it, after the tokens of it that are there already.
@@ -268,14 +301,15 @@ class LiveTrajectory:
             self.partial.stage = TurnStage.OVER
         return turn
 
-    def _record(self, action: str, turn: Turn) -> None:
+    def record(self, action: str, turn: Turn) -> None:
         """Reward, info and tool counts of a turn."""
-        span = self.partial.spans[-1]
         self.actions.append(action)
-        span.reward = turn.reward
         self.reward += turn.reward
         self.info = turn.info
         self.count_tools(turn.info)
+        if (span := self.last_sampled) is None:  # it lost without a single token
+            return
+        span.reward += turn.reward
         if "tool" in turn.info:
             refused = turn.info.get("tool_refusals", 0)
             span.info["tool_calls"] = turn.info.get("tool_calls", 1) - refused
@@ -368,6 +402,8 @@ class LiveTrajectory:
         """Become a leaf."""
         tips, info = (*self.past, self.tip), last_info(self.info)
         self.leaf = Leaf(tips, self.reward, status, metrics=self.metrics, info=info)
+        if self.seat:
+            self.leaf.seat, self.leaf.match = self.seat, self.match
         if self.metrics["turns"] and status.is_trainable:
             await self._apply_reward(self.leaf)
         if self.draft.keep_open:

@@ -17,7 +17,7 @@ from typing import Any
 from graft.actions.actions import Actions
 from graft.rollout.demonstration import INLINE
 from graft.text.chat import Chat
-from graft.types import Author, CallText, Finish, Leaf, Message, Span, Trajectory
+from graft.types import Author, CallText, Finish, Leaf, Message, MessageText, Span, Trajectory
 
 Row = dict[str, Any]
 HALF = "\ufffd"
@@ -35,7 +35,8 @@ def spans_of_trace(
     spans: list[Row] = []
     for number, (author, text) in enumerate(trace):
         if author is Author.ENV:
-            spans.append(_env_span(text, observe_as))
+            role = text.role if isinstance(text, MessageText) else observe_as
+            spans.append(_env_span(text, role))
             continue
         goes_on = any(other is Author.POLICY for other, _ in trace[number + 1 : number + 2])
         is_call = observe_as == INLINE and text.endswith(stop)

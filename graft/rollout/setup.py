@@ -46,6 +46,10 @@ class RolloutSetup:
     """Attempts that a branch must produce, twins aside; None: any number."""
     by_env: Mapping[str, EnvSetup] = field(default_factory=dict[str, EnvSetup])
     """Of several environments, by name: what replaces `reward` and `prefill` for their tasks."""
+    frozen: Mapping[str, Engine] = field(default_factory=dict[str, Engine])
+    """Seats of a game that another model plays, and the engine that samples from it."""
+    self_play: bool = False
+    """Play all seats of a game; False: one seat, against the game's programs, as a score needs it."""
 
     def for_task(self, task: Task) -> RolloutSetup:
         """The setup of one task."""
@@ -53,6 +57,11 @@ class RolloutSetup:
         if own is None:
             return self
         return replace(self, reward=own.reward, prefill=own.prefill, by_env={})
+
+    def close(self) -> None:
+        """Close the engines."""
+        for engine in (self.engine, *self.frozen.values()):
+            engine.close()
 
 
 def draw_key(salt: int, task: str, number: int) -> int:

@@ -29,6 +29,7 @@ from graft.train.actions import check_calls, check_head
 from graft.train.algorithm import Algorithm, branch_of, branch_part, preset_of, rounds_of
 from graft.train.components import RunComponents
 from graft.train.distributed.process_group import ALONE, ProcessGroup
+from graft.train.frozen_players import frozen_players
 from graft.train.memory.footprint import num_parameters
 from graft.train.model import load_tokenizer, make_chat, open_policy, source_of
 from graft.train.rollout_engine import (
@@ -92,6 +93,7 @@ def build_run(
     else:
         engine = make_engine(config, sampled, tokenizer, actions, processes, group)
     setup = make_setup(config, engine, chat, env, actions)
+    players = frozen_players(config, tokenizer, policy, env)
     notes = [note, *policy_notes(policy), tool_note(config, env), stale_note(config, preset)]
     notes += [entropy_note(config, engine), history]
     return RunComponents(
@@ -102,7 +104,7 @@ def build_run(
         actions=actions,
         engine=engine,
         algo=Algorithm.of(preset, branch),
-        setup=setup,
+        setup=replace(setup, frozen=players, self_play=True),
         held_out=held_out_setup(config, setup, held_out),
         notes=[text for text in notes if text] + lora_notes(config, policy.shape),
         weights=weights,

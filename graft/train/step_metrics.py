@@ -68,7 +68,11 @@ def describe(episodes: Sequence[Episode]) -> dict[str, float]:
     twins = [leaf for leaf in all_leaves if leaf.twin is not None]
     ended = [leaf for leaf in leaves if has_reward(leaf)]
     rewards = torch.tensor([leaf.reward for leaf in ended])
-    groups = [[x.reward for x in e.leaves if x.twin is None and has_reward(x)] for e in episodes]
+    groups = [
+        [x.reward for x in acted if x.twin is None and has_reward(x) and x.seat == seat]
+        for acted in ([x for x in e.leaves if x.has_acted] for e in episodes)
+        for seat in {x.seat: None for x in acted}
+    ]
     spreads = torch.tensor([torch.tensor(g).std(correction=0) for g in groups if g])
     rows = trajectories_of(episodes)
     lengths = torch.tensor([float(_num_sampled(row.spans)) for row in rows])
@@ -97,9 +101,16 @@ def describe(episodes: Sequence[Episode]) -> dict[str, float]:
         "tools/calls_made": float(
             sum(s.info.get("tool_calls", 0) for e in episodes for s in e.spans)
         ),
+        **_describe_seats(ended),
         **_describe_forks(episodes),
         **_describe_twins(twins, len(leaves), episodes),
     }
+
+
+def _describe_seats(ended: Sequence[Leaf]) -> dict[str, float]:
+    """Rewards by seat, where several agents play: the mean over all of a zero-sum game is 0."""
+    seats = sorted({leaf.seat for leaf in ended if leaf.seat})
+    return {f"seat/{s}/reward": fmean(x.reward for x in ended if x.seat == s) for s in seats}
 
 
 def _describe_forks(episodes: Sequence[Episode]) -> dict[str, float]:
@@ -180,6 +191,12 @@ def refuse_unusable(episodes: Sequence[Episode], trajectories: Sequence[Trajecto
             f"{len(_failures(episodes))} failed, mostly: {commonest_failure(episodes)}. Nothing was trained, "
             "and saved files are intact. Repair the environment or tool and try again; errors.log in the "
             "run's folder has the traceback, as has span.info['traceback'], and GRAFT_DEBUG=1 prints it"
+        )
+    leaves = [leaf for episode in episodes for leaf in episode.leaves]
+    if not any(leaf.has_acted for leaf in leaves):
+        raise RunStopped(
+            f"all {len(leaves)} games of this step were over before the policy's first turn: the other "
+            "seats (rollout.frozen, players in task.args) lose at once, and nothing can be learned"
         )
     if not any(span.author is Author.POLICY for row in trajectories for span in row.spans):
         longest = max(len(episode.spans[0]) for episode in episodes)

@@ -48,6 +48,8 @@ def tree(run: ViewedRun, step: str, line: int) -> dict[str, Any]:
                 "reward": _number(leaf["reward"]),
                 "status": str(leaf["status"]),
                 "twin": leaf.get("twin"),
+                "seat": str(leaf.get("seat") or ""),
+                "match": leaf.get("match"),
                 "metrics": {k: _number(v) for k, v in (leaf.get("metrics") or {}).items()},
                 "info": _info(leaf.get("info") or {}),
             }

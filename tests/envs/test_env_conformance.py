@@ -20,7 +20,7 @@ from graft.types import Author, Task, Turn
 from tests.envs.env_kit import build, play, scripted, teacher
 
 SEEDS = (0, 2**53 - 1)
-LOWEST = {"game:WikiGame": -0.2, "webshop:": -0.1}
+LOWEST = {"game:WikiGame": -0.2, "webshop:": -0.1, "selfplay:": -1.0}
 """Start of an id -> the lowest reward of a turn; elsewhere -0.1, for an answer in no known form."""
 
 RG_SAMPLE = ("rg:chain_sum", "rg:countdown", "rg:composite")

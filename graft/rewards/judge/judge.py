@@ -119,7 +119,7 @@ class Judge:
                 f"judge: timeout={timeout} and deadline={deadline} must be above 0, "
                 f"retries={retries} at least 0, concurrency={concurrency} at least 1"
             )
-        self.url = _endpoint(url or os.environ.get("JUDGE_URL", ""))
+        self.url = chat_endpoint(url or os.environ.get("JUDGE_URL", ""), "judge", "JUDGE_URL")
         self.model = os.environ.get("JUDGE_MODEL", "") if model is None else model
         self.prompt = JudgePrompt(prompt)
         self.deadline, self.concurrency, self.strict = deadline, concurrency, strict
@@ -245,7 +245,7 @@ class Judge:
             return self._client.request(
                 self.url,
                 json.dumps(content).encode(),
-                _read_reply,
+                read_reply,
                 deadline=self.deadline - (time.monotonic() - start),
                 before=self._wait_for_start,
                 # not longer than one request can wait
@@ -298,7 +298,8 @@ def _text(content: Any) -> str:
     return str(content or "")
 
 
-def _read_reply(data: bytes) -> str:
+def read_reply(data: bytes) -> str:
+    """The text of a chat completion; ValueError: it has none."""
     try:
         text = json_of(data)["choices"][0]["message"]["content"]
     except (KeyError, IndexError, TypeError):
@@ -308,14 +309,15 @@ def _read_reply(data: bytes) -> str:
     return text
 
 
-def _endpoint(url: str) -> str:
+def chat_endpoint(url: str, who: str, variable: str) -> str:
+    """The address of chat completions under a server's base: http://host/v1 -> .../v1/chat/completions"""
     if not url:
         raise ValueError(
-            "the judge has no server: give url=, such as http://localhost:8001/v1, or set $JUDGE_URL"
+            f"the {who} has no server: give url=, such as http://localhost:8001/v1, or set ${variable}"
         )
     parts = urllib.parse.urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.netloc:
-        raise ValueError(f"judge url {url!r} is not of the form http://host:port/v1")
+        raise ValueError(f"{who} url {url!r} is not of the form http://host:port/v1")
     path = parts.path.rstrip("/").removesuffix("/chat/completions")
     return parts._replace(path=f"{path}/chat/completions").geturl()
 

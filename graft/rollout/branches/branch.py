@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable
 
 from graft.rollout.episode_builder import EpisodeBuilder
+from graft.rollout.failure import concurrently
 from graft.types import Task
 from graft.user_code import UserCodeError
 
@@ -24,9 +24,10 @@ def independent(samples: int | None) -> Branch:
 
     async def branch(builder: EpisodeBuilder) -> None:
         count = attempts_of(builder.episode.task) if samples is None else samples
-        trajectories = [await builder.root() for _ in range(count)]
-        await asyncio.gather(*(one.finish() for one in trajectories))
+        attempts = [await builder.attempt() for _ in range(count)]
+        await concurrently(lambda one: one.finish(), attempts)
 
+    branch.plays_matches = True  # pyright: ignore[reportFunctionMemberAccess]
     return branch
 
 

@@ -213,6 +213,8 @@ class Display:
                 rows.add_row(Text(author, style=f"bold {STYLES[author]}"), words)
         reward = f"{end.reward:.2f}" if is_graded else "-"
         verdict = Text(f"{reward} ({end.status})", style="bold")
+        if end.seat:
+            rows.add_row(Text("seat", style="bold"), Text(f"{end.seat}, game {end.match}"))
         rows.add_row(Text("reward", style="bold"), verdict)
         self.console.print(rows)
 

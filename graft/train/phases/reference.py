@@ -13,14 +13,18 @@ from graft.train.run_dir.folder import out_of_disk
 
 def frozen_policy(run: RunContext, name: str, is_new: bool) -> Any:
     """A copy of the policy, kept in the run's folder `name` for every resumption of the phase."""
+    if is_new:
+        keep_policy(run, name)
+    return load_reference(run.folder.path / name, run.components.policy)
+
+
+def keep_policy(run: RunContext, name: str) -> None:
+    """Save the policy's present weights in the run's folder `name`."""
     path = run.folder.path / name
-    policy = run.components.policy
     with out_of_disk(run.folder.path):
-        if is_new:
-            aside = make_aside(path) if run.processes.is_first else None
-            source = run.writer.source or None
-            save_policy(policy, aside, special={}, source=source)
-            if aside is not None:
-                put_in_place(aside, path)
-            run.processes.barrier("the reference model")
-    return load_reference(path, policy)
+        aside = make_aside(path) if run.processes.is_first else None
+        source = run.writer.source or None
+        save_policy(run.components.policy, aside, special={}, source=source)
+        if aside is not None:
+            put_in_place(aside, path)
+        run.processes.barrier("the reference model")

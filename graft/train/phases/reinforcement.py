@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from graft.protocols import Stateful
 from graft.rollout.collector import RolloutRequest
+from graft.train.frozen_players import REFERENCE, has_frozen_reference
 from graft.train.learner import Learner
 from graft.train.learner_build import make_learner
 from graft.train.memory.plan import has_reference
@@ -12,7 +13,7 @@ from graft.train.monitor.labels import PHASE_WORDS
 from graft.train.monitor.run_check import check_attempts
 from graft.train.phases.context import RunContext
 from graft.train.phases.evaluation import evaluate_held_out
-from graft.train.phases.reference import frozen_policy
+from graft.train.phases.reference import frozen_policy, keep_policy
 from graft.train.phases.step_hooks import RunHooks
 from graft.train.rl import train_step
 from graft.train.rollout_source import RolloutSource
@@ -29,7 +30,9 @@ def reinforce(run: RunContext, resumed: Checkpoint | None) -> None:
     config, algo = run.config, run.components.algo
     reference = None
     if has_reference(config) and not config.lora.rank:
-        reference = frozen_policy(run, "reference", is_new=resumed is None)
+        reference = frozen_policy(run, REFERENCE, is_new=resumed is None)
+    elif has_frozen_reference(config) and resumed is None:
+        keep_policy(run, REFERENCE)
     learner = make_learner(run.components, reference)
     run.show_notes()
     tasks = TaskStream(config.task.envs, config.run.seed, run.state.get("cursor", 0))

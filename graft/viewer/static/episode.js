@@ -145,7 +145,7 @@ class Pane {
     const path = [];
     for (let at = leaves[leaf].tips[context]; at !== null && at !== undefined; at = spans[at].parent) path.push(at);
     this.tree.mark(path, span);
-    const choices = leaves.map((one, i) => [i, `#${i}: reward ${number(one.reward, 3)}, ${one.status}${one.twin !== null && one.twin !== undefined ? `, twin of #${one.twin}` : ""}`]);
+    const choices = leaves.map((one, i) => [i, `#${i}: ${one.seat ? `seat ${one.seat} of game ${one.match}, ` : ""}reward ${number(one.reward, 3)}, ${one.status}${one.twin !== null && one.twin !== undefined ? `, twin of #${one.twin}` : ""}`]);
     this.chooser.replaceChildren(
       choice("attempt", choices, leaf, (chosen) => this.read(Number(chosen), 0, null), "leaf"),
       ...(leaves[leaf].tips.length > 1 ? [choice("context", leaves[leaf].tips.map((_, i) => i), context, (chosen) => this.read(leaf, Number(chosen), null), "context")] : []),
