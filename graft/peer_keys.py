@@ -126,9 +126,9 @@ overlong_buffer.len -> algo.overlong written as algo.overlong=[LENGTH,BUFFER]
 dataset dataset_name dataset_path data_path train_files prompt_data -> task.args written as
     task.env=prompts task.args.data=FILE, with task.env=earl:rows for EARL's files
 val_files eval_dataset -> task.eval_args written as task.eval_args={data: FILE}, or {data: [FILE, FILE]}
-val_kwargs.temperature eval_temperature -> eval.temperature
-val_kwargs.top_p eval_top_p -> eval.top_p
-val_kwargs.top_k -> eval.top_k 0 keeps every token, where others write -1
+val_kwargs.temperature eval_temperature valid_temperature -> eval.temperature
+val_kwargs.top_p eval_top_p valid_top_p -> eval.top_p
+val_kwargs.top_k valid_top_k -> eval.top_k 0 keeps every token, where others write -1
 val_kwargs.n eval_n_samples_per_prompt n_samples_per_eval_prompt -> eval.samples
 reward_funcs reward_fn reward_function -> task.reward
 custom_reward_function.path custom_reward_function.name -> task.reward written as

@@ -71,6 +71,8 @@ def test_every_entry_names_a_key_that_exists_and_none_that_is_ours():
         ("env=calculator", "task.env"),
         ("steps=10", "train.steps"),
         ("rollot.samples=4", "rollout.samples"),
+        ("actor_rollout_ref.rollout.val_kwargs.n=8", "eval.samples"),
+        ("actor.inference.valid_top_p=0.95", "eval.top_p"),
     ],
 )
 def test_a_key_of_another_library_is_answered_with_ours(override, ours):
