@@ -58,11 +58,12 @@ def read_header(text: str) -> RecipeHeader:
 
 
 def list_recipes(pattern: str = "") -> list[dict[str, Any]]:
-    """A row per bundled recipe whose name contains `pattern`, ignoring case."""
+    """A row per bundled recipe whose name contains `pattern`, ignoring case; its own name: that one."""
+    known = bundled_recipes()
+    wanted = [pattern] if pattern in known else [n for n in known if pattern.lower() in n.lower()]
     rows: list[dict[str, Any]] = []
-    for name, path in bundled_recipes().items():
-        if pattern.lower() not in name.lower():
-            continue
+    for name in wanted:
+        path = known[name]
         header = read_header(path.read_text())
         absent = list(_missing(header, load_config(path)))
         rows.append(
@@ -82,7 +83,7 @@ def list_recipes(pattern: str = "") -> list[dict[str, Any]]:
 def _missing(header: RecipeHeader, config: Config) -> Iterator[str]:
     """What this machine lacks. Models and datasets of the hub are downloaded, so they do not count."""
     if header.num_gpus > (here := _gpus_here() if header.num_gpus else 0):
-        yield f"{header.num_gpus} GPUs ({here} here)"
+        yield f"{header.num_gpus} GPU{'s' * (header.num_gpus > 1)} ({here} here)"
     for name in _VARIABLE.findall(header.needs):
         if not os.environ.get(name):
             yield f"${name} is not set"

@@ -49,6 +49,8 @@ def test_the_list_names_what_is_missing_here(monkeypatch):
     assert "  missing  nothing" in list(table([row]))
     (row,) = list_recipes("arpo/reasoning-7b")
     assert not row["can_run"] and "$SEARCH_URL is not set" in row["missing"]
+    assert [row["name"] for row in list_recipes("gem/math12k")] == ["gem/math12k"]
+    assert len(list_recipes("math12k")) == 2
     lines = list(table(list_recipes()))
     assert len(lines) == len(RECIPES) + 2
 
