@@ -50,7 +50,7 @@ def test_the_list_as_json_is_one_object():
     result = run(app, ["envs", "sudoku", "--json"])
     assert result.exit_code == 0
     rows = json.loads(result.stdout)["envs"]
-    assert {row["family"] for row in rows} == {"game", "rg"}
+    assert {row["family"] for row in rows} == {"earl", "game", "rg"}
     hard = next(row for row in rows if row["id"] == "game:Sudoku-v0-hard")
     assert (hard["turns"], hard["needs"], hard["can_run"]) == (50, [], True)
 

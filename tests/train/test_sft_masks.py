@@ -14,6 +14,7 @@ from graft.rollout.demonstration import demonstration
 from graft.rollout.examples import contexts_of, conversation, example, shortened
 from graft.rollout.recorded import spans_of_attempt
 from graft.text.chat import Chat
+from graft.text.gem_templates import BOXED, CODE, FENCED, GAME
 from graft.text.template import TEMPLATES
 from graft.text.tokenizer import FastTokenizer
 from graft.types import Author, Task
@@ -53,20 +54,49 @@ def head(role: str) -> str:
     return f"<|start_header_id|>{role}<|end_header_id|>\n\n"
 
 
+def marked(asked: str) -> list[tuple[str, bool]]:
+    """TALK in ChatML's marks, with the text `asked` around every question."""
+    return [
+        (
+            f"<|im_start|>user\n{asked.replace('{}', 'Who is the user?', 1)}<|im_end|>\n<|im_start|>assistant\n",
+            False,
+        ),
+        ("I think. <|im_end|>", True),
+        (
+            f"\n<|im_start|>user\n{asked.replace('{}', 'And?', 1)}<|im_end|>\n<|im_start|>assistant\n",
+            False,
+        ),
+        ("the answer is 5<|im_end|>", True),
+        ("\n", False),
+    ]
+
+
 WANTED = {
-    "chatml": (
-        "chatml",
-        TALK,
-        [
-            ("<|im_start|>user\nWho is the user?<|im_end|>\n<|im_start|>assistant\n", False),
-            ("I think. <|im_end|>", True),
-            ("\n<|im_start|>user\nAnd?<|im_end|>\n<|im_start|>assistant\n", False),
-            ("the answer is 5<|im_end|>", True),
-            ("\n", False),
-        ],
-    ),
+    "chatml": ("chatml", TALK, marked("{}")),
     "plain": (
         "plain",
+        TALK,
+        [
+            ("Who is the user?", False),
+            ("I think. <|endoftext|>", True),
+            ("And?", False),
+            ("the answer is 5<|endoftext|>", True),
+        ],
+    ),
+    "qwen3_general": ("qwen3_general", TALK, marked("Question: {}" + BOXED)),
+    "qwen3_game": ("qwen3_game", TALK, marked(GAME + "{}" + BOXED)),
+    "code": (
+        "code",
+        TALK,
+        [
+            (f"{CODE}Who is the user?{FENCED}", False),
+            ("I think. <|endoftext|>", True),
+            (f"{CODE}And?{FENCED}", False),
+            ("the answer is 5<|endoftext|>", True),
+        ],
+    ),
+    "no": (
+        "no",
         TALK,
         [
             ("Who is the user?", False),

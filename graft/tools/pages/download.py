@@ -138,10 +138,9 @@ def _read(
     reply: http.client.HTTPResponse, connection: socket.socket, end: float, most: int
 ) -> bytes:
     body = bytearray()
-    while len(body) < most:
-        connection.settimeout(
-            _left(end)
-        )  # of one recv: a server that sends slowly must not renew it
+    while len(body) < most and not reply.isclosed():  # from Python 3.12 on its last piece closes it
+        # of one recv: a server that sends slowly must not renew it
+        connection.settimeout(_left(end))
         if not (piece := reply.read1(min(65536, most - len(body)))):
             break
         body += piece

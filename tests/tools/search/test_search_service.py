@@ -307,7 +307,7 @@ def test_retries_end():
 def test_a_final_error_is_not_retried(answer, match):
     with answering(answer) as (url, seen):
         with pytest.raises(ToolError, match=match):
-            HttpSource(url).retrieve(["q"], 3)
+            HttpSource(url, wire="json").retrieve(["q"], 3)
         assert len(seen) == 1
 
 
@@ -357,7 +357,7 @@ def test_a_service_that_hangs_or_dribbles_runs_into_the_timeout():
     [
         ({"url": "localhost:8000"}, "not of the form"),
         ({"url": "ftp://x/"}, "not of the form"),
-        ({"url": "http://x", "wire": "xml"}, "known: json, msgpack"),
+        ({"url": "http://x", "wire": "xml"}, "known: auto, json, msgpack"),
         ({"url": "http://x", "timeout": 0}, "timeout=0"),
     ],
 )
