@@ -56,16 +56,11 @@ def head(role: str) -> str:
 
 def marked(asked: str) -> list[tuple[str, bool]]:
     """TALK in ChatML's marks, with the text `asked` around every question."""
+    begin, end = "<|im_start|>user\n", "<|im_end|>\n<|im_start|>assistant\n"
     return [
-        (
-            f"<|im_start|>user\n{asked.replace('{}', 'Who is the user?', 1)}<|im_end|>\n<|im_start|>assistant\n",
-            False,
-        ),
+        (begin + asked.replace("{}", "Who is the user?", 1) + end, False),
         ("I think. <|im_end|>", True),
-        (
-            f"\n<|im_start|>user\n{asked.replace('{}', 'And?', 1)}<|im_end|>\n<|im_start|>assistant\n",
-            False,
-        ),
+        ("\n" + begin + asked.replace("{}", "And?", 1) + end, False),
         ("the answer is 5<|im_end|>", True),
         ("\n", False),
     ]
