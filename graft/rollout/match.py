@@ -16,6 +16,7 @@ from typing import Any
 
 from graft.envs.base import BaseEnv
 from graft.envs.multi_agent.base import MultiAgentEnv, joined
+from graft.envs.multi_agent.seat import SeatEnv
 from graft.protocols import Env
 from graft.rollout.failure import RolloutFailure, boundary, concurrently
 from graft.rollout.live_trajectory import EpisodeDraft, LiveTrajectory
@@ -155,7 +156,7 @@ def game_of(env: Env) -> MultiAgentEnv:
 def match_of(env: Any) -> MultiAgentEnv | None:
     """The game of an environment whose seats are all played by policies; None elsewhere."""
     inner = getattr(env, "unwrapped", env)
-    game: MultiAgentEnv | None = inner.match() if hasattr(inner, "match") else None
+    game = inner.match() if isinstance(inner, SeatEnv) else None
     if game is not None and inner is not env:
         raise UserCodeError(
             f"env {inner.env_id!r} is played by all its seats, and wrappers see only one of them; leave "

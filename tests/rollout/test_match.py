@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from graft.rollout.batching import to_batch, trajectories_of
 from graft.rollout.branches.branch import independent
 from graft.rollout.branches.entropy import arpo
 from graft.rollout.collect import collect, is_flat, missing_share
+from graft.rollout.match import match_of
 from graft.rollout.setup import RolloutSetup
 from graft.text.chat import Chat
 from graft.text.tokenizer import FastTokenizer
@@ -254,10 +256,13 @@ def test_programs_and_one_seat_need_no_match():
         setup_of(playing({"x": "123"}), args={**COMPACT, "players": {"O": "minimax"}})
     )
     assert [leaf.seat for leaf in played.leaves] == ["X"]
-    from dataclasses import replace
-
     [leaf] = collected(replace(setup, self_play=False)).leaves
     assert leaf.seat == "" and leaf.info["seat"] == "X"
+
+
+@pytest.mark.parametrize("env_id", ["game:GuessTheNumber-v0", "calculator", "hops"])
+def test_environments_of_one_agent_are_no_match(env_id):
+    assert match_of(make(env_id)) is None
 
 
 def test_branches_and_wrappers_that_see_one_trajectory_are_refused():
