@@ -113,10 +113,13 @@ def _gpus_here() -> int:
 
 def table(rows: Sequence[dict[str, Any]]) -> Iterable[str]:
     """The rows as lines of plain text; a single recipe with everything that its header says."""
+    if not rows:
+        yield "no bundled recipe has this text in its name; `graft recipes` lists all"
+        return
     if len(rows) == 1:
         yield from _card(rows[0])
         return
-    width = max((len(row["name"]) for row in rows), default=4)
+    width = max(len(row["name"]) for row in rows)
     yield f"{'name':<{width}}  here  needs"
     for row in rows:
         here = "yes" if row["can_run"] else "no"

@@ -51,6 +51,7 @@ def test_the_list_names_what_is_missing_here(monkeypatch):
     assert not row["can_run"] and "$SEARCH_URL is not set" in row["missing"]
     assert [row["name"] for row in list_recipes("gem/math12k")] == ["gem/math12k"]
     assert len(list_recipes("math12k")) == 2
+    assert "no bundled recipe" in next(iter(table(list_recipes("nothing"))))
     lines = list(table(list_recipes()))
     assert len(lines) == len(RECIPES) + 2
 
