@@ -17,6 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from graft.config import Config, bundled_recipes, load_config
+from graft.envs import ENVS
+from graft.envs.entry import missing
 
 _FIELD = re.compile(r"(start|needs): +(.+)")
 _GPUS = re.compile(r"(\d+) GPUs?\b")
@@ -87,6 +89,11 @@ def _missing(header: RecipeHeader, config: Config) -> Iterator[str]:
     for name in _VARIABLE.findall(header.needs):
         if not os.environ.get(name):
             yield f"${name} is not set"
+    for item in config.task.envs:
+        if entry := ENVS.get(item.env):
+            needs = tuple(need for need in entry.needs if not need.startswith("data:"))
+            if lacking := missing(entry._replace(needs=needs)):
+                yield lacking
     yield from _absent_files(config)
 
 
