@@ -55,8 +55,13 @@ def test_after_a_killed_host_the_outcome_has_is_restarted(method: str):
         host = hosts.obtain(method)
         os.kill(host._process.pid, signal.SIGKILL)
         host._process.wait()
-        time.sleep(0.1)  # its children are being killed
         outcome = session.run("2")
+        deadline = time.monotonic() + 20
+        while (
+            not outcome.is_restarted and time.monotonic() < deadline
+        ):  # its children are being killed
+            time.sleep(0.05)
+            outcome = session.run("2")
         assert outcome.stdout == "2\n" and outcome.is_restarted
 
 
