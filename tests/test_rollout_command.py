@@ -56,6 +56,7 @@ def as_json(*arguments: str):
     return json.loads(invoke(*arguments, "--json").stdout.splitlines()[-1])
 
 
+@pytest.mark.slow
 def test_an_attempt_is_the_one_that_the_evaluation_makes(folder: Path):
     config = load_config(str(folder / "runs/a/config.yaml"), [])
     components = build_run(config, weights=folder / "runs/a/checkpoints/rl-000001")

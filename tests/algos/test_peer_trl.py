@@ -18,7 +18,7 @@ from graft.algos.losses import cispo, clip, gspo, with_entropy, with_importance,
 from graft.algos.masked import masked_mean
 from graft.algos.reductions import constant, sequence, token
 
-pytestmark = pytest.mark.peer
+pytestmark = [pytest.mark.peer, pytest.mark.slow]  # importing TRL alone takes seconds
 ROWS, COLUMNS = 4, 6
 RATIOS = [  # with advantages 1.2, -0.7, -1.5, 1.0 every bound of every case below is crossed
     [1.5, 1.24, 0.6, 1.0, 0.9, 1.35],

@@ -190,6 +190,7 @@ def test_rows_keep_their_own_settings(device: torch.device) -> None:
     assert_all_exact(engines[0], [prompt(9)], [warm], 1.5)
 
 
+@pytest.mark.slow
 def test_a_pool_too_small_for_all_requests_changes_no_draw(
     device: torch.device,
 ) -> None:

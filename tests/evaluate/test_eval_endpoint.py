@@ -126,6 +126,7 @@ def test_a_server_that_is_down_ends_the_evaluation_soon(served, rows, tmp_path, 
     assert any("answered 500: not now" in line for line in printed)
 
 
+@pytest.mark.slow
 def test_the_command_prints_what_there_is_and_exits_with_1(served, rows, tmp_path):
     served.faults = [401] * 3
     served.error_text, served.reply = "no such key", doubles

@@ -338,6 +338,7 @@ def test_an_own_function_that_hangs_is_given_up_at_the_deadline_and_the_step_end
     assert errors == ["waited 0.5 s for env question step"]
 
 
+@pytest.mark.slow
 def test_200_calls_that_hang_block_no_others_and_no_more_are_made(gate: Gate):
     tools = [gate.tool, repeat]
     first = play(tools, *[[ASK, ANSWER]] * 200, *[[REPEAT, ANSWER]] * 20, deadline=3.0)

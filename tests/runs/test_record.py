@@ -140,6 +140,7 @@ def test_a_file_that_was_cut_back_and_grew_beyond_is_seen_too(tmp_path):
     assert list(record.curves["rl"]["reward"]) == [0.7, 0.7, 0.7]
 
 
+@pytest.mark.slow
 def test_200_000_lines_are_read_in_seconds_and_then_only_what_is_new(tmp_path):
     row = {f"area/metric_{n}": n / 7 for n in range(20)}
     rest = step(0, **row).removeprefix('{"phase": "rl", "step": 0, ')

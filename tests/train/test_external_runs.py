@@ -164,6 +164,7 @@ def sglang(base: Path, *urls: str) -> dict[str, Any]:
     }
 
 
+@pytest.mark.slow
 def test_a_run_with_sglang_learns_from_its_tokens_and_goes_on_where_it_was(base, fake, tmp_path):
     sections = sglang(base, fake.url)
     found, screen = run(tmp_path, **sections, train={"steps": 2})

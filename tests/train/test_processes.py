@@ -340,6 +340,7 @@ def out_of_step(processes: ProcessGroup, folder: Path) -> None:
         processes.add([torch.ones(5)], "the gradients of step 11")
 
 
+@pytest.mark.slow
 def test_processes_in_different_operations_name_both(tmp_path):
     with started(tmp_path, 2, out_of_step) as group:
         assert group.end() == [1, 1]
@@ -421,6 +422,7 @@ def one_sleeps(processes: ProcessGroup, folder: Path) -> None:
     processes.gather(1, "the rewards of step 12")
 
 
+@pytest.mark.slow
 def test_at_the_deadline_the_missing_rank_and_what_it_did_are_named(tmp_path):
     with started(tmp_path, 3, one_sleeps, deadline=5.0) as group:
         begin = time.monotonic()

@@ -224,6 +224,7 @@ def assert_resumed_by_one(folder: Path, case: Case) -> None:
     assert_same(last_update_of(learnt_alone(case)), found, "one process")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", [PPO, ACTIONS], ids=["ppo", "actions"])
 @pytest.mark.parametrize(
     ("before", "after"),

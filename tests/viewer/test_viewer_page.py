@@ -49,6 +49,7 @@ def painted(page, metric: str, colour: tuple[int, int, int]) -> int:
 BLUE, ORANGE = (42, 120, 214), (224, 96, 43)
 
 
+@pytest.mark.slow
 def test_curves_of_both_runs_are_drawn_and_a_run_can_be_hidden(page, go, both, runs):
     go(page, both)
     canvas = page.locator('.chart[data-metric="entropy"] canvas')

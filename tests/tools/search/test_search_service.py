@@ -402,6 +402,7 @@ serve(make_source("bm25", corpus="small"), port=0)
 """
 
 
+@pytest.mark.slow
 def test_the_address_is_printed_and_an_interrupt_ends_the_service():
     with subprocess.Popen([sys.executable, "-c", SERVE], stdout=-1, stderr=-1, text=True) as child:
         assert child.stdout is not None
