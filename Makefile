@@ -18,7 +18,7 @@ VLLM := .venv/vllm/.ready
 COMMA := ,
 PIP := .venv/bin/python -m pip install --quiet --quiet --disable-pip-version-check
 
-.PHONY: help install setup browser quickstart test test-all test-slow lint format docs release bench clean
+.PHONY: help install setup browser quickstart test test-all test-slow lint format docs release bench trust clean
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 
@@ -67,6 +67,9 @@ release:  ## build the wheel into dist/, install it into an empty environment an
 
 bench: $(TEST)  ## run BENCH, a file of benchmarks/ (default cpu_step, against TRL); ARGS go to it
 	@.venv/bin/python -m benchmarks.$(BENCH) $(ARGS)
+
+trust: $(TEST)  ## run the banks of attacks and failures (ARGS="programs --full"); docs/trust.md has the last full run
+	@.venv/bin/python -m trust $(ARGS)
 
 clean:  ## remove .venv, caches and build outputs; runs/ stays
 	@rm -rf .venv build dist .pytest_cache .ruff_cache .hypothesis
