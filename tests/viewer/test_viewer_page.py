@@ -84,6 +84,7 @@ def test_a_chart_shows_its_values_and_downloads_them(page, go, both, runs, tmp_p
     assert Path(loading.value.path()).read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.slow
 def test_axes_smoothing_log_scale_and_the_choice_of_metrics(page, go, both):
     go(page, both)
     chart = page.locator('.chart[data-metric="entropy"] canvas')
@@ -104,6 +105,7 @@ def test_axes_smoothing_log_scale_and_the_choice_of_metrics(page, go, both):
     assert page.locator('.chart[data-metric="reward"]').count() == 0
 
 
+@pytest.mark.slow
 def test_a_metric_explains_itself(page, go, both):
     go(page, both)
     name = page.locator('.chart[data-metric="reward"] .name')
@@ -113,6 +115,7 @@ def test_a_metric_explains_itself(page, go, both):
     assert "Mean reward" in page.locator('.chart[data-metric="reward"] .explained').inner_text()
 
 
+@pytest.mark.slow
 def test_settings_that_differ_are_named_while_both_runs_are_shown(page, go, both):
     go(page, both)
     rows = page.locator(".settings tr")
@@ -125,6 +128,7 @@ def test_settings_that_differ_are_named_while_both_runs_are_shown(page, go, both
     until(lambda: not page.locator(".settings").is_visible())
 
 
+@pytest.mark.slow
 def test_a_click_on_a_curve_opens_the_tasks_of_that_step(page, go, both):
     go(page, both)
     page.locator('.run[data-run="0"]').click()  # one curve, so that there is no doubt whose it is
@@ -140,6 +144,7 @@ def test_a_click_on_a_curve_opens_the_tasks_of_that_step(page, go, both):
     assert page.locator('[data-sort="reward"]').inner_text() == "reward ↑"  # the worst come first
 
 
+@pytest.mark.slow
 def test_arrow_keys_go_from_step_to_step_and_enter_opens_one(page, go, both):
     go(page, both)
     canvas = page.locator('.chart[data-metric="entropy"] canvas')
@@ -153,6 +158,7 @@ def test_arrow_keys_go_from_step_to_step_and_enter_opens_one(page, go, both):
     assert page.locator('select[name="step"]').input_value() == "2"
 
 
+@pytest.mark.slow
 def test_a_tree_is_opened_and_a_branch_is_read(page, go, both, runs):
     go(page, both, "#/steps?run=0&step=2")
     page.locator(".list .row").nth(1).click()
@@ -168,6 +174,7 @@ def test_a_tree_is_opened_and_a_branch_is_read(page, go, both, runs):
     assert page.locator('select[name="leaf"]').input_value() == "2"
 
 
+@pytest.mark.slow
 def test_a_token_shows_the_recorded_numbers(page, go, both, runs):
     go(page, both, "#/episode?run=1&step=3&line=0&leaf=1")
     wanted = episodes(runs[1], 3)[0]
@@ -185,6 +192,7 @@ def test_a_token_shows_the_recorded_numbers(page, go, both, runs):
     assert f"{math.exp(learned.logprobs[behind] - written.logprobs[0]):.4f}" in tip
 
 
+@pytest.mark.slow
 def test_colours_follow_the_numbers_and_what_was_not_recorded_is_greyed(page, go, tmp_path):
     spans = [
         span(None, "task", "2+3="),
@@ -230,6 +238,7 @@ def test_colours_follow_the_numbers_and_what_was_not_recorded_is_greyed(page, go
         assert "learned/" in option.get_attribute("title")
 
 
+@pytest.mark.slow
 def test_a_fork_shows_the_entropy_that_caused_it_and_twins_their_partner(page, go, tmp_path):
     spans = [
         span(None, "task", "q"),
@@ -254,6 +263,7 @@ def test_a_fork_shows_the_entropy_that_caused_it_and_twins_their_partner(page, g
         page.locator('.span.chosen[data-span="2"]').wait_for()
 
 
+@pytest.mark.slow
 def test_rows_are_sorted_filtered_and_searched(page, go, both, runs):
     go(page, both, "#/steps?run=0&step=1")
     page.locator(".list .row").first.wait_for()
@@ -285,6 +295,7 @@ def lines_in_order(page) -> list[int]:
     )
 
 
+@pytest.mark.slow
 def test_the_same_task_of_two_runs_is_read_side_by_side(page, go, both, runs):
     assert episodes(runs[0], 2)[0].task.id == episodes(runs[1], 2)[0].task.id
     go(page, both, "#/episode?run=0&step=2&line=0")
@@ -297,6 +308,7 @@ def test_the_same_task_of_two_runs_is_read_side_by_side(page, go, both, runs):
         assert pane.locator(".node").count() == len(episodes(run, 2)[0].spans)
 
 
+@pytest.mark.slow
 def test_a_run_that_goes_on_is_followed(page, go, runs, tmp_path):
     folder = tmp_path / "live"
     shutil.copytree(runs[0], folder)
@@ -403,6 +415,7 @@ def test_a_hostile_transcript_is_shown_as_text(page, go, tmp_path):
         assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
 
 
+@pytest.mark.slow
 def test_a_span_without_a_tokenizer_is_read_as_its_text(page, go, tmp_path):
     made = episode("t", [span(None, "task", "q"), span(0, "policy", "y" * 30_000)], [leaf(1)])
     with viewing(write_run(tmp_path / "r", {1: [made]}, bytes_tokenizer=False)) as url:
@@ -414,6 +427,7 @@ def test_a_span_without_a_tokenizer_is_read_as_its_text(page, go, tmp_path):
         assert "no checkpoint yet" in page.locator(".walk .note").inner_text()
 
 
+@pytest.mark.slow
 def test_a_line_that_is_no_episode_is_shown_and_the_page_goes_on(page, go, tmp_path):
     folder = write_run(tmp_path / "r")
     path = write_step(folder, 1, [episode("t", [span(None, "task", "q")], [])])
@@ -425,6 +439,7 @@ def test_a_line_that_is_no_episode_is_shown_and_the_page_goes_on(page, go, tmp_p
         page.get_by_text("no attempt was finished").wait_for()
 
 
+@pytest.mark.slow
 def test_the_page_fits_a_phone_and_both_colour_schemes(chromium, both):
     for scheme, is_light in (("light", True), ("dark", False)):
         context = chromium.new_context(

@@ -330,6 +330,7 @@ def opened(chromium: Any, runs: tuple[Path, Path], tmp_path: Path) -> Iterator[A
         yield page
 
 
+@pytest.mark.slow
 def test_a_saved_page_shows_summary_curves_steps_and_episodes(opened):
     opened.wait_for_selector(".summary table")
     assert "Saved" in opened.locator("main .note").first.inner_text()
@@ -344,6 +345,7 @@ def test_a_saved_page_shows_summary_curves_steps_and_episodes(opened):
     assert opened.locator(".transcript .t").count() > 3
 
 
+@pytest.mark.slow
 def test_a_saved_page_names_what_it_does_not_hold(opened):
     opened.wait_for_selector(".summary table")
     opened.evaluate("location.hash = '#/episode?run=0&step=2&line=99'")

@@ -97,6 +97,7 @@ def test_the_server_groups_runs_that_are_seeds_of_one_recipe_and_answers_their_b
 # the page
 
 
+@pytest.mark.slow
 def test_the_page_draws_seeds_as_a_mean_with_a_band(page, go, tmp_path):
     with viewing(*runs_of(tmp_path)) as url:
         go(page, url)
@@ -121,6 +122,7 @@ def test_the_page_draws_seeds_as_a_mean_with_a_band(page, go, tmp_path):
         until(lambda: "[-0.06056, 0.6606]" in page.locator("#tip").inner_text())
 
 
+@pytest.mark.slow
 def test_a_hidden_seed_is_not_in_the_mean_and_wall_time_keeps_runs_apart(page, go, tmp_path):
     with viewing(*runs_of(tmp_path)) as url:
         go(page, url)
@@ -137,6 +139,7 @@ def test_a_hidden_seed_is_not_in_the_mean_and_wall_time_keeps_runs_apart(page, g
         assert page.locator('select[name="seeds"]').is_disabled()
 
 
+@pytest.mark.slow
 def test_without_two_seeds_there_is_nothing_to_choose(page, go, tmp_path):
     with viewing(runs_of(tmp_path)[3]) as url:
         go(page, url)
