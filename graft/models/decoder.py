@@ -329,8 +329,11 @@ class Decoder(nn.Module):
         truncation: Truncation | None = None,
     ) -> tuple[Tensor, ...]:
         """`logprobs.score_actions` with this head: of actions [U] after hidden states [U, D]."""
-        args = actions, modes, allowed, temperature, vocab_size, truncation
-        return score_actions(*self.biased(hidden), *args)
+        return self._score(hidden, actions, modes, allowed, temperature, vocab_size, truncation)
+
+    def _score(self, hidden: Tensor, *of_actions: Any) -> tuple[Tensor, ...]:
+        """`score_hidden`, by the head of this kind of decoder."""
+        return score_actions(*self.biased(hidden), *of_actions)
 
     def _likeliest(
         self, hidden: Tensor, forest: PackedTokens, allowed: Tensor | None

@@ -38,7 +38,7 @@ def worked() -> list[float]:
     hidden, modes = torch.ones(1, 1), torch.zeros(1, dtype=torch.long)
     group = dist.group.WORLD
     logp, entropy, vocab_logp = score_sharded(
-        hidden, weight, first, torch.tensor([3]), modes, None, 1.0, 4, group
+        hidden, weight, first, group, torch.tensor([3]), modes, None, 1.0, 4
     )
     logp.sum().backward()
     return [x.item() for x in (logp, entropy, vocab_logp, *weight.grad)]
@@ -76,7 +76,7 @@ def compare(
     wanted = torch.autograd.grad((torch.stack(want) * grads).sum(), (hidden, weight))
     shard, first = mine(weight.detach())
     group = dist.group.WORLD
-    got = score_sharded(enter(hidden, group), shard, first, actions, *how, group, truncation)
+    got = score_sharded(enter(hidden, group), shard, first, group, actions, *how, truncation)
     gotten = torch.autograd.grad((torch.stack(got) * grads).sum(), (hidden, shard))
     pairs = [
         *zip(got, want, strict=True),
@@ -123,7 +123,7 @@ def extremes(logits: list[float]) -> list[float]:
     actions, group = torch.tensor([0]), dist.group.WORLD
     modes = torch.zeros_like(actions)
     logp, _, vocab_logp = score_sharded(
-        torch.ones(1, 1), weight, first, actions, modes, None, 1.0, 1, group
+        torch.ones(1, 1), weight, first, group, actions, modes, None, 1.0, 1
     )
     (logp - vocab_logp).sum().backward()
     return [logp.item(), vocab_logp.item(), weight.grad.abs().sum().item()]

@@ -11,13 +11,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from graft.envs.base import BaseEnv, Trace
-from graft.envs.earl.marked import MAX_TRIES, MarkedNumber
-from graft.envs.splits import check_range, check_split, split_of
-from graft.envs.wording import TOO_LARGE, number_in_words
+from graft.envs.earl.marked import MAX_TRIES, AboutNumber
+from graft.envs.splits import split_of
 from graft.types import Author
 
 
-class Count(MarkedNumber):
+class Count(AboutNumber):
     """The answer is the count.
 
     The length of the number is uniform over `digits`, the digit asked for over 0..9; a share
@@ -30,22 +29,13 @@ class Count(MarkedNumber):
     def __init__(
         self, *, digits: Sequence[int] = (1, 20), language: float = 0.9, split: str = "train"
     ) -> None:
-        super().__init__()
-        self.digits = check_range("digits", digits, 1)
-        if 10 ** self.digits[1] > TOO_LARGE:
-            raise ValueError(f"digits={digits!r}: numbers have words below {TOO_LARGE:.0e}")
-        if not 0.0 <= language <= 1.0:
-            raise ValueError(f"language={language}: a share of the questions, must lie in 0..1")
-        self.language = language
-        self.split = check_split(split)
+        super().__init__(digits, language, split)
         self.number = ""  # as text: 20 digits are too many for a JSON reader that has only doubles
         self.digit = 0
-        self.form = "digits"
 
     def pose(self) -> str:
         for _ in range(MAX_TRIES):
-            length = self.rng.randint(*self.digits)
-            number = str(self.rng.randrange(10 ** (length - 1), 10**length))
+            number = str(self.draw_number())
             digit = self.rng.randrange(10)
             if split_of(f"{digit} in {number}") == self.split:
                 break
@@ -53,8 +43,7 @@ class Count(MarkedNumber):
             raise ValueError(f"no {self.split} instance with digits={self.digits}; allow more")
         self.number, self.digit = number, digit
         self.answer = str(number.count(str(digit)))
-        self.form = "numbers" if self.rng.random() < self.language else "digits"
-        shown = number_in_words(int(number)) if self.form == "numbers" else number
+        shown = self.draw_form(int(number))
         return (
             f"How many times does the digit {digit} occur in the number {shown}, written in "
             "digits? Write the final answer after ####, for example: #### 2"

@@ -10,13 +10,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from graft.envs.base import BaseEnv, Trace
-from graft.envs.earl.marked import MAX_TRIES, MarkedNumber
-from graft.envs.splits import check_range, check_split, split_of
-from graft.envs.wording import TOO_LARGE, number_in_words
+from graft.envs.earl.marked import MAX_TRIES, AboutNumber
+from graft.envs.splits import split_of
 from graft.types import Author
 
 
-class Repeat(MarkedNumber):
+class Repeat(AboutNumber):
     """The length of the number is uniform over `digits`; a share `language` of them is in words."""
 
     env_id = "repeat"
@@ -25,28 +24,17 @@ class Repeat(MarkedNumber):
     def __init__(
         self, *, digits: Sequence[int] = (1, 10), language: float = 0.5, split: str = "train"
     ) -> None:
-        super().__init__()
-        self.digits = check_range("digits", digits, 1)
-        if 10 ** self.digits[1] > TOO_LARGE:
-            raise ValueError(f"digits={digits!r}: numbers have words below {TOO_LARGE:.0e}")
-        if not 0.0 <= language <= 1.0:
-            raise ValueError(f"language={language}: a share of the questions, must lie in 0..1")
-        self.language = language
-        self.split = check_split(split)
-        self.form = "digits"
+        super().__init__(digits, language, split)
 
     def pose(self) -> str:
         for _ in range(MAX_TRIES):
-            length = self.rng.randint(*self.digits)
-            number = self.rng.randrange(10 ** (length - 1), 10**length)
+            number = self.draw_number()
             if split_of(f"repeat {number}") == self.split:
                 break
         else:
             raise ValueError(f"no {self.split} instance with digits={self.digits}; allow more")
         self.answer = str(number)
-        self.form = "numbers" if self.rng.random() < self.language else "digits"
-        shown = number_in_words(number) if self.form == "numbers" else self.answer
-        return f"Write {shown} in digits after ####, for example: #### 100"
+        return f"Write {self.draw_form(number)} in digits after ####, for example: #### 100"
 
     @property
     def expression(self) -> str:

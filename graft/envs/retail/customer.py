@@ -10,14 +10,12 @@ customer  "No, thank you. That was all. ###STOP###"
 
 from __future__ import annotations
 
-import json
-import os
 from collections.abc import Sequence
 from typing import Any, Protocol
 
 from graft.envs.retail.cases import Case
-from graft.http import HttpClient, HttpFault
-from graft.rewards.judge.judge import chat_endpoint, read_reply
+from graft.http import HttpFault
+from graft.tools.chat_model import ChatModel
 from graft.tools.errors import ToolError
 from graft.types import Message
 
@@ -134,17 +132,16 @@ class ModelCustomer:
         model: the served model; None takes $CUSTOMER_MODEL, and "" sends no name.
         api_key_env: the environment variable with the key; if it is not set no key is sent.
         """
-        self.url = chat_endpoint(
-            url or os.environ.get("CUSTOMER_URL", ""), "customer", "CUSTOMER_URL"
+        self.chat = ChatModel(
+            url,
+            model,
+            who="customer",
+            api_key_env=api_key_env,
+            timeout=timeout,
+            retries=retries,
+            deadline=4 * timeout,
         )
-        self.model = os.environ.get("CUSTOMER_MODEL", "") if model is None else model
         self.temperature = temperature
-        key = os.environ.get(api_key_env, "").strip()
-        headers = {"Content-Type": "application/json"}
-        headers |= {"Authorization": f"Bearer {key}"} if key else {}
-        self.client = HttpClient(
-            timeout=timeout, retries=retries, headers=headers, deadline=4 * timeout
-        )
         self.state: dict[str, Any] = {}
 
     def begin(self, case: Case) -> str:
@@ -160,12 +157,10 @@ class ModelCustomer:
         """The model's answer; in its own chat the agent is the user."""
         messages: list[Message] = self.state["messages"]
         messages.append({"role": "user", "content": message})
-        content: dict[str, Any] = {"messages": messages, "temperature": self.temperature}
-        content |= {"model": self.model} if self.model else {}
         try:
-            answer = self.client.request(self.url, json.dumps(content).encode(), read_reply)
+            answer = self.chat.reply(messages, temperature=self.temperature)
         except HttpFault as fault:
-            raise ToolError(f"the customer's model at {self.url} {fault}") from fault
+            raise ToolError(f"the customer's model at {self.chat.url} {fault}") from fault
         answer = answer.rpartition("</think>")[2].strip()
         messages.append({"role": "assistant", "content": answer})
         return answer

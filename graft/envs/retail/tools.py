@@ -102,8 +102,7 @@ class RetailTools:
             order = self.database.edit("orders", order_id)
             for payment in [*order["payment_history"]]:
                 self._pay(order, -payment["amount"], payment["payment_method_id"])
-            order |= {"status": "cancelled", "cancel_reason": reason}
-            return order
+            return self._changed("orders", order_id, status="cancelled", cancel_reason=reason)
 
         return self._write(run)
 
@@ -123,9 +122,7 @@ class RetailTools:
 
         def run() -> Record:
             self._pending(order_id, "changed")
-            order = self.database.edit("orders", order_id)
-            order["address"] = address
-            return order
+            return self._changed("orders", order_id, address=address)
 
         return self._write(run)
 
@@ -145,9 +142,7 @@ class RetailTools:
 
         def run() -> Record:
             self._user(user_id)
-            user = self.database.edit("users", user_id)
-            user["address"] = address
-            return user
+            return self._changed("users", user_id, address=address)
 
         return self._write(run)
 
@@ -208,13 +203,13 @@ class RetailTools:
             if method["source"] != "gift_card" and payment_method_id != original:
                 raise ForbiddenCall("a refund goes to the original payment method or a gift card")
             self._items(order, item_ids)
-            order = self.database.edit("orders", order_id)
-            order |= {
-                "status": "return requested",
-                "return_items": sorted(item_ids),
-                "return_payment_method_id": payment_method_id,
-            }
-            return order
+            return self._changed(
+                "orders",
+                order_id,
+                status="return requested",
+                return_items=sorted(item_ids),
+                return_payment_method_id=payment_method_id,
+            )
 
         return self._write(run)
 
@@ -228,15 +223,15 @@ class RetailTools:
         def run() -> Record:
             order = self._delivered(order_id, "exchanged")
             _, difference = self._replaced(order, item_ids, new_item_ids, payment_method_id)
-            order = self.database.edit("orders", order_id)
-            order |= {
-                "status": "exchange requested",
-                "exchange_items": sorted(item_ids),
-                "exchange_new_items": sorted(new_item_ids),
-                "exchange_payment_method_id": payment_method_id,
-                "exchange_price_difference": difference,
-            }
-            return order
+            return self._changed(
+                "orders",
+                order_id,
+                status="exchange requested",
+                exchange_items=sorted(item_ids),
+                exchange_new_items=sorted(new_item_ids),
+                exchange_payment_method_id=payment_method_id,
+                exchange_price_difference=difference,
+            )
 
         return self._write(run)
 
@@ -251,6 +246,11 @@ class RetailTools:
         except ForbiddenCall as why:
             return f"{ERROR}{why}"
         return result if isinstance(result, str) else json.dumps(result, ensure_ascii=False)
+
+    def _changed(self, table: str, key: str, **fields: Any) -> Record:
+        record = self.database.edit(table, key)
+        record |= fields
+        return record
 
     def _found(self, table: str, key: str, what: str) -> Record:
         record = self.database.get(table, key)

@@ -23,7 +23,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -52,7 +52,6 @@ from graft.models.parallel.regions import enter, leave
 from graft.models.parallel.shards import device_of, gather, local, local_slices, shard_range
 from graft.models.parallel.vocabulary import embed_rows, likeliest_sharded, score_sharded
 from graft.models.shape import ModelShape, UnsupportedModel
-from graft.models.truncation import Truncation
 
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 BY_ROWS = ("embed_tokens", "q_proj", "k_proj", "v_proj", "gate_proj", "up_proj", "lm_head")
@@ -209,22 +208,12 @@ class ShardedDecoder(Decoder):
             return embed(tokens, own(weight))
         return embed_rows(tokens, own(weight), self._first_row(weight), self.tp.group)
 
-    def score_hidden(
-        self,
-        hidden: Tensor,
-        actions: Tensor,
-        modes: Tensor,
-        allowed: Tensor | None,
-        temperature: float,
-        vocab_size: int | None = None,
-        truncation: Truncation | None = None,
-    ) -> tuple[Tensor, ...]:
+    def _score(self, hidden: Tensor, *of_actions: Any) -> tuple[Tensor, ...]:
         weight, group = own(self.head_weight), self.tp.group
-        args = actions, modes, allowed, temperature, vocab_size
-        if self.tp.size == 1 or not len(actions):
-            return score_actions(hidden, weight, *args, truncation)
+        if self.tp.size == 1 or not len(hidden):
+            return score_actions(hidden, weight, *of_actions)
         first = self._first_row(self.head_weight)
-        return score_sharded(enter(hidden, group), weight, first, *args, group, truncation)
+        return score_sharded(enter(hidden, group), weight, first, group, *of_actions)
 
     def _likeliest(
         self, hidden: Tensor, forest: PackedTokens, allowed: Tensor | None

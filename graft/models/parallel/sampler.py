@@ -31,7 +31,6 @@ from graft.models.parallel.regions import leave
 from graft.models.parallel.shards import join, shard_range
 from graft.models.parallel.vocabulary import embed_rows, score_sharded
 from graft.models.shape import ModelShape
-from graft.models.truncation import Truncation
 
 
 class SlicedBlock(Block):
@@ -102,19 +101,9 @@ class SlicedDecoder(Decoder):
         whole = join(own, 1, self.shape.head_rows, self.size, self.group)
         return whole if columns is None else whole.index_select(1, columns)
 
-    def score_hidden(
-        self,
-        hidden: Tensor,
-        actions: Tensor,
-        modes: Tensor,
-        allowed: Tensor | None,
-        temperature: float,
-        vocab_size: int | None = None,
-        truncation: Truncation | None = None,
-    ) -> tuple[Tensor, ...]:
+    def _score(self, hidden: Tensor, *of_actions: Any) -> tuple[Tensor, ...]:
         first = self.first_rows[self._head_name]
-        args = first, actions, modes, allowed, temperature, vocab_size, self.group, truncation
-        return score_sharded(*self.biased(hidden), *args)
+        return score_sharded(*self.biased(hidden), first, self.group, *of_actions)
 
     def _embed(self, tokens: Tensor) -> Tensor:
         return embed_rows(tokens, self.embed.weight, self.first_rows[EMBEDDING], self.group)

@@ -195,12 +195,12 @@ def score_sharded(
     hidden: Tensor,
     weight: Tensor,
     first: int,
+    group: ProcessGroup,
     actions: Tensor,
     modes: Tensor,
     allowed: Tensor | None,
     temperature: float,
     vocab_size: int | None,
-    group: ProcessGroup,
     truncation: Truncation | None = None,
 ) -> tuple[Tensor, ...]:
     """`logprobs.score_actions` for a head of which this process holds the rows from `first` on.

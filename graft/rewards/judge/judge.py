@@ -11,13 +11,10 @@ number of such verdicts. Evaluations should set `strict`: no verdict, no score.
 
 from __future__ import annotations
 
-import json
 import logging
 import math
-import os
 import threading
 import time
-import urllib.parse
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -26,11 +23,12 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from graft.http import HttpClient, HttpFault, json_of, shown
+from graft.http import HttpFault
 from graft.rewards.answers import accepted_answers, in_words, last_answer
 from graft.rewards.judge.agreement import Agreement, JudgedItem
 from graft.rewards.judge.prompt import Grade, JudgePrompt
 from graft.text.parse import last_boxed
+from graft.tools.chat_model import ChatModel
 from graft.tools.errors import ToolError
 from graft.tools.search.cache import CacheBroken, SearchCache
 from graft.types import Task, Trajectory
@@ -119,20 +117,20 @@ class Judge:
                 f"judge: timeout={timeout} and deadline={deadline} must be above 0, "
                 f"retries={retries} at least 0, concurrency={concurrency} at least 1"
             )
-        self.url = chat_endpoint(url or os.environ.get("JUDGE_URL", ""), "judge", "JUDGE_URL")
-        self.model = os.environ.get("JUDGE_MODEL", "") if model is None else model
+        self._chat = ChatModel(
+            url,
+            model,
+            who="judge",
+            api_key_env=api_key_env,
+            timeout=timeout,
+            retries=retries,
+            max_bytes=MAX_REPLY,
+        )
+        self.url, self.model = self._chat.url, self._chat.name
         self.prompt = JudgePrompt(prompt)
         self.deadline, self.concurrency, self.strict = deadline, concurrency, strict
         self.counts: Counter[str] = Counter(calls=0, cached=0, failures=0)
         """Verdicts that were requested, taken from the cache, and not obtained."""
-        key = os.environ.get(api_key_env, "").strip()
-        headers = {"Content-Type": "application/json"}
-        self._client = HttpClient(
-            timeout=timeout,
-            retries=retries,
-            headers=headers | ({"Authorization": f"Bearer {key}"} if key else {}),
-            max_bytes=MAX_REPLY,
-        )
         self._cache = _open_cache(cache) if cache else None
         self._slots = threading.BoundedSemaphore(concurrency)
         self._rate_limit = RateLimit(rate)
@@ -236,16 +234,13 @@ class Judge:
 
     def _request(self, prompt: str) -> str:
         """The judge's reply; JudgeError after the last attempt or at the deadline."""
-        content = {"model": self.model} if self.model else {}
-        content |= {"messages": [{"role": "user", "content": prompt}], "temperature": 0}
         start = time.monotonic()
         if not self._slots.acquire(timeout=self.deadline):
             raise JudgeError(f"no free slot for judge {self.url} in {self.deadline:g} s")
         try:
-            return self._client.request(
-                self.url,
-                json.dumps(content).encode(),
-                read_reply,
+            return self._chat.reply(
+                [{"role": "user", "content": prompt}],
+                temperature=0,
                 deadline=self.deadline - (time.monotonic() - start),
                 before=self._wait_for_start,
                 # not longer than one request can wait
@@ -296,30 +291,6 @@ def _text(content: Any) -> str:
     if isinstance(content, list):  # parts, of which only texts can be shown
         return "\n".join(str(part.get("text") or "") for part in content if isinstance(part, dict))
     return str(content or "")
-
-
-def read_reply(data: bytes) -> str:
-    """The text of a chat completion; ValueError: it has none."""
-    try:
-        text = json_of(data)["choices"][0]["message"]["content"]
-    except (KeyError, IndexError, TypeError):
-        raise ValueError(f"no choices[0].message.content: {shown(data)!r}") from None
-    if not isinstance(text, str) or not text.strip():
-        raise ValueError(f"a message without text: {text!r}")
-    return text
-
-
-def chat_endpoint(url: str, who: str, variable: str) -> str:
-    """The address of chat completions under a server's base: http://host/v1 -> .../v1/chat/completions"""
-    if not url:
-        raise ValueError(
-            f"the {who} has no server: give url=, such as http://localhost:8001/v1, or set ${variable}"
-        )
-    parts = urllib.parse.urlsplit(url)
-    if parts.scheme not in ("http", "https") or not parts.netloc:
-        raise ValueError(f"{who} url {url!r} is not of the form http://host:port/v1")
-    path = parts.path.rstrip("/").removesuffix("/chat/completions")
-    return parts._replace(path=f"{path}/chat/completions").geturl()
 
 
 def _open_cache(path: str | Path) -> SearchCache:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import os
-from typing import Any
 
-from graft.http import HttpClient, HttpFault, json_of
+from graft.http import HttpFault
+from graft.tools.chat_model import ChatModel
 from graft.tools.errors import ToolError
+from graft.types import Message
 
 INSTRUCTION = (
     "Below is the text of a web page. Write down the facts in it that help with the goal, with names, "
@@ -34,45 +34,27 @@ class Summariser:
         retries: int = 2,
         instruction: str = INSTRUCTION,
     ) -> None:
-        if not url.startswith(("http://", "https://")):
-            raise ValueError(f"summariser url {url!r} is not of the form http://host:port/v1")
         if key and not os.environ.get(key):
             raise ValueError(f"the summariser's key is to be in the environment variable {key}")
-        self.url = f"{url.rstrip('/').removesuffix('/chat/completions')}/chat/completions"
-        self.model, self.max_tokens, self.max_chars = model, max_tokens, max_chars
+        self.max_tokens, self.max_chars = max_tokens, max_chars
         self.instruction = instruction
         self.fingerprint = f"summary:{model}:{max_tokens}:{instruction}"
-        self._client = HttpClient(
+        self._chat = ChatModel(
+            url,
+            model,
+            who="summariser",
+            api_key_env=key,
             timeout=timeout,
-            deadline=timeout,
             retries=retries,
-            headers={
-                "Content-Type": "application/json",
-                **({"Authorization": f"Bearer {os.environ[key]}"} if key else {}),
-            },
+            deadline=timeout,
         )
 
     def __call__(self, page: str, goal: str) -> str:
         wanted = goal or "a summary of the page"
         prompt = f"{self.instruction}\n\nGoal: {wanted}\n\nPage:\n{page[: self.max_chars]}"
-        content = {
-            "model": self.model,
-            "messages": [{"role": "user", "content": prompt}],
-            "max_tokens": self.max_tokens,
-            "temperature": 0.0,
-        }
+        messages: list[Message] = [{"role": "user", "content": prompt}]
         try:
-            return self._client.request(self.url, json.dumps(content).encode(), _text_of)
+            text = self._chat.reply(messages, max_tokens=self.max_tokens, temperature=0.0)
         except HttpFault as fault:
-            raise ToolError(f"the summariser at {self.url} {fault}") from fault
-
-
-def _text_of(body: bytes) -> str:
-    reply: Any = json_of(body)
-    try:
-        text = reply["choices"][0]["message"]["content"]
-    except (KeyError, IndexError, TypeError):
-        text = None
-    if not isinstance(text, str):
-        raise ValueError("a reply without choices[0].message.content")
-    return text.strip()
+            raise ToolError(f"the summariser at {self._chat.url} {fault}") from fault
+        return text.strip()

@@ -253,7 +253,7 @@ def test_a_summariser_reads_the_page_for_the_goal(tmp_path, site: str, monkeypat
 def test_a_summariser_that_fails_is_an_error_text(site: str):
     with answering(lambda _: Reply(200, b'{"choices": []}')) as (url, _):
         tool = fetch(summariser={"url": url, "model": "m", "retries": 0})
-        assert "sent a reply without choices[0].message.content" in tool(f"{site}/lima goal")
+        assert "sent no choices[0].message.content: " in tool(f"{site}/lima goal")
 
 
 def test_options_are_checked_at_the_start(monkeypatch):
