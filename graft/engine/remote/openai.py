@@ -27,7 +27,8 @@ from typing import Any, NamedTuple
 from graft.engine.errors import EngineError
 from graft.engine.remote.endpoint import EndpointError, parsing
 from graft.engine.remote.openai_servers import OpenAIServer, OpenAIServers
-from graft.engine.remote.stateless import StatelessContext, seed_of
+from graft.engine.remote.server_context import ServerContext
+from graft.engine.remote.stateless import StatelessBackend, seed_of
 from graft.protocols import Tokenizer
 from graft.types import Completion, Finish, Message, Sampling
 
@@ -229,30 +230,17 @@ class OpenAIEngine:
         return tokens
 
 
-class OpenAIContext(StatelessContext):
-    """A context that stays on one server while that works, and adds up its counts of sampled tokens."""
+class OpenAIContext(ServerContext[OpenAIServer]):
+    """A context that adds up its server's counts of sampled tokens."""
 
-    engine: OpenAIEngine
     sampled: int | None = 0
     """Tokens of all its samples by the server's count; None once a count was missing."""
 
     def __init__(
-        self, engine: OpenAIEngine, tokens: Sequence[int], key: int, server: OpenAIServer
+        self, engine: StatelessBackend, tokens: Sequence[int], key: int, server: OpenAIServer
     ) -> None:
-        super().__init__(engine, tokens, key)
-        self.server = server
-        server.num_contexts += 1
+        super().__init__(engine, tokens, key, server)
         server.num_opened += 1
-
-    def move(self, server: OpenAIServer) -> None:
-        self.server.num_contexts -= 1
-        self.server = server
-        server.num_contexts += 1
-
-    def close(self) -> None:
-        if self._is_open:
-            self.server.num_contexts -= 1
-        super().close()
 
     def _copy(self, tokens: list[int], key: int) -> OpenAIContext:
         twin = OpenAIContext(self.engine, tokens, key, self.server)

@@ -20,31 +20,6 @@ from pathlib import Path
 from graft.engine.errors import EngineError
 from graft.engine.remote.endpoint import EndpointError
 from graft.engine.remote.server_protocol import Server, ServerProtocol
-from graft.engine.remote.stateless import StatelessBackend, StatelessContext
-
-
-class ServerContext(StatelessContext):
-    """A context that stays on one server, as do its forks: the prefix cache is there."""
-
-    def __init__(
-        self, engine: StatelessBackend, tokens: Sequence[int], key: int, server: Server
-    ) -> None:
-        super().__init__(engine, tokens, key)
-        self.server = server
-        server.num_contexts += 1
-
-    def move(self, server: Server) -> None:
-        self.server.num_contexts -= 1
-        self.server = server
-        server.num_contexts += 1
-
-    def close(self) -> None:
-        if self._is_open:
-            self.server.num_contexts -= 1
-        super().close()
-
-    def _copy(self, tokens: list[int], key: int) -> ServerContext:
-        return ServerContext(self.engine, tokens, key, self.server)
 
 
 class ServerPool:

@@ -16,7 +16,8 @@ from typing import Any
 
 from graft.engine.errors import EngineError
 from graft.engine.remote.endpoint import EndpointError
-from graft.engine.remote.server_pool import ServerContext, ServerPool
+from graft.engine.remote.server_context import ServerContext
+from graft.engine.remote.server_pool import ServerPool
 from graft.engine.remote.server_protocol import Server, ServerProtocol, ServerReply
 from graft.engine.remote.stateless import PendingSample, StatelessEngine, seed_of
 from graft.engine.remote.top_entropy import entropy_of, known_tokens
@@ -105,10 +106,10 @@ class ServersEngine(StatelessEngine):
     def entropy_top_k(self) -> int:
         return known_tokens(self.vocab_size, self.protocol.top_k)
 
-    def _context(self, tokens: Sequence[int], key: int) -> ServerContext:
+    def _context(self, tokens: Sequence[int], key: int) -> ServerContext[Server]:
         return ServerContext(self, tokens, key, self.pool.pick() or self.pool.servers[0])
 
-    async def complete(self, context: ServerContext, sampling: Sampling) -> Completion:
+    async def complete(self, context: ServerContext[Server], sampling: Sampling) -> Completion:
         """A sample of a context; a server that fails is excluded, and another one takes the context."""
         self.check_open()
         try:
@@ -137,7 +138,7 @@ class ServersEngine(StatelessEngine):
                 f"{self.deadline:g} s; raise rollout.deadline, or request fewer tokens"
             ) from None
 
-    async def _request(self, context: ServerContext, pending: PendingSample) -> Completion:
+    async def _request(self, context: ServerContext[Server], pending: PendingSample) -> Completion:
         """One request to the context's server."""
         server, protocol = context.server, self.protocol
         self._num_requests += 1

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import threading
-from collections import Counter
 from collections.abc import Mapping
-from functools import partial
 from typing import Any
 
 from graft.data.corpus import without_surrogates
 from graft.registry import check_options
-from graft.tools.errors import ERROR, ToolError
+from graft.tools.errors import ToolError
 from graft.tools.pages.download import PageError, download
 from graft.tools.pages.html_text import decoded, html_text
 from graft.tools.pages.summary import Summariser
-from graft.tools.search.cache import CacheBroken, open_cache
+from graft.tools.search.cache import CacheBroken
+from graft.tools.search.cached_tool import CachedTool, arguments_of
 
 PAGES = "pages"
 """The source name of page texts in a cache."""
@@ -25,7 +23,7 @@ TEXTS = ("application/json", "application/xml", "application/ld+json", "applicat
 CUT = " [...]"
 
 
-class FetchTool:
+class FetchTool(CachedTool):
     """The text of a page: "https://example.org/lima" -> "Lima\\n\\nLima is the capital of Peru. ...".
 
     The content of a call is an address, and after a blank optionally what to look for in the page; with
@@ -38,7 +36,6 @@ class FetchTool:
     """
 
     name = "fetch"
-    blocking = True
     description = "Read a web page; its text is shown."
     parameters = {
         "type": "object",
@@ -69,8 +66,7 @@ class FetchTool:
         tag: the answer is between <tag> and </tag>; "" leaves the tags out.
         concurrency: calls at a time, over all envs of the process; None: no limit.
         """
-        given = {name: value for name, value in locals().items() if name != "self"}
-        self._made_with = given
+        given = arguments_of(locals())
         for name in ("max_chars", "max_bytes", "timeout"):
             if given[name] <= 0:
                 raise ValueError(f"{name}={given[name]}; must be above 0")
@@ -80,9 +76,7 @@ class FetchTool:
         if summariser is not None:
             check_options(Summariser, summariser, "the summariser of tool 'fetch'")
             self.summariser = Summariser(**summariser)
-        self.cache, self.cache_mode = open_cache(cache, cache_mode)
-        self.counts: Counter[str] = Counter(calls=0, cached=0, failures=0)
-        self._lock = threading.Lock()
+        super().__init__(cache, cache_mode, given)
 
     def __call__(self, content: str) -> str:
         url, _, goal = without_surrogates(content).strip().partition(" ")
@@ -106,10 +100,6 @@ class FetchTool:
         self._count("calls")
         shown = text if len(text) <= self.max_chars else text[: self.max_chars] + CUT
         return f"<{self.tag}>{shown}</{self.tag}>" if self.tag else shown
-
-    def close(self) -> None:
-        if self.cache is not None:
-            self.cache.close()
 
     def _page(self, url: str) -> str:
         return self._recorded(PAGES, url, lambda: self._read(url))
@@ -145,17 +135,3 @@ class FetchTool:
         if not text:
             raise PageError("the page has no text (it may be made by scripts)")
         return text[:MAX_KEPT]
-
-    def _failed(self, text: str) -> str:
-        self._count("calls", "failures")
-        return f"{ERROR}{text}"
-
-    def _count(self, *names: str) -> None:
-        with self._lock:
-            self.counts.update(names)
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> FetchTool:
-        return self  # forked envs share the cache
-
-    def __reduce__(self) -> Any:
-        return partial(FetchTool, **self._made_with), ()  # a worker opens its own cache

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import threading
-from collections import Counter
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from graft.data.corpus import without_surrogates
-from graft.tools.errors import ERROR, ToolError
-from graft.tools.search.cache import IMPORTED, Answer, CacheBroken, SearchCache, open_cache
+from graft.tools.errors import ToolError
+from graft.tools.search.cache import IMPORTED, Answer, CacheBroken, SearchCache
+from graft.tools.search.cached_tool import CachedTool, arguments_of
 from graft.tools.search.exchange import as_pages, titled
 from graft.tools.search.source import MAX_QUERY, MAX_TOPK, SearchSource, pick_source
 
@@ -22,7 +20,7 @@ FORMS = {
 CUT = " [...]"
 
 
-class SearchTool:
+class SearchTool(CachedTool):
     """Documents for a query: "capital of Peru" -> "<information>Doc 1(Title: Lima) Lima is ...".
 
     Where to search: `corpus` (a jsonl or parquet file, or "small") with source "bm25" (the default)
@@ -41,7 +39,6 @@ class SearchTool:
     """
 
     name = "search"
-    blocking = True
     description = "Search a collection of documents; the best matches are shown."
     parameters = {
         "type": "object",
@@ -73,8 +70,7 @@ class SearchTool:
         concurrency: calls at a time, over all envs of the process; None: no limit.
         `graft.tools.calling` enforces it.
         """
-        given = {name: value for name, value in locals().items() if name not in ("self", "options")}
-        self._made_with = given | options
+        given = arguments_of(locals())
         if type(topk) is not int or not 1 <= topk <= MAX_TOPK:
             raise ValueError(f"topk={topk!r} is not a whole number between 1 and {MAX_TOPK}")
         if max_chars is not None and max_chars < 1:
@@ -86,9 +82,7 @@ class SearchTool:
         self.topk, self.max_chars = topk, max_chars
         self.form, self.tag = form, FORMS[form][0] if tag is None else tag
         self.concurrency = concurrency
-        self.cache, self.cache_mode = open_cache(cache, cache_mode)
-        self.counts: Counter[str] = Counter(calls=0, cached=0, failures=0)
-        self._lock = threading.Lock()
+        super().__init__(cache, cache_mode, given)
         self.source: SearchSource | None = None
         if self.cache_mode == "replay" and self.cache is not None:
             is_described = corpus or url or not isinstance(source, str | None)
@@ -135,10 +129,6 @@ class SearchTool:
             body = "".join(lines)
         return f"<{self.tag}>{body}</{self.tag}>" if self.tag else body
 
-    def close(self) -> None:
-        if self.cache is not None:
-            self.cache.close()
-
     def _cut(self, text: str) -> str:
         is_long = self.max_chars is not None and len(text) > self.max_chars
         return text[: self.max_chars] + CUT if is_long else text
@@ -156,20 +146,6 @@ class SearchTool:
         if self.cache is not None:
             return self.cache.put(self.fingerprint, query, self.topk, answer)
         return answer
-
-    def _failed(self, text: str) -> str:
-        self._count("calls", "failures")
-        return f"{ERROR}{text}"
-
-    def _count(self, *names: str) -> None:
-        with self._lock:
-            self.counts.update(names)
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> SearchTool:
-        return self  # forked envs share the source
-
-    def __reduce__(self) -> Any:
-        return partial(SearchTool, **self._made_with), ()  # a worker opens its own index and cache
 
 
 def recorded_source(cache: SearchCache, wanted: str | None, topk: int) -> str:
