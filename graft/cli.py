@@ -25,6 +25,7 @@ from graft.commands.rollout import rollout
 from graft.commands.runs import runs, watch
 from graft.commands.scale import scale
 from graft.commands.view import report, view
+from graft.masking import mask, mask_terminal
 
 app = typer.Typer(
     name="graft",
@@ -152,7 +153,7 @@ def config(
         raise ConfigError("give a recipe, or --keys for the list of keys")
     resolved = load_config(recipe, overrides or [])
     if as_json:
-        typer.echo(json.dumps(resolved.model_dump(mode="json")))
+        typer.echo(json.dumps(resolved.written()))
         return
     from graft.config import dump_config
 
@@ -329,6 +330,7 @@ def main() -> None:
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     # torch logs lost connections from C++ before graft can say which process is lost and why
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+    mask_terminal()
     try:
         code = app(standalone_mode=False)  # typer returns an exit code instead of raising it
         sys.exit(code if isinstance(code, int) else 0)
@@ -362,7 +364,7 @@ def _complain(error: Exception) -> int:
         if not os.environ.get("GRAFT_DEBUG"):
             typer.echo("graft: this is a fault in graft or in your own code, shown above", err=True)
         return 1
-    typer.echo(f"graft: {error}", err=True)
+    typer.echo(f"graft: {mask(str(error))}", err=True)
     usage = (ConfigError, UnknownName, ActionsError)
     is_usage = isinstance(error, usage) or type(error) is ValueError
     return 2 if is_usage else 1

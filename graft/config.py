@@ -7,12 +7,15 @@ A recipe is a YAML file (or the name of a bundled one), `key=value` overrides co
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from pydantic import ValidationError, model_validator
+from pydantic import PrivateAttr, ValidationError, model_validator
 
+from graft.masking import looks_secret, mask, masked, remember, remember_all
 from graft.peer_keys import FIRST_KEYS, as_override, leaves_of, meant
 from graft.recipe_keys import (
     ActionsSection,
@@ -37,9 +40,25 @@ from graft.registry import nearest
 class ConfigError(ValueError):
     """A recipe that cannot work; the message names the key and the remedy."""
 
+    def __init__(self, text: str = "") -> None:
+        super().__init__(mask(text))
+
+
+class Reference(NamedTuple):
+    """A text of the recipe that names environment variables, and what it stands for in this process."""
+
+    path: tuple[str | int, ...]
+    """("task", "args", "token")"""
+    text: str
+    """As in the recipe: "Bearer ${oc.env:MCP_TOKEN}"."""
+    value: str
+
 
 class Config(Section):
-    """Everything a run depends on."""
+    """Everything a run depends on.
+
+    References to environment variables are resolved here, in memory; files get `written`.
+    """
 
     run: RunSection = RunSection()
     model: ModelSection = ModelSection()
@@ -54,6 +73,32 @@ class Config(Section):
     lora: LoraSection = LoraSection()
     parallel: ParallelSection = ParallelSection()
     cluster: ClusterSection = ClusterSection()
+    _references: list[Reference] = PrivateAttr(default_factory=list)
+
+    def unresolved(self) -> dict[str, Any]:
+        """All values, with references in place of the texts that they stand for."""
+        values = self.model_dump(mode="json")
+        for path, text, value in self._references:
+            place: Any = values
+            try:
+                for key in path[:-1]:
+                    place = place[key]
+                if place[path[-1]] == value:  # else it was changed since; a number is no secret
+                    place[path[-1]] = text
+            except (LookupError, TypeError):
+                continue
+        return values
+
+    def written(self) -> dict[str, Any]:
+        """All values as they may be stored and shown: references stay, secrets in clear are masked."""
+        return masked(self.unresolved())
+
+    def packed(self) -> dict[str, Any]:
+        """For another process of this run, which may lack the environment variables: see `unpacked`."""
+        return {
+            "values": self.model_dump(mode="json"),
+            "references": [tuple(one) for one in self._references],
+        }
 
     def changed(self, keys: Mapping[str, object]) -> Config:
         """A copy with other values, which are not checked: {"train.lr": 1e-4}."""
@@ -208,16 +253,24 @@ def bundled_recipes() -> dict[str, Path]:
 
 
 def load_config(
-    recipe: str | Path | Mapping[str, Any], overrides: Sequence[str] = (), where: str = "the dict"
+    recipe: str | Path | Mapping[str, Any] | Config,
+    overrides: Sequence[str] = (),
+    where: str = "the dict",
+    *,
+    is_resolved: bool = True,
 ) -> Config:
     """Read, override, check. Every error names the key; for a typo also the nearest valid key.
 
     A dict of sections is a recipe too, called "run" unless it has a run.name; errors call it `where`.
+
+    is_resolved   False: references to environment variables stay texts, for a look at a run of others
     """
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
     from yaml import YAMLError
 
+    if isinstance(recipe, Config):
+        recipe = recipe.unresolved()
     if not isinstance(recipe, str | Path | Mapping):
         raise ConfigError(
             f"a recipe is a file, a bundled name or a dict of sections, not {type(recipe).__name__}"
@@ -245,15 +298,90 @@ def load_config(
     try:
         for override in overrides:  # set, not merge: model.shape={} really is empty then
             key = override.partition("=")[0]
-            value = OmegaConf.select(OmegaConf.from_dotlist([override]), key)
+            given = OmegaConf.to_container(OmegaConf.from_dotlist([override]))
+            value = OmegaConf.select(OmegaConf.create(_escaped(given)), key)
+            if OmegaConf.is_config(value):
+                value = OmegaConf.to_container(value, resolve=True)
             _check_colons(override, value)
             value = "" if override == f"{key}=" else value  # None is written as null
             OmegaConf.update(base, key, value, merge=False, force_add=True)
-        values: Any = OmegaConf.to_container(base, resolve=True)
+        plain = OmegaConf.create(_escaped(OmegaConf.to_container(base)))
+        unresolved: Any = OmegaConf.to_container(plain, resolve=True)
+        values = OmegaConf.to_container(base, resolve=True) if is_resolved else unresolved
     except (YAMLError, OmegaConfBaseException, ValueError) as error:
-        raise ConfigError(f"{path} with {list(overrides)}: {error}") from error
+        raise ConfigError(f"{path} with {masked(list(overrides))}: {error}") from error
+    references = list(_references_in(unresolved, values))
+    if is_resolved:
+        _remember(values, references)
+        _check_masked(values)
     config = check(values, where=str(path))
+    config._references = references
     return config if config.run.name else config.changed({"run.name": name})
+
+
+def unpacked(packed: Mapping[str, Any]) -> Config:
+    """The recipe of another process, from its `Config.packed`."""
+    references = [Reference(tuple(path), *rest) for path, *rest in packed["references"]]
+    _remember(packed["values"], references)
+    config = check(packed["values"])
+    config._references = references
+    return config
+
+
+VARIABLE = re.compile(r"oc\.env:\s*(\w+)")
+
+
+def _escaped(value: Any) -> Any:
+    """Texts that name environment variables with every ${ escaped, so that they are not resolved."""
+    if isinstance(value, dict):
+        return {key: _escaped(one) for key, one in value.items()}
+    if isinstance(value, list):
+        return [_escaped(one) for one in value]
+    if isinstance(value, str) and VARIABLE.search(value):
+        return re.sub(r"(?<!\\)\$\{", r"\\${", value)
+    return value
+
+
+def _references_in(
+    unresolved: Any, values: Any, path: tuple[str | int, ...] = ()
+) -> Iterator[Reference]:
+    """Where the same recipe, read in both ways, has different texts."""
+    if isinstance(unresolved, dict) and isinstance(values, dict):
+        for key in unresolved:
+            yield from _references_in(unresolved[key], values[key], (*path, key))
+    elif isinstance(unresolved, list) and isinstance(values, list):
+        for index, pair in enumerate(zip(unresolved, values, strict=True)):
+            yield from _references_in(*pair, (*path, index))
+    elif isinstance(unresolved, str) and isinstance(values, str) and unresolved != values:
+        yield Reference(path, unresolved, values)
+
+
+def _remember(values: Any, references: Sequence[Reference]) -> None:
+    """Have secrets masked in all texts: those in clear, and those that references stand for."""
+    remember_all(values)
+    for path, text, value in references:
+        for name in VARIABLE.findall(text):
+            secret = os.environ.get(name, "").strip()
+            if secret and (looks_secret(name, secret) or masked(value, str(path[-1])) != value):
+                remember(secret, f"${{oc.env:{name}}}")
+
+
+MASKED = re.compile(r"^\*\*\*$|://\*\*\*@|=\*\*\*|(?i:bearer|basic) \*\*\*")
+
+
+def _check_masked(values: Any, path: str = "") -> None:
+    """Refuse a secret of which a run's config.yaml has only the mask."""
+    if isinstance(values, dict):
+        for key, one in values.items():
+            _check_masked(one, f"{path}.{key}" if path else str(key))
+    elif isinstance(values, list):
+        for index, one in enumerate(values):
+            _check_masked(one, f"{path}.{index}")
+    elif isinstance(values, str) and MASKED.search(values):
+        raise ConfigError(
+            f"{path}={values!r}: a secret that stood in the recipe in clear, which a run does not store. "
+            f"Put it into an environment variable and name that: {path}='${{oc.env:NAME}}'"
+        )
 
 
 def read_arguments(given: Sequence[str]) -> dict[str, Any]:
@@ -325,7 +453,10 @@ def keys() -> dict[str, str]:
 
 
 def dump_config(config: Config) -> str:
-    """The recipe with every default filled in, as YAML that loads back to the same."""
+    """The recipe with every default filled in, as YAML that loads back to the same.
+
+    References to environment variables stay; a secret in clear is masked, and has to be given again.
+    """
     from omegaconf import OmegaConf
 
-    return OmegaConf.to_yaml(OmegaConf.create(config.model_dump(mode="json")))
+    return OmegaConf.to_yaml(OmegaConf.create(config.written()))

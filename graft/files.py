@@ -21,6 +21,8 @@ from typing import IO, Any
 
 from pydantic_core import from_json
 
+from graft.masking import mask_values
+
 POLL = 0.01
 """Seconds between two attempts to lock a log."""
 PATIENCE = 10.0
@@ -54,7 +56,7 @@ def new_file(path: Path, *, is_shared: bool = False) -> Iterator[Path]:
 
 def write_text(path: Path, text: str) -> None:
     with new_file(path) as aside:
-        aside.write_text(text, encoding="utf-8")
+        aside.write_text(mask_values(text), encoding="utf-8")
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
@@ -215,7 +217,7 @@ def append_row(path: Path, row: Mapping[str, Any]) -> None:
 
 def json_line(row: Mapping[str, Any]) -> bytes:
     """One line of a log; NaN and infinities are refused, since JSON has neither."""
-    text = json.dumps(row, ensure_ascii=False, allow_nan=False)
+    text = mask_values(json.dumps(row, ensure_ascii=False, allow_nan=False))
     return text.encode("utf-8", "replace") + b"\n"
 
 

@@ -25,6 +25,8 @@ from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import Any, TypeVar
 
+from graft.masking import mask
+
 T = TypeVar("T")
 
 FIRST_PAUSE = 0.5
@@ -46,7 +48,7 @@ class HttpFault(Exception):
     def __init__(
         self, text: str, code: int = 0, *, retry_after: float = 0.0, is_final: bool = False
     ) -> None:
-        super().__init__(text)
+        super().__init__(mask(text))  # servers repeat what they were sent
         self.code = code
         """The HTTP status; 0 where there was none."""
         self.retry_after = retry_after

@@ -25,6 +25,7 @@ LOOKS_AT: dict[str, set[str]] = {}
 """Room -> the rooms it may import from. A room is a file or folder directly under graft/."""
 
 GROUND = {
+    "masking",
     "types",
     "protocols",
     "registry",

@@ -82,8 +82,6 @@ def _config(recipe: Recipe, overrides: Any) -> Config:
             raise ConfigError(
                 f"an override is {seen(override)}; write 'train.lr=1e-4' or {{'train.lr': 1e-4}}"
             )
-    if isinstance(recipe, Config):
-        recipe = recipe.model_dump(mode="json")
     return load_config(str(recipe) if isinstance(recipe, PathLike) else recipe, texts)
 
 

@@ -384,7 +384,7 @@ class RayCollector:
         if worker.stage is WorkerStage.PLACING:
             worker.process, worker.stage = value, WorkerStage.STARTING
             worker.pinged_at = time.monotonic()
-            worker.transition = worker.actor.start.remote(self.config.model_dump(mode="json"))
+            worker.transition = worker.actor.start.remote(self.config.packed())
         elif value:
             self._fail(RunStopped(f"{worker} cannot start: {value}"))
         elif self._weights is not worker.weights:  # also if newer weights were sent meanwhile

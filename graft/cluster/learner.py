@@ -15,7 +15,7 @@ from graft.cluster.collector import SCALE, RayCollector
 from graft.cluster.display_relay import DisplayCall, DisplayRelay
 from graft.cluster.ray_import import ray_module
 from graft.cluster.shared_collector import SharedCollector
-from graft.config import ConfigError, check
+from graft.config import ConfigError, unpacked
 from graft.deadlines import Watchdog
 from graft.models.device import choose_device
 from graft.registry import UnknownName
@@ -63,7 +63,7 @@ class LearnerActor:
         self.rank, self.world, self.cwd, self.attempt = rank, world, cwd, attempt
         with suppress(OSError):
             os.chdir(cwd)
-        self.config = check(config)
+        self.config = unpacked(config)
         self.relay = DisplayRelay()
         self.session: Any = None
         self.workers: RayCollector | None = None

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from graft.cluster.weight_transfer import BroadcastGroup, UnpackedWeights
-from graft.config import ClusterSection, Config, ParallelSection, check
+from graft.config import ClusterSection, Config, ParallelSection, unpacked
 from graft.rollout.async_collector import AttemptRunner
 from graft.rollout.collector import RolloutRequest
 from graft.train.distributed.failures import describe
@@ -63,7 +63,7 @@ class RolloutWorker:
 
     def _recipe(self, config: dict[str, Any]) -> Config:
         """The run's config without its learner settings: the engine holds the only copy of the weights."""
-        recipe = check(config)
+        recipe = unpacked(config)
         run = Path(recipe.run.dir) / recipe.run.name
         exchange = Path(recipe.engine.exchange or run / "exchange") / f"worker-{self.number}"
         return recipe.model_copy(

@@ -129,7 +129,7 @@ def _num_fits(there: float, each: float) -> float:
 
 
 def _place(config: Config, ray: Any, attempt: int) -> list[Any]:
-    cluster, values = config.cluster, config.model_dump(mode="json")
+    cluster, values = config.cluster, config.packed()
     actor = ray.remote(LearnerActor).options(
         num_cpus=cluster.cpus, num_gpus=cluster.gpus, max_restarts=0, max_concurrency=4
     )

@@ -37,6 +37,7 @@ from graft.evaluate.evaluator import (
     temperature_of,
 )
 from graft.evaluate.run import read_endpoint
+from graft.masking import masked
 from graft.rollout.branches.branch import independent
 from graft.rollout.collect import build_episode
 from graft.rollout.failure import concurrently
@@ -206,17 +207,19 @@ def pose_one(config: Config, chat: Chat, seed: int, server: EndpointSpec | None 
 def settings_of(config: Config, samples: int, temperature: float, seed: int) -> dict[str, Any]:
     """Everything that the attempts depend on, apart from the weights."""
     limits = {"max_tokens", "max_turns", "max_context"}
-    return {
-        "samples": samples,
-        "temperature": temperature,
-        "seed": seed,
-        "task": config.task.model_dump(mode="json", exclude={"eval_args"}),
-        "actions": config.actions.model_dump(mode="json"),
-        "rollout": config.rollout.model_dump(mode="json", include=limits),
-        "model": config.model.model_dump(
-            mode="json", include={"chat_template", "template_args", "history", "dtype"}
-        ),
-    }
+    return masked(
+        {
+            "samples": samples,
+            "temperature": temperature,
+            "seed": seed,
+            "task": config.task.model_dump(mode="json", exclude={"eval_args"}),
+            "actions": config.actions.model_dump(mode="json"),
+            "rollout": config.rollout.model_dump(mode="json", include=limits),
+            "model": config.model.model_dump(
+                mode="json", include={"chat_template", "template_args", "history", "dtype"}
+            ),
+        }
+    )
 
 
 class SampleWork:

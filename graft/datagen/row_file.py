@@ -15,6 +15,7 @@ from typing import IO, Any
 from graft.config import ConfigError
 from graft.data.errors import DataError
 from graft.files import free_megabytes, new_file, sync
+from graft.masking import mask_values
 from graft.train.run_dir.folder import RunStopped
 
 ENDINGS = (".jsonl", ".parquet")
@@ -72,7 +73,7 @@ class JsonFile:
         self._file: IO[str] = part.open("w", encoding="utf-8", errors="replace")
 
     def append(self, row: Row) -> None:
-        line = json.dumps(row, ensure_ascii=False, allow_nan=False)
+        line = mask_values(json.dumps(row, ensure_ascii=False, allow_nan=False))
         with room_for(self.path):
             self._file.write(f"{line}\n")
 

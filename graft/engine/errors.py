@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from graft.masking import mask
+
 
 class EngineError(RuntimeError):
     """The engine could not serve this sample; the text has what was seen and what to change."""
+
+    def __init__(self, text: str = "") -> None:
+        super().__init__(mask(text))  # servers repeat what they were sent

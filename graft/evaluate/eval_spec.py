@@ -11,6 +11,7 @@ from typing import Any
 
 from graft.config import Config, ConfigError
 from graft.evaluate.task_set import TaskSet
+from graft.masking import masked
 from graft.rollout.branches.branch import PASS_AT
 from graft.types import Sampling
 
@@ -70,7 +71,9 @@ class EvalSpec:
         mine = Path(self.config.actions.file)
         if mine.is_file():  # not a bundled file, so it may have been edited
             values["actions_digest"] = blake2b(mine.read_bytes(), digest_size=8).hexdigest()
-        return json.loads(json.dumps(values, default=str))  # as it reads back: tuples are lists
+        return json.loads(
+            json.dumps(masked(values), default=str)
+        )  # as it reads back: tuples are lists
 
     @property
     def _truncation(self) -> list[str]:

@@ -12,6 +12,7 @@ from typing import Any
 
 from graft.config import ConfigError
 from graft.files import parse_object, read_object
+from graft.masking import masked
 from graft.runs.curves import Curves, is_step, numbers, order
 from graft.runs.json_lines import GrowingJsonl, lines_from_the_end
 from graft.runs.lock import is_held
@@ -68,7 +69,10 @@ class RunRecord:
         if not isinstance(values, dict):
             return {}
         sections: dict[Any, Any] = values
-        return {str(name): keys for name, keys in sections.items() if isinstance(keys, dict)}
+        # older versions wrote secrets in clear
+        return {
+            str(name): masked(keys) for name, keys in sections.items() if isinstance(keys, dict)
+        }
 
     @property
     def summary(self) -> dict[str, Any]:

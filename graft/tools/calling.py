@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
+from graft.masking import mask_values
 from graft.tools.errors import ERROR, ToolError
 from graft.tools.schema import content_of
 from graft.user_code import UserCodeError, UserObject, refusal, user_frame
@@ -38,7 +39,7 @@ def call_tool(tool: Any, what: str | Mapping[str, Any]) -> str:
     if not isinstance(answer, str):
         wanted = "a text; a typed function may return anything JSON"
         raise refusal(UserObject(tool, "tool"), answer, wanted)
-    return answer
+    return mask_values(answer)  # a server may repeat its key, which no policy is to read
 
 
 def _call(tool: Any, what: str | Mapping[str, Any]) -> str:

@@ -1,5 +1,7 @@
 """Failures of tools: an answer that begins with "Error: " for a bad call, ToolError for a broken tool."""
 
+from graft.masking import mask
+
 ERROR = "Error: "
 """The beginning of a tool's answer to a call that it could not carry out."""
 
@@ -18,3 +20,6 @@ class ToolError(RuntimeError):
 
     A bad call is no ToolError: it is answered with text, from which the policy can learn.
     """
+
+    def __init__(self, text: str = "") -> None:
+        super().__init__(mask(text))  # servers repeat what they were sent

@@ -81,7 +81,7 @@ class TokenTexts:
             from graft.train.model import load_tokenizer
             from graft.train.run_dir.checkpoint import latest_model
 
-            config = load_config(str(self.record.path / "config.yaml"))
+            config = load_config(str(self.record.path / "config.yaml"), is_resolved=False)
             source = latest_model(config.model.path, weights=False) if config.model.path else None
             self._tokenizer = load_tokenizer(config, source)
             self._vocabulary = self._tokenizer.vocab_size

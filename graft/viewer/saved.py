@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from graft.files import write_text
+from graft.masking import mask_shapes
 from graft.version import __version__
 from graft.viewer import walks
 from graft.viewer.answers import Answers
@@ -202,5 +203,5 @@ def _step(run: ViewedRun, step: str, budget: _Budget) -> dict[str, Any]:
 
 def _harmless(value: Any) -> str:
     """JSON that cannot end its element, whatever texts it holds."""
-    text = json.dumps(value, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
+    text = mask_shapes(json.dumps(value, allow_nan=False, separators=(",", ":")))
     return text.replace("<", "\\u003c")

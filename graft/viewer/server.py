@@ -12,6 +12,7 @@ import socket
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from graft.masking import mask, mask_shapes
 from graft.viewer.answers import Answers, BadRequest, Query
 from graft.viewer.guard import App, Guard
 from graft.viewer.runs import NotThere, ViewedRun
@@ -47,14 +48,14 @@ def build_app(runs: Sequence[ViewedRun], token: str, port: int, host: str = "127
             except (OSError, KeyError, TypeError, ValueError) as error:
                 # the folder has another layout than graft writes: the page shows the error and stays usable
                 why = f"this part of the run cannot be read: {type(error).__name__}: {error}"
-                return PlainTextResponse(f"{why[:500]}\n", 500)
+                return PlainTextResponse(f"{mask(why)[:500]}\n", 500)
             if isinstance(found, str):
                 return Response(
                     found,
                     media_type="text/csv",
                     headers={"content-disposition": 'attachment; filename="curves.csv"'},
                 )
-            body = json.dumps(found, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
+            body = mask_shapes(json.dumps(found, allow_nan=False, separators=(",", ":")))
             return Response(body, media_type="application/json")
 
         return respond

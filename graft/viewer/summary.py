@@ -25,9 +25,6 @@ MOST_ROWS = 300
 MOST_CHARACTERS = 500
 """Of one value."""
 
-SECRET = ("api_key", "apikey", "password", "passwd", "secret", "access_token", "auth_token")
-"""A page may be sent to other people: values under such names are left out."""
-
 Table = dict[str, Any]
 
 
@@ -204,12 +201,12 @@ def _settings(record: RunRecord) -> list[Table]:
     changed: list[tuple[str, Any, Any]] = []
     for section, keys in record.config.items():
         for key, value in keys.items():
-            name, shown = f"{section}.{key}", _without_secrets(key, value)
-            rows.append((name, shown))
+            name = f"{section}.{key}"
+            rows.append((name, value))
             if name not in defaults:
-                changed.append((name, shown, "(no such setting)"))
+                changed.append((name, value, "(no such setting)"))
             elif defaults[name] != value:
-                changed.append((name, shown, defaults[name]))
+                changed.append((name, value, defaults[name]))
     return [
         _table(
             "Settings that differ from the defaults", ("setting", "this run", "default"), changed
@@ -240,17 +237,6 @@ def _metrics(phase: str, curves: Curves) -> Table:
             rows.append((metric, *map(_number, ends)))
     title = f"Every metric of {PHASE_WORDS[phase]}"
     return _table(title, ("metric", "first", "last", "least", "greatest"), rows, folded=True)
-
-
-def _without_secrets(key: str, value: Any) -> Any:
-    if isinstance(value, dict):
-        inner: dict[Any, Any] = value
-        return {name: _without_secrets(str(name), one) for name, one in inner.items()}
-    if isinstance(value, list):
-        listed: list[Any] = value
-        return [_without_secrets(key, one) for one in listed]
-    is_secret = isinstance(value, str) and value and any(word in key.lower() for word in SECRET)
-    return "(left out)" if is_secret else value
 
 
 def _text(value: Any) -> str:

@@ -21,6 +21,7 @@ from pathlib import Path
 import torch
 
 from graft.files import free_megabytes, new_folder
+from graft.masking import mask_shapes
 from graft.models.extra_actions import ACTIONS, read_rows
 from graft.models.io.gguf_read import load_gguf
 from graft.models.io.hub import HubError, find_model, split_name
@@ -216,7 +217,7 @@ def export_adapter(
 
 def _write_card(folder: Path, text: str) -> None:
     card = folder / CARD
-    card.write_text(f"{text.rstrip()}\n\n{MARK}\n", encoding="utf-8")
+    card.write_text(f"{mask_shapes(text).rstrip()}\n\n{MARK}\n", encoding="utf-8")
     for file in folder.glob("*.safetensors"):  # written with mode 0600; an export is to be shared
         file.chmod(card.stat().st_mode)
 

@@ -23,6 +23,7 @@ from typing import Any
 import torch
 
 from graft.files import read_object
+from graft.masking import mask, mask_shapes, masked
 from graft.models.io.lineage import Lineage, lineage_of, model_section, without_paths
 from graft.models.shape import ModelShape
 from graft.version import __version__
@@ -57,7 +58,7 @@ def read_origin(model: Path) -> Origin:
     run = model.parent.parent
     if model.parent.name != "checkpoints" or not (run / "config.yaml").exists():
         return Origin(base=lineage_of(str(model)))
-    recipe = (run / "config.yaml").read_text(encoding="utf-8", errors="replace")
+    recipe = _without_secrets((run / "config.yaml").read_text(encoding="utf-8", errors="replace"))
     section = model_section(recipe)
     summary, state = read_object(run / "summary.json"), read_object(model / "state.json")
     evaluations, captions = _evaluations(run / "evaluations", model.name)
@@ -77,6 +78,18 @@ def read_origin(model: Path) -> Origin:
         captions=captions,
         versions=summary.get("versions") or {},
     )
+
+
+def _without_secrets(recipe: str) -> str:
+    """The text of config.yaml; one of an older version may hold secrets in clear."""
+    import yaml
+
+    try:
+        values = yaml.safe_load(recipe)
+    except yaml.YAMLError:
+        return mask(recipe)
+    hidden = masked(values)
+    return mask_shapes(recipe) if hidden == values else yaml.safe_dump(hidden, sort_keys=False)
 
 
 def _numbers(values: Mapping[str, Any] | None) -> dict[str, float]:

@@ -22,6 +22,7 @@ from typing import NoReturn
 import torch.distributed as dist
 
 from graft.deadlines import Wait, skip_frames_in, within
+from graft.masking import mask
 from graft.train.distributed.heartbeat import ProcessesLost, ProcessFailure, RankHeartbeat
 from graft.train.distributed.rank_status import name_ranks
 
@@ -203,4 +204,4 @@ def _write_error_file(text: str, at: float) -> None:
         extra = {"py_callstack": text, "timestamp": str(int(at))}
         with suppress(OSError):
             content = {"message": {"message": text.partition("\n")[0], "extraInfo": extra}}
-            Path(path).write_text(json.dumps(content), encoding="utf-8")
+            Path(path).write_text(mask(json.dumps(content)), encoding="utf-8")

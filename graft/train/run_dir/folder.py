@@ -11,6 +11,7 @@ from typing import Any
 
 from graft.config import Config, dump_config
 from graft.files import append_row, free_megabytes, write_json, write_text
+from graft.masking import mask, masked
 
 
 class RunStopped(RuntimeError):
@@ -87,7 +88,9 @@ class RunFolder:
     def claim(self) -> None:
         """Take ownership of the folder, or raise with the reason."""
         with out_of_disk(Path(self.config.run.dir)):
-            self.path.mkdir(parents=True, exist_ok=True)
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            # what a policy and its tools wrote is for this user; an existing folder keeps its mode
+            self.path.mkdir(mode=0o700, exist_ok=True)
             self._take_lock()
             before = self.path / "config.yaml"
             if before.exists():
@@ -155,7 +158,7 @@ class RunFolder:
     def stopped(self, reason: str) -> None:
         """Record why the run ended early; removed when it continues."""
         with suppress(OSError):  # the disk may be the reason
-            write_json(self.path / STOPPED, {"reason": reason, "time": time.time()})
+            write_json(self.path / STOPPED, {"reason": mask(reason), "time": time.time()})
 
     def interruption_note(self) -> str:
         if not self.has_checkpoint:
@@ -173,12 +176,16 @@ class RunFolder:
 
 
 def differences(old: dict[str, Any], new: Config) -> dict[str, tuple[Any, Any]]:
-    """Keys whose values differ; a key that an older version did not have counts as its default."""
+    """Keys whose values differ; a key that an older version did not have counts as its default.
+
+    Secrets are compared as they are written. Older versions wrote what references stand for.
+    """
     found: dict[str, tuple[Any, Any]] = {}
     defaults = {name: info.default for name, info in Config.model_fields.items()}
-    for section, values in new.model_dump(mode="json").items():
-        before = defaults[section].model_dump(mode="json") | (old.get(section) or {})
+    resolved = masked(new.model_dump(mode="json"))
+    for section, values in new.written().items():
+        before = defaults[section].model_dump(mode="json") | masked(old.get(section) or {})
         for key, value in values.items():
-            if before[key] != value:
+            if before[key] not in (value, resolved[section][key]):
                 found[f"{section}.{key}"] = before[key], value
     return found

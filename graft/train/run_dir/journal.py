@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from graft.config import Config
+from graft.masking import mask, mask_values
 from graft.train.algorithm import preset_of
 from graft.train.monitor.alarms import Alarm, Alarms
 from graft.train.monitor.display import Display
@@ -41,7 +42,7 @@ class Journal:
     def __enter__(self) -> Journal:
         if self.is_first:
             with out_of_disk(self.folder.path):
-                settings = self.config.model_dump(mode="json")
+                settings = self.config.written()
                 self._metrics = MetricsLog(self.folder.path, self.config.run.trackers, settings)
         return self
 
@@ -101,7 +102,8 @@ class Journal:
                     out_of_disk(self.folder.path),
                     (self.folder.path / ERRORS).open("a", encoding="utf-8") as file,
                 ):
-                    file.write(f"{when}, task {episode.task.id}: {span.info['error']}\n{trace}\n")
+                    said = f"{when}, task {episode.task.id}: {span.info['error']}\n{trace}\n"
+                    file.write(mask(said))
 
     def keeps_episodes(self, step: int) -> bool:
         every = self.config.run.log_episodes
@@ -140,7 +142,7 @@ class Journal:
                     where.parent.mkdir(exist_ok=True)
                     # not Episode.dumps, which refuses the NaN that has to be recorded
                     lines = [json.dumps(episode.to_json()) + "\n" for episode in episodes]
-                    where.write_text("".join(lines), encoding="utf-8")
+                    where.write_text(mask_values("".join(lines)), encoding="utf-8")
             raise RunStopped(
                 f"step {step}: {error}. The batch is in {where}; the last good checkpoint is intact. "
                 "Lower train.lr or train.max_grad_norm, or look at the batch for extreme log-probs"

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from graft.files import JsonlLog, append_row, new_file, parse_object
+from graft.masking import mask_values
 from graft.registry import resolve
 from graft.train.run_dir.trackers import PHASES, TRACKERS, Phase, Tracker
 from graft.types import Episode
@@ -173,7 +174,7 @@ def _truncate_after(last: tuple[int, int], log: JsonlLog) -> None:
 
 def _episode_line(episode: Episode) -> str:
     try:
-        return episode.dumps() + "\n"
+        return mask_values(episode.dumps()) + "\n"
     except ValueError as error:
         raise ValueError(
             f"the episode of task {episode.task.id!r} cannot be written as JSON ({error}); look "
