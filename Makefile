@@ -4,6 +4,8 @@
 # for: nothing changed, nothing to do. A changed pyproject.toml or constraints.txt installs again.
 
 PYTHON ?= python3
+# tests start hundreds of processes: each would compile the package again
+unexport PYTHONDONTWRITEBYTECODE
 # one more than there are cores: some tests wait for processes and deadlines
 WORKERS ?= $(shell n=$$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 1); echo $$((n < 4 ? n + 1 : 4)))
 ARGS ?=

@@ -14,13 +14,15 @@ from graft.envs.interop.messages import added, as_assistant
 from graft.envs.interop.model_server import ModelRequest, ModelServer
 from graft.envs.interop.verifiers import VerifiersEnv
 
-vf = pytest.importorskip("verifiers.v1")
-
-pytestmark = [pytest.mark.peer, pytest.mark.filterwarnings("ignore")]
+pytestmark = [
+    pytest.mark.peer,
+    pytest.mark.usefixtures("vf"),
+    pytest.mark.filterwarnings("ignore"),
+]
 
 
 @pytest.fixture(scope="module")
-def env() -> Iterator[VerifiersEnv]:
+def env(vf) -> Iterator[VerifiersEnv]:
     made = VerifiersEnv("toy-taskset", timeout=60)
     yield made
     made.close()
@@ -90,7 +92,7 @@ def test_a_dialogue_that_the_env_leads_comes_as_user_turns():
     env.close()
 
 
-def test_an_env_object_with_a_limit_of_its_own_is_truncated():
+def test_an_env_object_with_a_limit_of_its_own_is_truncated(vf):
     config = {
         "taskset": {"id": "toy-taskset"},
         "agent": {"runtime": {"type": "subprocess"}, "max_turns": 1},
@@ -104,7 +106,7 @@ def test_an_env_object_with_a_limit_of_its_own_is_truncated():
 
 
 @pytest.fixture(scope="module")
-def team() -> Iterator[VerifiersEnv]:
+def team(vf) -> Iterator[VerifiersEnv]:
     agent = {"runtime": {"type": "subprocess"}, "harness": {"id": "toy-team"}}
     config = {"taskset": {"id": "toy-team"}, "agent": agent}
     made = VerifiersEnv(

@@ -15,9 +15,12 @@ from graft.envs.interop.model_server import ModelServer
 from graft.envs.interop.verifiers import context, load
 from graft.envs.interop.verifiers_taskset import as_answers, as_written, taskset
 
-vf = pytest.importorskip("verifiers.v1")
-
-pytestmark = [pytest.mark.peer, pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
+pytestmark = [
+    pytest.mark.peer,
+    pytest.mark.slow,
+    pytest.mark.usefixtures("vf"),
+    pytest.mark.filterwarnings("ignore"),
+]
 GUESS = "game:GuessTheNumber-v0"
 EXAMPLES = Path(__file__).parents[3] / "examples" / "trainers"
 Policy = Callable[[list[Any]], str]
@@ -72,7 +75,7 @@ def test_an_episode_in_verifiers_is_an_episode_of_the_environment(monkeypatch: p
 
 
 def test_a_rewritten_history_is_a_branch_and_verifiers_limits_hold(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    vf: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ):
     text = (
         f'from {taskset.__module__} import taskset\nT, H = taskset("{GUESS}", wrappers="concat")\n'
