@@ -79,6 +79,7 @@ def evaluate(
     repetition_penalty: float | None = None,
     solved: float = 1.0,
     data: str = "",
+    prompt: str = "",
     max_tokens: int | None = None,
     max_turns: int | None = None,
     max_context: int | None = None,
@@ -106,6 +107,8 @@ def evaluate(
     repetition_penalty  above 1: tokens that the context has are less likely
     solved       the reward from which on an attempt is right, for pass@k
     data         rows of a benchmark, a file or folder, where they are not taken from the hub
+    prompt       a system prompt for all sets: code_search, search, math, base or code_search_cn, which ARPO's
+                 checkpoints were trained with, or a file; the tools are those that a named one describes
     max_tokens   sampled tokens per turn; None: 4096, or the run's
     max_turns    turns per attempt; None: 16, or the run's
     max_context  tokens of a whole attempt; None: 16384 or the model's window, or the run's
@@ -113,7 +116,7 @@ def evaluate(
     progress     None: a line in a terminal or a notebook; True or False: always, never
     """
     from graft.evaluate.evaluator import pose, temperature_of
-    from graft.evaluate.run import with_given
+    from graft.evaluate.run import prompted, with_given
     from graft.train.build import sampling_of
 
     ks = [] if k is None else sorted({k} if isinstance(k, int) else set(k))
@@ -144,7 +147,7 @@ def evaluate(
     temperature_of(sampling.temperature, None, samples, "samples=1")
     spec = EvalSpec(
         config=config,
-        sets=_sets(owner, on, config, data, reward),
+        sets=prompted(_sets(owner, on, config, data, reward), prompt, config),
         tasks=tasks,
         samples=samples,
         sampling=sampling,

@@ -7,9 +7,10 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from graft.config import read_arguments
-from graft.envs import ENVS, find, make
+from graft.envs import ENVS, find
 from graft.envs.entry import family_of, missing
 from graft.envs.games.base import BOX, Game
+from graft.envs.table import build_env
 from graft.envs.webshop.env import WebShop
 from graft.types import Turn
 
@@ -127,7 +128,7 @@ def open_env(env_id: str, wrappers: str, overrides: Sequence[str]) -> Any:
     listed = [f"wrappers={wrappers}"] if wrappers.startswith("[") else []
     arguments = read_arguments([*overrides, *listed])
     try:
-        return make(env_id, **{"wrappers": wrappers, **arguments})
+        return build_env(env_id, **{"wrappers": wrappers, **arguments})
     except TypeError as error:  # an unknown argument, or one of a wrong type
         signature = signature_of(find(env_id).builder())
         raise ValueError(f"{env_id}: {error}; its signature is {signature}") from error

@@ -11,14 +11,13 @@ only from its own generator.
 from __future__ import annotations
 
 import copy
-import operator
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, Self
 
-from graft.envs.random_state import RandomState
+from graft.envs.random_state import RandomState, checked_seed
 from graft.protocols import Env, Observation
 from graft.tools.rebind import Memo, counterparts
 from graft.types import Author, Message, Task, Turn
@@ -97,15 +96,9 @@ class CopyableEnv(EnvSource):
 
     def begin_stream(self, seed: int | None) -> None:
         """Begin the stream of `seed`; None draws the next one from the present stream."""
-        if seed is None:
-            # 53 bits: a JSON reader that has only doubles reads every seed exactly
-            seed = self.rng.getrandbits(53)
-        elif not hasattr(seed, "__index__"):
-            raise TypeError(f"seed={seed!r}: must be a whole number from 0")
-        elif (seed := operator.index(seed)) < 0:
-            raise ValueError(f"seed={seed}: must be 0 or more")
-        self.seed = seed
-        self.rng.seed(seed)
+        # 53 bits: a JSON reader that has only doubles reads every seed exactly
+        self.seed = self.rng.getrandbits(53) if seed is None else checked_seed(seed)
+        self.rng.seed(self.seed)
 
     def fork(self) -> Self:
         """An independent copy in the same state, generator included."""
@@ -299,6 +292,23 @@ class Wrapper(EnvSource):
     @property
     def unwrapped(self) -> Any:
         return getattr(self.env, "unwrapped", self.env)
+
+
+class FirstSeed(Wrapper):
+    """An env whose first reset without a seed starts the episode of `seed`, and later ones its stream."""
+
+    saved = ("first_seed",)
+
+    def __init__(self, env: Env, seed: int) -> None:
+        super().__init__(env)
+        self.first_seed: int | None = checked_seed(seed)
+
+    def reset(self, seed: int | None = None, **options: Any) -> tuple[Observation, dict[str, Any]]:
+        if seed is None and not options:
+            seed = self.first_seed
+        if seed is not None:
+            self.first_seed = None
+        return self.env.reset(seed, **options)
 
 
 def without(names: Sequence[str], attributes: Mapping[str, Any]) -> dict[str, Any]:

@@ -7,6 +7,7 @@ methods of `random.Random`, each drawing from `getrandbits`.
 
 from __future__ import annotations
 
+import operator
 from random import Random, SystemRandom
 from typing import Any
 
@@ -48,3 +49,12 @@ class RandomState(Random):
         self.state = state
 
     gauss = Random.normalvariate  # the built-in one keeps half of a pair beside the state
+
+
+def checked_seed(seed: Any) -> int:
+    """A seed of an environment as an int."""
+    if not hasattr(seed, "__index__"):
+        raise TypeError(f"seed={seed!r}: must be a whole number from 0")
+    if (number := operator.index(seed)) < 0:
+        raise ValueError(f"seed={number}: must be 0 or more")
+    return number

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from graft.envs.base import BaseEnv, EnvSource
+from graft.envs.base import BaseEnv, EnvSource, FirstSeed
 from graft.envs.dataset import DATASETS
 from graft.envs.earl import EARL
 from graft.envs.entry import EnvEntry, family_of
@@ -49,6 +49,7 @@ ENVS: dict[str, EnvEntry] = {
 def make(
     env_id: str | Callable[..., Any] | Env,
     *,
+    seed: int | None = None,
     wrappers: Wrappers = (),
     tokenizer: Any = None,
     **kwargs: Any,
@@ -57,13 +58,46 @@ def make(
 
     >>> make("calculator", operands=(2, 2)).reset(seed=0)[0]
     '127-41='
+    >>> make("calculator", operands=(2, 2), seed=0).reset()[0]
+    '127-41='
 
     Instead of an id: a class or function of your own, `make(MyEnv, wrappers="python_tool", size=3)`,
     or an instance, of which a copy is taken.
 
-    `wrappers` are names, or functions from env to env, innermost first: "python_tool,concat". Those
-    that render chats take the `tokenizer`.
+    `seed` is that of the first episode that `reset` starts without one; a class of your own whose
+    constructor takes a seed gets it instead. `wrappers` are names, or functions from env to env,
+    innermost first: "python_tool,concat". Those that render chats take the `tokenizer`.
     """
+    given = {"wrappers": wrappers, "tokenizer": tokenizer, **kwargs}
+    if seed is None:
+        return build_env(env_id, **given)
+    if _takes_seed(_entry_of(env_id)[1].builder()):
+        return build_env(env_id, seed=seed, **given)
+    env = FirstSeed(build_env(env_id, **given), seed)
+    env.made_by = partial(make, env_id, seed=seed, **given)
+    return env
+
+
+def _takes_seed(build: Any) -> bool:
+    """Whether a builder that is not bundled has a parameter for a seed."""
+    if not callable(build) or _is_bundled(build):
+        return False
+    parameters = inspect.signature(build).parameters.values()
+    return any(one.name == "seed" or one.kind is one.VAR_KEYWORD for one in parameters)
+
+
+def _is_bundled(build: Any) -> bool:
+    return getattr(build, "__module__", "").startswith("graft.")
+
+
+def build_env(
+    env_id: str | Callable[..., Any] | Env,
+    *,
+    wrappers: Wrappers = (),
+    tokenizer: Any = None,
+    **kwargs: Any,
+) -> Any:
+    """`make` for callers that give every reset a seed: a keyword `seed` is the constructor's."""
     given, (env_id, entry) = env_id, _entry_of(env_id)
     build: Any = entry.builder()
     if not callable(build):
@@ -71,7 +105,7 @@ def make(
             f"env {env_id!r} is {seen(build)}; name a class, or a function that returns an environment: "
             "every task gets its own instance"
         )
-    is_bundled = getattr(build, "__module__", "").startswith("graft.")
+    is_bundled = _is_bundled(build)
     if "dress" in kwargs and is_bundled:
         raise ValueError(
             f"env {env_id!r}: the argument 'dress' is now called 'syntax': syntax={kwargs['dress']!r}"
@@ -101,7 +135,7 @@ def make(
     if wrappers:
         env = wrap(env, wrappers, tokenizer)
     if isinstance(env, EnvSource):
-        env.made_by = partial(make, given, wrappers=wrappers, tokenizer=tokenizer, **kwargs)
+        env.made_by = partial(build_env, given, wrappers=wrappers, tokenizer=tokenizer, **kwargs)
     return env
 
 

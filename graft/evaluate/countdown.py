@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from graft.data.errors import DataError
-from graft.envs import make
+from graft.envs.table import build_env
 from graft.rewards.countdown_use import PHRASES, countdown_use
 
 WHICH = ("all", "right", "wrong")
@@ -119,7 +119,7 @@ def from_earl(row: Mapping[str, Any], where: str, number: int) -> CountdownAttem
 def from_samples(
     row: Mapping[str, Any], settings: Mapping[str, Any], where: str
 ) -> CountdownAttempt:
-    with closing(make(settings["env"], **settings["args"])) as env:
+    with closing(build_env(settings["env"], **settings["args"])) as env:
         env.reset(row["seed"])
         numbers = getattr(env, "given_numbers", None)
     if not numbers:

@@ -37,6 +37,7 @@ from graft.evaluate.evaluator import (
 )
 from graft.evaluate.results import EvalResult, ResultsFile
 from graft.evaluate.table import ScoreTable
+from graft.evaluate.task_set import TaskSet
 from graft.evaluate.task_sets import read_sets
 from graft.files import write_text
 from graft.train.build import sampling_of
@@ -127,13 +128,7 @@ def evaluate_checkpoints(
             "actions.file= to let the model write its calls as plain text (task.args.syntax=tags)"
         )
     sets = read_sets(on, args, config.task, config.held_out_envs, has_tools=tools)
-    if prompt:
-        if config.actions.file:
-            raise ConfigError(
-                f"--prompt describes calls in tags, and actions.file={config.actions.file} makes calls "
-                "by actions; leave one out"
-            )
-        sets = [with_prompt(one, read_prompt(prompt)) for one in sets]
+    sets = prompted(sets, prompt, config)
     found = _models(source, run, every_checkpoint, server, say)
     spec = EvalSpec(
         config=config if server is not None else sampling_only(config, found[-1].path),
@@ -177,6 +172,18 @@ def with_given(config: Config, given: Mapping[str, Any]) -> Config:
             f"{evaluated.rollout.max_context}; raise that too"
         )
     return evaluated
+
+
+def prompted(sets: list[TaskSet], prompt: str, config: Config) -> list[TaskSet]:
+    """The sets with this system prompt, by its name or file; "": as they are."""
+    if not prompt:
+        return sets
+    if config.actions.file:
+        raise ConfigError(
+            f"--prompt describes calls in tags, and actions.file={config.actions.file} makes calls "
+            "by actions; leave one out"
+        )
+    return [with_prompt(one, read_prompt(prompt)) for one in sets]
 
 
 def read_endpoint(

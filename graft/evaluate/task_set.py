@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from graft.envs import make
+from graft.envs.table import build_env
 from graft.envs.tool_env import ToolEnv
 from graft.envs.wrappers import WRAPPERS, listed_wrappers, wrap
 from graft.protocols import Env
@@ -37,17 +37,17 @@ class TaskSet:
 
     def factory(self, tokenizer: Any) -> Callable[[Task], Env]:
         """A fresh environment for a task."""
-        if self.build is not None:
-            return self.build
+        if (build := self.build) is not None:
+            return lambda task: wrap(build(task), self.wrappers, tokenizer)
         if self.has_tools:
-            return lambda task: make(
+            return lambda task: build_env(
                 self.env, wrappers=self.wrappers, tokenizer=tokenizer, **self.args
             )
         named = listed_wrappers(self.wrappers)
         others: list[Any] = [{name: args} for name, args in named if not brings_tools(name)]
 
         def bare(task: Task) -> Env:
-            env = make(self.env, **self.args)
+            env = build_env(self.env, **self.args)
             while isinstance(env, ToolEnv):  # an environment that brings its own
                 env = env.env
             return wrap(env, others, tokenizer)

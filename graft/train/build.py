@@ -10,8 +10,8 @@ from typing import Any
 from graft.actions.actions import Actions
 from graft.algos.presets import Preset
 from graft.config import Config, ConfigError
-from graft.envs import make as make_env
 from graft.envs.base import Wrapper
+from graft.envs.table import build_env
 from graft.envs.tool_env import ToolEnv
 from graft.models.decoder import Decoder
 from graft.models.device import choose_device, choose_dtype, has_kernels
@@ -93,7 +93,7 @@ def build_run(
     else:
         engine = make_engine(config, sampled, tokenizer, actions, processes, group)
     setup = make_setup(config, engine, chat, env, actions)
-    players = frozen_players(config, tokenizer, policy, env)
+    players = frozen_players(config, tokenizer, policy, env, processes)
     notes = [note, *policy_notes(policy), tool_note(config, env), stale_note(config, preset)]
     notes += [entropy_note(config, engine), history]
     return RunComponents(
@@ -234,7 +234,7 @@ def env_factory(
 def _maker(item: EnvItem, tokenizer: FastTokenizer, held_out: bool) -> Callable[[Task], Env]:
     args = item.held_out_args if held_out else item.args or {}
     wrappers = item.wrappers or ()
-    return lambda task: make_env(item.env, wrappers=wrappers, tokenizer=tokenizer, **args)
+    return lambda task: build_env(item.env, wrappers=wrappers, tokenizer=tokenizer, **args)
 
 
 def make_setup(

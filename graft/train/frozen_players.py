@@ -19,14 +19,13 @@ from graft.models.io.load import load_model
 from graft.protocols import Context, Engine, Env
 from graft.rollout.match import check_frozen, match_of
 from graft.text.tokenizer import FastTokenizer
+from graft.train.distributed.process_group import ALONE, ProcessGroup
+from graft.train.memory.frozen_shapes import REFERENCE
 from graft.train.model import refuse_family
 from graft.train.rollout_engine import make_engine
 from graft.train.run_dir.checkpoint import latest_model
 from graft.train.tasks import probe_of
 from graft.types import Task
-
-REFERENCE = "reference"
-"""The weights that RL starts from; also the name of their folder in the run."""
 
 
 def has_frozen_reference(config: Config) -> bool:
@@ -34,7 +33,11 @@ def has_frozen_reference(config: Config) -> bool:
 
 
 def frozen_players(
-    config: Config, tokenizer: FastTokenizer, policy: Any, env: Callable[[Task], Env]
+    config: Config,
+    tokenizer: FastTokenizer,
+    policy: Any,
+    env: Callable[[Task], Env],
+    processes: ProcessGroup = ALONE,
 ) -> dict[str, FrozenPlayer]:
     """The models of `rollout.frozen`, checked; their weights are read later."""
     if not config.rollout.frozen:
@@ -60,7 +63,7 @@ def frozen_players(
                     f"{where} has another tokenizer than the policy, and all seats read the same tokens; "
                     "use a model of the same family"
                 )
-        found[seat] = FrozenPlayer(config, path, tokenizer, policy)
+        found[seat] = FrozenPlayer(config, path, tokenizer, policy, processes)
     return found
 
 
@@ -74,8 +77,16 @@ def is_same_vocabulary(one: FastTokenizer, other: FastTokenizer) -> bool:
 class FrozenPlayer:
     """An engine over fixed weights, which are read when it first acts."""
 
-    def __init__(self, config: Config, path: Path, tokenizer: FastTokenizer, policy: Any) -> None:
+    def __init__(
+        self,
+        config: Config,
+        path: Path,
+        tokenizer: FastTokenizer,
+        policy: Any,
+        processes: ProcessGroup,
+    ) -> None:
         self.config, self.path, self.tokenizer = config, path, tokenizer
+        self.processes, self.policy_shape = processes, policy.shape
         self.dtype, self.device = policy.dtype, policy.device
         self.version, self.vocab_size = 0, tokenizer.vocab_size
         self._engine: Engine | None = None
@@ -83,7 +94,13 @@ class FrozenPlayer:
     def open(self, tokens: Sequence[int], key: int | None = None) -> Context:
         if self._engine is None:
             decoder = load_model(self.path, dtype=self.dtype, device=self.device)
-            self._engine = make_engine(self.config, decoder.requires_grad_(False), self.tokenizer)
+            self._engine = make_engine(
+                self.config,
+                decoder.requires_grad_(False),
+                self.tokenizer,
+                processes=self.processes,
+                planned=self.policy_shape,
+            )
         return self._engine.open(tokens, key)
 
     def score(self, *_: Any, **__: Any) -> Any:

@@ -13,7 +13,7 @@ import torch
 from graft.actions.actions import Actions
 from graft.config import ClusterSection, Config, ConfigError, EngineSection, ParallelSection
 from graft.engine.engine_group import EngineGroup
-from graft.envs import make as make_env
+from graft.envs.table import build_env
 from graft.files import write_json
 from graft.models.decoder import Decoder
 from graft.models.device import choose_device, choose_dtype
@@ -236,7 +236,7 @@ def load_tokenizer(config: Config, source: Path | None) -> FastTokenizer:
 def _alphabet_of(config: Config) -> str:
     """The characters of all environments."""
     items = [*config.task.envs, *config.held_out_envs]
-    made = {item.label: make_env(item.env, **(item.args or {})) for item in items}
+    made = {item.label: build_env(item.env, **(item.args or {})) for item in items}
     alphabets = {name: str(getattr(env, "alphabet", "")) for name, env in made.items()}
     if not alphabets or not all(alphabets.values()):
         lacking = [name for name, characters in alphabets.items() if not characters]

@@ -20,6 +20,7 @@ from graft.engine.remote.top_entropy import TOP_K, known_tokens
 from graft.models.decoder import Decoder
 from graft.models.io.save import ids_of
 from graft.models.policy import save_policy
+from graft.models.shape import ModelShape
 from graft.protocols import Engine, Stateful
 from graft.registry import resolve
 from graft.rollout.async_collector import AsyncCollector
@@ -103,10 +104,17 @@ def make_engine(
     actions: Actions | None = None,
     processes: ProcessGroup = ALONE,
     group: EngineGroup | None = None,
+    planned: ModelShape | None = None,
 ) -> Engine:
-    """The engine of this process, over a decoder; `group` are the processes that hold it together."""
+    """The engine of this process, over a decoder.
+
+    group    the processes that hold it together
+    planned  the policy's shape, where the decoder is another model: the memory is planned for both
+    """
     section, room = config.engine, device_memory_of(decoder.device, ways(config, processes))
-    kv_tokens = section.kv_tokens or kv_tokens_for(config, decoder.shape, decoder.dtype, room)
+    kv_tokens = section.kv_tokens or kv_tokens_for(
+        config, planned or decoder.shape, decoder.dtype, room
+    )
     if group is not None:  # the same pages in each of them
         kv_tokens = -int(processes.most(-kv_tokens, "the size of the KV pools"))
     return resolve(section.name, ENGINES, "engine")(
@@ -142,6 +150,11 @@ def refuse_external(config: Config, branch: str) -> None:
         raise ConfigError(
             f"engine.name={section.name} samples from the vocabulary without a grammar, so it has no "
             f"actions (actions.file={config.actions.file}); use engine.name=native"
+        )
+    if config.rollout.frozen:
+        raise ConfigError(
+            f"engine.name={section.name} holds one model, and rollout.frozen={config.rollout.frozen} "
+            "needs an engine for each frozen seat; use engine.name=native"
         )
     if section.name == "sglang" and not section.url:
         raise ConfigError(

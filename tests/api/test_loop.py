@@ -323,6 +323,25 @@ def test_scores_have_intervals_and_a_table(engine):
     assert always.reward == 1.0
 
 
+def test_a_system_prompt_is_posed_with_every_task(tmp_path: Path):
+    policy = new_policy(alphabet="bytes", shape={**SHAPE, "max_positions": 2048})
+    (tmp_path / "prompt.txt").write_text("Be brief.")
+    (tmp_path / "rows.jsonl").write_text(json.dumps({"problem": "2+1?", "answer": "3"}))
+    texts: list[str] = []
+
+    def kept(task: graft.Task, trajectory: graft.Trajectory) -> float:
+        texts.append(trajectory.spans[0].text)
+        return 0.0
+
+    options: dict[str, Any] = {"tasks": 1, "max_tokens": 2, "reward": kept}
+    graft.evaluate(policy, on=Letters, prompt=str(tmp_path / "prompt.txt"), **options)
+    math = {"on": "math500", "data": str(tmp_path / "rows.jsonl")}
+    graft.evaluate(policy, **math, prompt="base", **options)
+    graft.evaluate(policy, on=Letters, **options)
+    assert ["Be brief." in text for text in texts] == [True, False, False]
+    assert ["You are a helpful assistant that" in text for text in texts] == [False, True, False]
+
+
 def test_a_run_is_evaluated_on_its_own_tasks(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     recipe = {

@@ -9,6 +9,7 @@ import pytest
 from graft.envs import ENVS, make, register
 from graft.envs.base import BaseEnv, Wrapper, as_messages, limit_turns
 from graft.envs.splits import split_of
+from graft.envs.table import build_env
 from graft.types import Turn
 
 
@@ -189,3 +190,56 @@ def test_an_unknown_argument_is_named_with_the_known_ones():
 def test_the_old_name_of_an_argument_is_refused_with_the_new_one(env_id: str):
     with pytest.raises(ValueError, match=r"'dress' is now called 'syntax': syntax='actions'"):
         make(env_id, dress="actions")
+
+
+@pytest.mark.parametrize("wrappers", ["", "python_tool,concat"])
+@pytest.mark.parametrize(
+    "env_id",
+    ["arithmetic", "countdown", "game:GuessTheNumber-v0", "selfplay:tictactoe", "earl:calc-count"],
+)
+def test_a_seed_of_make_is_that_of_the_first_episode(env_id: str, wrappers: str):
+    plain = make(env_id, wrappers=wrappers)
+    want = [plain.reset(seed=7)[0], plain.reset()[0]]
+    env = make(env_id, wrappers=wrappers, seed=7)
+    twin, other = env.fork(), env.spawn()
+    for one in (env, twin, other):
+        assert [one.reset()[0], one.reset()[0]] == want
+    assert env.spawn(seed=8).reset()[0] == make(env_id, wrappers=wrappers).reset(seed=8)[0]
+
+
+def test_an_explicit_seed_of_reset_wins_and_a_snapshot_keeps_the_first_seed():
+    env = make("arithmetic", seed=7)
+    state = env.get_state()
+    plain = make("arithmetic")
+    want = [plain.reset(seed=3)[0], plain.reset()[0]]
+    assert [env.reset(seed=3)[0], env.reset()[0]] == want
+    env.set_state(state)
+    assert env.reset()[0] == plain.reset(seed=7)[0]
+
+
+@pytest.mark.parametrize(
+    ("seed", "why"), [(-1, "0 or more"), (1.5, "whole number"), ("7", "whole")]
+)
+def test_a_seed_that_is_none_is_refused_when_the_env_is_made(seed: Any, why: str):
+    with pytest.raises((TypeError, ValueError), match=why):
+        make("arithmetic", seed=seed)
+
+
+class Salted(BaseEnv):
+    """Takes a seed of its own."""
+
+    def __init__(self, seed: int = 0) -> None:
+        super().__init__()
+        self.salt = seed
+
+    def pose(self) -> str:
+        return f"{self.salt} {self.rng.randrange(10**9)}"
+
+
+def test_a_constructor_of_your_own_that_takes_a_seed_gets_it():
+    assert make(Salted, seed=7).reset(seed=1)[0].startswith("7 ")
+
+
+def test_where_every_reset_has_a_seed_an_argument_seed_is_refused():
+    with pytest.raises(ValueError, match="no argument .seed."):
+        build_env("arithmetic", seed=7)

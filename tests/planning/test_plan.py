@@ -190,6 +190,29 @@ def test_a_reference_and_a_critic_are_counted():
     assert critical["activations"] == 2 * items(plain)["activations"]
 
 
+def test_a_frozen_opponent_has_weights_and_a_pool_of_its_own(tmp_path: Path):
+    frozen = recipe(rollout={"frozen": {"O": "reference"}})
+    found = plan_memory(frozen, SMALL, BF16, H200)
+    of_pool = found.kv_tokens * 114_688  # bytes of a token in the pool
+    assert items(found)["frozen O"] == 2 * num_parameters(SMALL) + of_pool
+    assert items(found)["KV pool"] == of_pool
+    # two pools share what is left
+    tight = replace(H200, available=40 * 10**9)
+    alone, both = (plan_memory(one, SMALL, BF16, tight) for one in (recipe(), frozen))
+    assert both.fits and both.kv_tokens < alone.kv_tokens
+    # an opponent of another size: 40 embedded, 2 layers of 32 + 16 + 72 + 8, a norm of 4; a token in its
+    # pool has 2 layers of keys and values of 2 numbers
+    sizes = {"hidden_size": 4, "num_hidden_layers": 2, "num_attention_heads": 2, "head_dim": 2}
+    sizes |= {"num_key_value_heads": 1, "intermediate_size": 6, "vocab_size": 10}
+    llama = {"model_type": "llama", "tie_word_embeddings": True, **sizes}
+    (tmp_path / "config.json").write_text(json.dumps(llama))
+    other = plan_memory(recipe(rollout={"frozen": {"O": str(tmp_path)}}), SMALL, BF16, H200)
+    assert items(other)["frozen O"] == 2 * 300 + other.kv_tokens * 2 * 2 * 2 * 2
+    # on a cluster the workers hold it
+    ray = recipe(rollout={"frozen": {"O": "reference"}}, cluster={"address": "auto"})
+    assert "frozen O" not in items(plan_memory(ray, SMALL, BF16, H200))
+
+
 def test_micro_batches_are_as_large_as_fits_and_blocks_are_kept_while_they_fit():
     assert choose_micro(recipe(), SMALL, BF16, H200) == MicroBatchSize(32768, False)
     assert choose_micro(recipe(), SMALL, BF16, replace(H200, available=40 * 10**9)).tokens == 8192

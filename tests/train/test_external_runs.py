@@ -302,6 +302,10 @@ def test_scores_of_a_server_that_is_gone_are_no_zeros(base, fake, tmp_path):
             {"engine": {"name": "vllm"}, "rollout": {"branch": "counterfactual"}},
             "'counterfactual' .*engine.name=native",
         ),
+        (
+            {"engine": {"name": "vllm"}, "rollout": {"frozen": {"O": "reference"}}},
+            "each frozen seat",
+        ),
         ({"engine": {"name": "sglang"}}, "launch_server"),
         ({"engine": {"url": ["http://a:1"]}}, "add engine.name=vllm"),
         ({"engine": {"name": "vllm", "sync": "file"}}, "through memory"),

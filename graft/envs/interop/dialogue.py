@@ -30,9 +30,9 @@ class Dialogue:
     def __init__(
         self, env_id: Any, args: Mapping[str, Any], trainer: str, *, only_appends: bool = True
     ) -> None:
-        from graft.envs import make
+        from graft.envs.table import build_env
 
-        self.env = make(env_id, **args)
+        self.env = build_env(env_id, **args)
         self.trainer, self.only_appends = trainer, only_appends
         if only_appends and self.env.observe_as in REWRITES:
             self.env.close()
@@ -143,11 +143,11 @@ def posed_rows(
     The environment poses the task again in the rollout, so prompts are there for a trainer's limits
     of length and its logs.
     """
-    from graft.envs import make
+    from graft.envs.table import build_env
 
     if count < 1:
         raise ValueError(f"count={count}: must be 1 or more")
-    env = make(env_id, **args)
+    env = build_env(env_id, **args)
     try:
         for number in range(seed, seed + count):
             yield {"seed": number, "prompt": list(as_messages(env.reset(number)[0]))}

@@ -15,7 +15,6 @@ from typing import Any
 
 from graft.envs.base import Wrapper, as_messages
 from graft.envs.interop.gem import library
-from graft.protocols import Env
 from graft.types import Turn
 
 
@@ -40,7 +39,7 @@ def as_gem(env: str, seed: int | None = None, **kwargs: Any) -> GemView:
     """What `gem.make` builds; `seed` is that of the first episode, `kwargs` are those of `graft.make`."""
     from graft.envs import make
 
-    return GemView(make(env, **kwargs), seed)
+    return GemView(make(env, seed=seed, **kwargs))
 
 
 class GemView(Wrapper):
@@ -52,13 +51,7 @@ class GemView(Wrapper):
     An episode that ran out of turns is terminated too: ROLL looks at `terminated` alone.
     """
 
-    def __init__(self, env: Env, seed: int | None = None) -> None:
-        super().__init__(env)
-        self.first_seed = seed
-
     def reset(self, seed: int | None = None, **options: Any) -> tuple[str, dict[str, Any]]:
-        if seed is None and not options:
-            seed, self.first_seed = self.first_seed, None
         observation, info = self.env.reset(seed, **options)
         text = "\n\n".join(str(message["content"]) for message in as_messages(observation))
         return without_margins(text, info), info

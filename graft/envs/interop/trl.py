@@ -44,9 +44,9 @@ def environment_factory(env_id: str, **kwargs: Any) -> type[Any]:
 
     class TrlEnvironment:
         def __init__(self) -> None:
-            from graft.envs import make
+            from graft.envs.table import build_env
 
-            self._env = make(env_id, **kwargs)
+            self._env = build_env(env_id, **kwargs)
             self._is_over = True
             self._total = 0.0
 

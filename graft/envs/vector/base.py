@@ -18,7 +18,8 @@ from typing import Any, Self
 
 import numpy as np
 
-from graft.envs.vector.slot import EnvFailure, EnvSlot, SlotRequest, checked_seed
+from graft.envs.random_state import checked_seed
+from graft.envs.vector.slot import EnvFailure, EnvSlot, SlotRequest
 from graft.protocols import Observation
 from graft.types import Turn
 

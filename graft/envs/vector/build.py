@@ -10,8 +10,9 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from graft.envs.table import make
-from graft.envs.vector.slot import Autoreset, EnvSlot, EnvSpec, checked_seed
+from graft.envs.random_state import checked_seed
+from graft.envs.table import build_env
+from graft.envs.vector.slot import Autoreset, EnvSlot, EnvSpec
 from graft.envs.wrappers import Wrappers
 
 if TYPE_CHECKING:
@@ -105,5 +106,5 @@ def env_specs(
     for index, env_id in enumerate(ids):
         args = {"wrappers": wrappers or (), **(vec_kwargs[index] if vec_kwargs else {})}
         first = checked_seed(args.pop("seed", seed + index))
-        specs.append(EnvSpec(env_id, partial(make, env_id, **{**args, **kwargs}), first))
+        specs.append(EnvSpec(env_id, partial(build_env, env_id, **{**args, **kwargs}), first))
     return specs

@@ -11,7 +11,6 @@ cases.
 from __future__ import annotations
 
 import contextlib
-import operator
 import random
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
@@ -202,10 +201,3 @@ class SlotRequest(NamedTuple):
 def describe(fault: BaseException) -> str:
     """KeyError("x") -> "KeyError: 'x'", MemoryError() -> "MemoryError"."""
     return f"{type(fault).__name__}: {fault}".removesuffix(": ")[:MAX_FAULT]
-
-
-def checked_seed(seed: int) -> int:
-    seed = operator.index(seed)
-    if seed < 0:
-        raise ValueError(f"seed={seed}: must be 0 or more")
-    return seed

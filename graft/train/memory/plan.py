@@ -19,7 +19,7 @@ adapters   masters, moments and sums are those of A and B alone, and weight grad
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -43,6 +43,7 @@ from graft.train.memory.footprint import (
     optimizer_state_bytes,
     sums_in_place,
 )
+from graft.train.memory.frozen_shapes import frozen_shapes
 from graft.train.memory.workload import (
     largest_micro,
     page_size,
@@ -112,6 +113,14 @@ class RunSizes:
     shape: ModelShape
     dtype: torch.dtype
     memory: DeviceMemory
+    frozen: Mapping[str, ModelShape]
+    """The models of `rollout.frozen`, by seat."""
+
+    @classmethod
+    def of(
+        cls, config: Config, shape: ModelShape, dtype: torch.dtype, memory: DeviceMemory
+    ) -> RunSizes:
+        return cls(config, shape, dtype, memory, frozen_shapes(config, shape))
 
     @property
     def kv_token(self) -> int:
@@ -128,6 +137,7 @@ class RunSizes:
         items = [
             *(self._split(params) if memory.ways > 1 else self._whole(params, when)),
             *self._engine_copy(params),
+            *self._frozen_players(kv_tokens),
             MemoryItem("KV pool", kv_tokens * self.kv_token, "always", "engine.kv_tokens"),
             MemoryItem("runtime", RUNTIME.get(memory.device.type, RUNTIME["cuda"]), "always", ""),
         ]
@@ -181,6 +191,13 @@ class RunSizes:
             key = "engine.tp" if is_split or tp > 1 else "rollout.staleness"
             yield MemoryItem("engine's weights", params * self.dtype.itemsize // tp, "always", key)
 
+    def _frozen_players(self, kv_tokens: int) -> Iterator[MemoryItem]:
+        """Whole models with a pool of as many tokens as the policy's."""
+        for seat, shape in self.frozen.items():
+            held = num_parameters(shape) * self.dtype.itemsize
+            held += kv_tokens * kv_bytes(shape, self.dtype)
+            yield MemoryItem(f"frozen {seat}", held, "always", "rollout.frozen")
+
     def _whole(self, params: int, when: When) -> Iterator[MemoryItem]:
         """Weights, optimizer state and gradients of one process that holds all."""
         shape, dtype, lora = self.shape, self.dtype, self.config.lora
@@ -233,7 +250,8 @@ class RunSizes:
         else:
             share = int(self.memory.available * GPU_SHARE) // per_token
             most = min(share, wanted_pool(self.config, page))
-        left = (self.memory.usable - self.account(0, micro).total) // per_token
+        others = sum(kv_bytes(shape, self.dtype) for shape in self.frozen.values())
+        left = (self.memory.usable - self.account(0, micro).total) // (per_token + others)
         return max(smallest_pool(self.config, page), min(most, left))
 
 
@@ -241,7 +259,7 @@ def plan_memory(
     config: Config, shape: ModelShape, dtype: torch.dtype, device_memory: DeviceMemory
 ) -> MemoryPlan:
     """The memory with the sizes that a run would choose."""
-    sizes = RunSizes(config, shape, dtype, device_memory)
+    sizes = RunSizes.of(config, shape, dtype, device_memory)
     micro = sizes.choose_micro()
     return sizes.account(sizes.choose_pool(micro), micro)
 
@@ -254,7 +272,7 @@ def choose_micro(
     On a GPU the largest size that leaves the KV pool a fifth of the memory, else the smallest;
     recomputation only if the longest row does not fit without it.
     """
-    return RunSizes(config, shape, dtype, device_memory).choose_micro()
+    return RunSizes.of(config, shape, dtype, device_memory).choose_micro()
 
 
 def kv_tokens_for(
@@ -264,7 +282,7 @@ def kv_tokens_for(
 
     On a GPU at most what a step can use and 0.4 of the memory, on a CPU 65,536 tokens or 2 GiB.
     """
-    sizes = RunSizes(config, shape, dtype, device_memory)
+    sizes = RunSizes.of(config, shape, dtype, device_memory)
     return sizes.choose_pool(sizes.choose_micro())
 
 

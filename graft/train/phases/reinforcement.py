@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from graft.protocols import Stateful
 from graft.rollout.collector import RolloutRequest
-from graft.train.frozen_players import REFERENCE, has_frozen_reference
+from graft.train.frozen_players import has_frozen_reference
 from graft.train.learner import Learner
 from graft.train.learner_build import make_learner
+from graft.train.memory.frozen_shapes import REFERENCE
 from graft.train.memory.plan import has_reference
 from graft.train.monitor.check import FAIL, PASS
 from graft.train.monitor.labels import PHASE_WORDS
