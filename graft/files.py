@@ -5,6 +5,9 @@ with new_file(Path("table.md")) as aside:    writes .table.md.partial, syncs it,
 
 log = JsonlLog(Path("samples.jsonl"))        one process owns the file until it closes it
 log.append({"task": "t", "reward": 1.0})     one line; kill -9 loses at most the line being written
+
+Every change of the disk that a run makes is a `Change`. `watch` is called before and after each of them:
+trust/deaths.py sets it, to end the process at every such moment and to compare the run that resumes.
 """
 
 from __future__ import annotations
@@ -14,10 +17,10 @@ import os
 import secrets
 import shutil
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Literal, NamedTuple
 
 from pydantic_core import from_json
 
@@ -27,6 +30,37 @@ POLL = 0.01
 """Seconds between two attempts to lock a log."""
 PATIENCE = 10.0
 """Seconds that `append_row` waits for another process that appends to the same file."""
+PARTIAL = ".partial"
+"""How the names of files and folders end that are not whole yet, or no more."""
+
+
+class Change(NamedTuple):
+    """One change of the disk.
+
+    write    `path` gets bytes, from byte `start` on; a dying process may leave a part of them
+    sync     the bytes of the file `path`, or the names in the folder `path`, survive a power cut
+    rename   `path` is called `target` now
+    remove   the file or folder `path` is gone; a dying process may leave a part of a folder
+    """
+
+    kind: Literal["write", "sync", "rename", "remove"]
+    path: Path
+    target: Path | None = None
+    start: int = 0
+
+
+def unwatched(when: Literal["before", "after"], change: Change) -> None:
+    """What `watch` does in every run: nothing."""
+
+
+watch: Callable[[Literal["before", "after"], Change], None] = unwatched
+
+
+@contextmanager
+def _changing(change: Change) -> Iterator[None]:
+    watch("before", change)
+    yield
+    watch("after", change)
 
 
 def aside_of(path: Path, *, is_shared: bool = False) -> Path:
@@ -35,7 +69,7 @@ def aside_of(path: Path, *, is_shared: bool = False) -> Path:
     is_shared   other processes may write the same path now: the name is unique, .a.txt.3f9c.partial
     """
     unique = f".{secrets.token_hex(4)}" if is_shared else ""
-    return path.with_name(f".{path.name}{unique}.partial")
+    return path.with_name(f".{path.name}{unique}{PARTIAL}")
 
 
 @contextmanager
@@ -46,9 +80,10 @@ def new_file(path: Path, *, is_shared: bool = False) -> Iterator[Path]:
     """
     aside = aside_of(path, is_shared=is_shared)
     try:
-        yield aside
+        with _changing(Change("write", aside)):
+            yield aside
         sync(aside)
-        aside.replace(path)
+        rename(aside, path)
     finally:
         with suppress(OSError):
             aside.unlink(missing_ok=True)
@@ -79,13 +114,14 @@ def new_folder(path: Path, *, is_shared: bool = False, is_durable: bool = True) 
             for file in aside.rglob("*"):
                 if file.is_file():
                     sync(file)
-            sync(aside)
-        if is_shared:
-            aside.rename(path)
+        if not is_shared:
+            put_in_place(aside, path, is_durable=is_durable)
         else:
-            put_in_place(aside, path)
-        if is_durable:
-            sync(path.parent)
+            if is_durable:
+                _sync_folders(aside)
+            rename(aside, path)
+            if is_durable:
+                sync(path.parent)
     finally:
         shutil.rmtree(aside, ignore_errors=True)
 
@@ -93,32 +129,88 @@ def new_folder(path: Path, *, is_shared: bool = False, is_durable: bool = True) 
 def make_aside(path: Path, *, is_shared: bool = False) -> Path:
     """The empty folder aside of `path`; what a killed process left there is removed."""
     aside = aside_of(path, is_shared=is_shared)
-    shutil.rmtree(aside, ignore_errors=True)
+    remove(aside)
     aside.mkdir(parents=True)
     return aside
 
 
-def put_in_place(aside: Path, path: Path) -> None:
-    """Rename a folder to `path`; an older `path` is removed afterwards, or restored on failure."""
-    old = path.with_name(f".{path.name}.replaced.partial")
+def put_in_place(aside: Path, path: Path, *, is_durable: bool = True) -> None:
+    """Rename a folder to `path`; an older `path` is removed afterwards, or restored on failure.
+
+    is_durable   the names of the files in it are on the disk before it has its own, then that one
+    """
+    if is_durable:
+        _sync_folders(aside)
+    old = path.with_name(f".{path.name}.replaced{PARTIAL}")
     try:
         if path.exists():
-            shutil.rmtree(old, ignore_errors=True)
-            path.rename(old)
-        aside.rename(path)
+            remove(old)
+            rename(path, old)
+        rename(aside, path)
+        if is_durable:
+            sync(path.parent)
     finally:
         if old.exists() and not path.exists():
             old.rename(path)
-        shutil.rmtree(old, ignore_errors=True)
+        remove(old)
+
+
+def remove(path: Path) -> None:
+    """Remove a file or a whole folder, if there is one.
+
+    A folder loses its name first: a process that dies meanwhile leaves no half of it under that name.
+    """
+    if not path.exists() and not path.is_symlink():
+        return
+    if not path.is_dir() or path.is_symlink():
+        with _changing(Change("remove", path)):
+            path.unlink(missing_ok=True)
+        return
+    gone = path
+    if not path.name.endswith(PARTIAL):
+        gone = path.with_name(f".{path.name}.removed{PARTIAL}")
+        remove(gone)
+        rename(path, gone)
+    with _changing(Change("remove", gone)):
+        shutil.rmtree(gone, ignore_errors=True)
+
+
+def remove_leftovers(folder: Path) -> None:
+    """Clean a folder after a process that was killed: no other process may write in it now.
+
+    .a.partial                       removed
+    .a.replaced.partial, and no a    named a again: the process died before the new one had its name
+    """
+    for left in folder.glob(f".*{PARTIAL}"):
+        name = left.name.removesuffix(PARTIAL).removeprefix(".")
+        older = folder / name.removesuffix(".replaced")
+        if older.name != name and not older.exists():
+            rename(left, older)
+        else:
+            remove(left)
+
+
+def rename(path: Path, target: Path) -> None:
+    """Give `path` another name; a file in the way is replaced."""
+    with _changing(Change("rename", path, target)):
+        path.replace(target)
 
 
 def sync(path: Path) -> None:
     """Make the contents of a file, or the names in a folder, survive a power cut."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    with _changing(Change("sync", path)):
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def _sync_folders(folder: Path) -> None:
+    for path in sorted(folder.rglob("*")):
+        if path.is_dir():
+            sync(path)
+    sync(folder)
 
 
 def free_megabytes(path: Path) -> float:
@@ -151,8 +243,9 @@ class JsonlLog:
         """Write one line; the byte where it starts."""
         start = self._file.seek(0, os.SEEK_END)
         try:
-            self._file.write(json_line(row))
-            self._file.flush()
+            with _changing(Change("write", self.path, start=start)):
+                self._file.write(json_line(row))
+                self._file.flush()
         except OSError as error:
             raise OSError(error.errno, error.strerror, str(self.path)) from error
         return start
@@ -178,7 +271,8 @@ class JsonlLog:
 
     def sync(self) -> None:
         """On the disk when this returns."""
-        os.fsync(self._file.fileno())
+        with _changing(Change("sync", self.path)):
+            os.fsync(self._file.fileno())
 
     def close(self) -> None:
         self._file.close()
@@ -187,7 +281,7 @@ class JsonlLog:
         file = self.path.open("a+b")
         try:
             self._lock(file, time.monotonic() + patience)
-            _repair_end(file)
+            _repair_end(file, self.path)
         except BaseException:
             file.close()
             raise
@@ -213,6 +307,13 @@ def append_row(path: Path, row: Mapping[str, Any]) -> None:
         log.sync()
     finally:
         log.close()
+
+
+def append_text(path: Path, text: str) -> None:
+    """Append to a text that people read; a killed process may leave a part of it."""
+    with path.open("ab") as file, _changing(Change("write", path, start=file.tell())):
+        file.write(text.encode("utf-8", "replace"))
+        file.flush()
 
 
 def json_line(row: Mapping[str, Any]) -> bytes:
@@ -241,7 +342,7 @@ def read_object(path: Path) -> dict[str, Any]:
         return {}
 
 
-def _repair_end(file: IO[bytes]) -> None:
+def _repair_end(file: IO[bytes], path: Path) -> None:
     """Drop a last line without an end, or end it if its object is complete."""
     size = whole = file.seek(0, os.SEEK_END)
     tail = b""
@@ -256,8 +357,11 @@ def _repair_end(file: IO[bytes]) -> None:
         whole = start
     if whole == size:
         return
-    if parse_object(tail) is not None:
-        file.write(b"\n")
-    else:
-        file.truncate(whole)
+    is_object = parse_object(tail) is not None
+    with _changing(Change("write", path, start=size if is_object else whole)):
+        if is_object:
+            file.write(b"\n")
+            file.flush()
+        else:
+            file.truncate(whole)
     file.seek(0, os.SEEK_END)

@@ -17,6 +17,7 @@ from graft.cluster.ray_import import ray_module
 from graft.cluster.shared_collector import SharedCollector
 from graft.config import ConfigError, unpacked
 from graft.deadlines import Watchdog
+from graft.files import remove
 from graft.models.device import choose_device
 from graft.registry import UnknownName
 from graft.rollout.collector import Collector
@@ -143,7 +144,7 @@ class LearnerActor:
         """A number of workers set by `graft scale` holds for one command; a restarted learner waits
         until the one that died has released the folder."""
         if not self.attempt:
-            (folder.path / SCALE).unlink(missing_ok=True)
+            remove(folder.path / SCALE)
             return
         end = time.monotonic() + RELEASE_TIMEOUT
         while time.monotonic() < end:

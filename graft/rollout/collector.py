@@ -151,6 +151,19 @@ class _DeferredRollouts:
         return False
 
 
+class _Collected:
+    """Episodes that are complete."""
+
+    def __init__(self, episodes: list[Episode]) -> None:
+        self.episodes = episodes
+
+    def result(self) -> list[Episode]:
+        return self.episodes
+
+    def is_done(self) -> bool:
+        return True
+
+
 class StalenessWindow:
     """The steps under way: the one that is learned next, and `staleness` more behind it.
 
@@ -180,6 +193,22 @@ class StalenessWindow:
         for number in range(first, self._next):
             self._pending[number] = self.collector.submit(self.make_request(number))
         return self._pending.pop(step).result()
+
+    def ahead(self) -> dict[int, list[Episode]]:
+        """The episodes of the steps behind the last one taken: waits for them, and keeps them."""
+        found = {number: pending.result() for number, pending in self._pending.items()}
+        self._pending = {number: _Collected(episodes) for number, episodes in found.items()}
+        return found
+
+    def restore(self, ahead: Mapping[int, list[Episode]]) -> None:
+        """Have these steps collected already: no step was taken yet."""
+        self._pending = {number: _Collected(episodes) for number, episodes in ahead.items()}
+        self._next = max(ahead) + 1 if ahead else None
+
+    @property
+    def is_done(self) -> bool:
+        """Whether all steps under way are complete."""
+        return self.num_done == len(self._pending)
 
     @property
     def num_done(self) -> int:

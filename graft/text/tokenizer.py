@@ -15,12 +15,15 @@ from typing import Any
 import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers
 
+from graft.files import write_text
 from graft.text.marks import Interval
 from graft.text.template import PLAIN
 
 NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 """The roles a special token can have; chat templates read them as variables."""
 
+MORE_TEMPLATES = "additional_chat_templates"
+"""Folder beside tokenizer.json with chat templates by name, as transformers writes it."""
 
 FIRST, EVERYWHERE = "first", "everywhere"
 """Where a tokenizer adds a blank before a text: at the very beginning only, or also after each added
@@ -229,18 +232,21 @@ class FastTokenizer:
         """Write the files from which `load` and transformers' AutoTokenizer get this tokenizer."""
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
-        self._backend.save(str(folder / "tokenizer.json"))
+        write_text(folder / "tokenizer.json", self._backend.to_str(pretty=True))
         config = {"tokenizer_class": "PreTrainedTokenizerFast", **self._config}
         config.pop("chat_template", None)  # it gets its own, readable file
         config |= {"clean_up_tokenization_spaces": False, **self.special_tokens}
-        _write(folder / "tokenizer_config.json", json.dumps(config, indent=2, ensure_ascii=False))
+        write_text(
+            folder / "tokenizer_config.json", json.dumps(config, indent=2, ensure_ascii=False)
+        )
         if self.chat_template is not None:
-            _write(folder / "chat_template.jinja", self.chat_template)
+            write_text(folder / "chat_template.jinja", self.chat_template)
         if self.chat_template != _default_template(self.chat_templates):
             return  # the variants do not fit a model trained with another template
         for name, text in self.chat_templates.items():
             if text != self.chat_template:
-                _write(folder / "additional_chat_templates" / f"{name}.jinja", text)
+                (folder / MORE_TEMPLATES).mkdir(exist_ok=True)
+                write_text(folder / MORE_TEMPLATES / f"{name}.jinja", text)
 
     def _id(self, name: str) -> int | None:
         token = self.special_tokens.get(name)
@@ -388,7 +394,7 @@ def _read_templates(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
         stored = {entry["name"]: entry["template"] for entry in stored}
     default = folder / "chat_template.jinja"
     files = {"default": default} if default.exists() else {}
-    files |= {p.stem: p for p in sorted(folder.glob("additional_chat_templates/*.jinja"))}
+    files |= {p.stem: p for p in sorted(folder.glob(f"{MORE_TEMPLATES}/*.jinja"))}
     if not files:
         return dict(stored)
     return {name: file.read_text(encoding="utf-8") for name, file in files.items()}
@@ -425,8 +431,3 @@ def _byte_characters() -> list[str]:
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     others = iter(range(256, 512))
     return [chr(byte if byte in printable else next(others)) for byte in range(256)]
-
-
-def _write(path: Path, text: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text, encoding="utf-8")

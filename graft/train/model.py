@@ -14,7 +14,7 @@ from graft.actions.actions import Actions
 from graft.config import ClusterSection, Config, ConfigError, EngineSection, ParallelSection
 from graft.engine.engine_group import EngineGroup
 from graft.envs.table import build_env
-from graft.files import write_json
+from graft.files import remove, write_json
 from graft.models.decoder import Decoder
 from graft.models.device import choose_device, choose_dtype
 from graft.models.io.gguf_read import gguf_shape, open_gguf, open_tokenizer
@@ -54,7 +54,7 @@ def pin_model(config: Config, folder: Path) -> tuple[Config, str]:
     if known.get("path") != path:
         named = origin_of(latest_model(path)) if path else None
         if named is None or Path(path).exists():
-            file.unlink(missing_ok=True)
+            remove(file)
             return config, ""
         known = {"path": path, "name": named[0], "commit": named[1]}
         write_json(file, known)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from graft.rollout.collect import collect_informative, missing_share
@@ -77,6 +77,12 @@ class RolloutSource:
             self.components.rest_engine()
         return StepRollouts(episodes, len(flat), seconds, cursor, self.staleness > 0, metrics)
 
+    def restore(self, ahead: Mapping[int, list[Episode]]) -> None:
+        """Begin with the steps that a checkpoint has; their tasks are not drawn again."""
+        for step in sorted(ahead):
+            self._draw_tasks(step)
+        self.window.restore(ahead)
+
     def publish(self, version: int) -> float:
         """Give the learner's weights to the engines that sample; the seconds that took."""
         started = time.perf_counter()
@@ -84,9 +90,12 @@ class RolloutSource:
         return time.perf_counter() - started
 
     def _request(self, step: int) -> RolloutRequest:
+        return self._request_of(step, self._draw_tasks(step))
+
+    def _draw_tasks(self, step: int) -> list[Task]:
         some = [next(self.tasks) for _ in range(self.components.config.rollout.tasks)]
         self._cursors[step] = self.tasks.cursor
-        return self._request_of(step, some)
+        return some
 
     def _request_of(self, step: int, tasks: Sequence[Task]) -> RolloutRequest:
         salt = self.components.config.run.seed * TRAIN_SEEDS + step

@@ -8,13 +8,13 @@ metrics of one that was not, to the bit on a CPU.
 from __future__ import annotations
 
 import json
-import shutil
 import time
 from collections.abc import Callable
 from pathlib import PurePath
 from typing import Any
 
 from graft.config import Config
+from graft.files import remove_leftovers
 from graft.rollout.collector import Collector
 from graft.train.build import build_run
 from graft.train.components import RunComponents
@@ -149,8 +149,7 @@ class Session:
         """Build the run, from its newest checkpoint where there is one, and check its settings."""
         warnings = refuse(settings_checks(self.config))
         if self.processes.is_first:
-            for leftover in self.folder.checkpoints.glob(".*.partial"):
-                shutil.rmtree(leftover, ignore_errors=True)
+            remove_leftovers(self.folder.checkpoints)
         run = self._build(newest)
         run.show_notes()
         if newest is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -44,12 +44,19 @@ class RunContext:
         """Give the learner's weights to the engines that sample."""
         self.collector.load(self.components.weights_to_publish(), version)
 
-    def save(self, phase: str, step: int, learner: Learner) -> None:
-        """A checkpoint, unless there is one of this step."""
+    def save(
+        self,
+        phase: str,
+        step: int,
+        learner: Learner,
+        ahead: Mapping[int, list[Episode]] | None = None,
+    ) -> None:
+        """A checkpoint, unless there is one of this step; `ahead` are the episodes of later steps."""
         if any(c.phase == phase and c.step == step for c in checkpoints(self.folder.checkpoints)):
             return
         self.state["alarms"] = self.journal.alarms.to_json()
-        self.writer.save(phase, step, learner, self.state)
+        self.journal.sync()  # a checkpoint without the records of its steps would lose them
+        self.writer.save(phase, step, learner, self.state, ahead or {})
 
     def is_save_due(self, step: int) -> bool:
         every = self.config.run.save_every

@@ -51,7 +51,9 @@ def reinforce(run: RunContext, resumed: Checkpoint | None) -> None:
         _check_attempts(run, learner, done)
     run.publish(done)
     source = RolloutSource(run.components, run.collector, tasks)
-    hooks = RunHooks(run, learner, done)
+    if resumed is not None:
+        source.restore(resumed.ahead())
+    hooks = RunHooks(run, learner, done, source.window)
     run.display.phase(PHASE_WORDS["rl"], config.train.steps)
     try:
         for step in range(done + 1, config.train.steps + 1):

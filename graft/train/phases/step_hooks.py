@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from graft.deadlines import waiting
+from graft.files import POLL
 from graft.protocols import Stateful
+from graft.rollout.collector import StalenessWindow
 from graft.train.learner import Learner
 from graft.train.learner_build import rates_of
 from graft.train.phases.context import RunContext
@@ -14,13 +18,16 @@ from graft.train.rl import StepResult
 from graft.train.rollout_source import StepRollouts
 from graft.train.run_dir.fingerprint import Prints, StepRecord, StepRecorder
 from graft.train.step_metrics import commonest_failure
+from graft.types import Episode
 
 
 class RunHooks:
     """The hooks of one run; `done` is the last step whose update was made."""
 
-    def __init__(self, run: RunContext, learner: Learner, done: int) -> None:
-        self.run, self.learner, self.done = run, learner, done
+    def __init__(
+        self, run: RunContext, learner: Learner, done: int, window: StalenessWindow
+    ) -> None:
+        self.run, self.learner, self.done, self.window = run, learner, done, window
         self._recorder = StepRecorder(learner, run.config.train.steps, rates_of(run.config))
         self._clock = run.clock("rl")
         self._before: tuple[int, Prints] | None = None  # where the step is recorded
@@ -57,7 +64,21 @@ class RunHooks:
         run.journal.keep(step, rollouts.episodes, result, self._record)
         self._clock()
         if run.is_save_due(step) or step == run.config.train.steps:
-            run.save("rl", step, self.learner)
+            run.save("rl", step, self.learner, self._ahead())
+
+    def _ahead(self) -> dict[int, list[Episode]]:
+        """Episodes of later steps: a resumed run learns from these, not from others of newer weights.
+
+        A request to stop does not wait for them.
+        """
+        run, window = self.run, self.window
+        if run.processes.world == 1:  # of several processes each takes part in an exchange
+            with waiting("the episodes of later steps, for the checkpoint"):
+                while not window.is_done and not run.interrupt.is_pending:
+                    time.sleep(POLL)
+            if not window.is_done:
+                return {}
+        return window.ahead()
 
     def _evaluate(self, step: int, metrics: dict[str, float]) -> None:
         run, every = self.run, self.run.config.run.eval_every

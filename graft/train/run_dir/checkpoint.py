@@ -8,13 +8,15 @@ renamed when all processes have written their parts, so every checkpoint with a 
                              transformers would apply an adapter beside merged weights a second time
     trainer/                 the optimizer's state, under names that do not depend on the layout
                              (`optimizer_state`): a run may resume with another number of processes
+    ahead/                   of a run that samples ahead, the episodes of the next steps: their tokens are of
+                             older weights than these, so nothing could sample them again
 """
 
 from __future__ import annotations
 
 import json
 import random
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,18 +24,22 @@ from typing import Any
 import numpy as np
 import torch
 
+from graft.files import write_text
 from graft.models.io.hub import find_model
 from graft.models.io.load import read_json
 from graft.train.learner import Learner
 from graft.train.run_dir.folder import RunStopped
+from graft.train.run_dir.metrics_log import episode_line
 from graft.train.run_dir.names import named
 from graft.train.run_dir.optimizer_state import load_tensors, tensors_of
 from graft.train.run_dir.trackers import PHASES, Phase
+from graft.types import Episode
 
 ACTION_NAMES = "actions.json"
 """Beside actions.safetensors: the names of its rows."""
 ADAPTER_FOLDER = "adapter"
 TRAINER_FOLDER = "trainer"
+AHEAD_FOLDER = "ahead"
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +53,15 @@ class Checkpoint:
     def state(self) -> dict[str, Any]:
         """State of the training loop: scores, cursors, alarms."""
         return json.loads((self.path / "state.json").read_text(encoding="utf-8"))
+
+    def ahead(self) -> dict[int, list[Episode]]:
+        """Episodes of the steps that were sampled ahead when it was written, by step."""
+        return {
+            int(file.stem.removeprefix("step_")): [
+                Episode.loads(line) for line in file.read_text(encoding="utf-8").splitlines()
+            ]
+            for file in sorted((self.path / AHEAD_FOLDER).glob("step_*.jsonl"))
+        }
 
     def restore(self, learner: Learner) -> None:
         """Load optimizers, critic and random states; `build_run` loads the policy and its adapters."""
@@ -68,6 +83,14 @@ class Checkpoint:
                 name: value.to(learner.policy.device) for name, value in saved["anchor"].items()
             }
         set_random_states(saved["random"])
+
+
+def write_ahead(folder: Path, ahead: Mapping[int, Sequence[Episode]]) -> None:
+    """The episodes of later steps, for `Checkpoint.ahead`."""
+    for step, episodes in ahead.items():
+        (folder / AHEAD_FOLDER).mkdir(exist_ok=True)
+        text = "".join(map(episode_line, episodes))
+        write_text(folder / AHEAD_FOLDER / f"step_{step:06d}.jsonl", text)
 
 
 def checkpoints(folder: Path) -> list[Checkpoint]:

@@ -15,14 +15,21 @@ import numpy as np
 import torch
 
 from graft.deadlines import waiting
-from graft.files import aside_of, make_aside, new_file, put_in_place, sync, write_json
+from graft.files import aside_of, make_aside, new_file, put_in_place, remove, write_json
 from graft.models.io.save import ids_of
 from graft.models.policy import host_copy, save_policy
 from graft.train.distributed.process_group import ALONE, ProcessGroup
 from graft.train.learner import Learner
-from graft.train.run_dir.checkpoint import ACTION_NAMES, ADAPTER_FOLDER, TRAINER_FOLDER, checkpoints
+from graft.train.run_dir.checkpoint import (
+    ACTION_NAMES,
+    ADAPTER_FOLDER,
+    TRAINER_FOLDER,
+    checkpoints,
+    write_ahead,
+)
 from graft.train.run_dir.folder import out_of_disk
 from graft.train.run_dir.optimizer_state import copied, save_tensors, tensors_of
+from graft.types import Episode
 
 
 class CheckpointWriter:
@@ -62,8 +69,15 @@ class CheckpointWriter:
         with self.processes.together("a group for checkpoints"):
             return dist.new_group(backend="gloo", timeout=deadline)
 
-    def save(self, phase: str, step: int, learner: Learner, state: Mapping[str, Any]) -> None:
-        """A collective operation."""
+    def save(
+        self,
+        phase: str,
+        step: int,
+        learner: Learner,
+        state: Mapping[str, Any],
+        ahead: Mapping[int, Sequence[Episode]] | None = None,
+    ) -> None:
+        """A collective operation; `ahead` are the episodes of steps after this one, by step."""
         self.finish()
         target = self.folder / f"{phase}-{step:06d}"
         if target == self._newest:  # `finish` has just completed it
@@ -72,6 +86,7 @@ class CheckpointWriter:
         with out_of_disk(self.folder.parent):
             if self.processes.is_first:
                 make_aside(target)
+                write_ahead(aside, ahead or {})
             self.processes.barrier("the folder of the checkpoint")
             try:
                 saved = {"phase": phase, "step": step, **state}
@@ -105,7 +120,6 @@ class CheckpointWriter:
         self.processes.barrier("the parts of the checkpoint of all ranks")
         if self.processes.is_first:
             put_in_place(aside_of(target), target)
-            sync(self.folder)
             _remove_old(self.folder, self.keep_last)
         self.processes.barrier("the checkpoint to have its name")
         self._newest = target
@@ -187,7 +201,7 @@ def _remove_old(folder: Path, keep_last: int) -> None:
     best = max(known, key=lambda item: item[:2])[2] if known else None
     for old in everything[:-keep_last]:
         if best is None or old.path != best.path:
-            shutil.rmtree(old.path, ignore_errors=True)
+            remove(old.path)
 
 
 def _save(values: dict[str, Any], path: Path) -> None:

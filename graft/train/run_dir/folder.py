@@ -10,7 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from graft.config import Config, dump_config
-from graft.files import append_row, free_megabytes, write_json, write_text
+from graft.files import (
+    append_row,
+    free_megabytes,
+    remove,
+    remove_leftovers,
+    write_json,
+    write_text,
+)
 from graft.masking import mask, masked
 
 
@@ -100,7 +107,8 @@ class RunFolder:
     def begin(self) -> None:
         """Write the settings; a finished run keeps those it was trained with."""
         with out_of_disk(self.path):
-            (self.path / STOPPED).unlink(missing_ok=True)
+            remove_leftovers(self.path)
+            remove(self.path / STOPPED)
             write_text(self.path / "config.yaml", dump_config(self.config))
 
     def _take_lock(self) -> None:

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from graft.config import Config
+from graft.files import append_text, write_text
 from graft.masking import mask, mask_values
 from graft.train.algorithm import preset_of
 from graft.train.monitor.alarms import Alarm, Alarms
@@ -98,12 +99,15 @@ class Journal:
                 if not trace or trace in self._traces:
                     continue
                 self._traces.add(trace)
-                with (
-                    out_of_disk(self.folder.path),
-                    (self.folder.path / ERRORS).open("a", encoding="utf-8") as file,
-                ):
-                    said = f"{when}, task {episode.task.id}: {span.info['error']}\n{trace}\n"
-                    file.write(mask(said))
+                text = f"{when}, task {episode.task.id}: {span.info['error']}\n{trace}\n"
+                with out_of_disk(self.folder.path):
+                    append_text(self.folder.path / ERRORS, mask(text))
+
+    def sync(self) -> None:
+        """The records of all steps so far are on the disk."""
+        if self._metrics is not None:
+            with out_of_disk(self.folder.path):
+                self._metrics.sync()
 
     def keeps_episodes(self, step: int) -> bool:
         every = self.config.run.log_episodes
@@ -142,7 +146,7 @@ class Journal:
                     where.parent.mkdir(exist_ok=True)
                     # not Episode.dumps, which refuses the NaN that has to be recorded
                     lines = [json.dumps(episode.to_json()) + "\n" for episode in episodes]
-                    where.write_text(mask_values("".join(lines)), encoding="utf-8")
+                    write_text(where, mask_values("".join(lines)))
             raise RunStopped(
                 f"step {step}: {error}. The batch is in {where}; the last good checkpoint is intact. "
                 "Lower train.lr or train.max_grad_norm, or look at the batch for extreme log-probs"

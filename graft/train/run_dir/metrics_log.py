@@ -17,7 +17,15 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from graft.files import JsonlLog, append_row, new_file, parse_object
+from graft.files import (
+    JsonlLog,
+    append_row,
+    new_file,
+    parse_object,
+    remove,
+    remove_leftovers,
+    sync,
+)
 from graft.masking import mask_values
 from graft.registry import resolve
 from graft.train.run_dir.trackers import PHASES, TRACKERS, Phase, Tracker
@@ -43,6 +51,7 @@ class MetricsLog:
         self.folder.mkdir(parents=True, exist_ok=True)
         self.path = self.folder / "metrics.jsonl"
         self._log = JsonlLog(self.path)
+        self._folders = self.folder / "episodes", self.folder / "learned"
         self._trackers: dict[str, Tracker] = {}
         for name, factory in factories.items():
             try:
@@ -70,7 +79,7 @@ class MetricsLog:
         path = self.folder / "episodes" / f"step_{step:06d}.jsonl"
         path.parent.mkdir(exist_ok=True)
         with new_file(path) as aside, aside.open("w", encoding="utf-8") as file:
-            file.writelines(map(_episode_line, episodes))
+            file.writelines(map(episode_line, episodes))
         return path
 
     def alarm(self, alarm: Mapping[str, Any]) -> None:
@@ -84,17 +93,23 @@ class MetricsLog:
         """
         last = _order(phase, step)
         _truncate_after(last, self._log)
-        for folder in (self.folder / "episodes", self.folder / "learned"):
+        for folder in self._folders:
             for path in folder.glob("step_*"):
                 if _order("rl", int(path.name[5:].partition(".")[0])) > last:
-                    path.unlink()
-            for path in folder.glob(".step_*.partial"):
-                path.unlink()
+                    remove(path)
+            remove_leftovers(folder)
         if (alarms := self.folder / "alarms.jsonl").exists():
             log = JsonlLog(alarms)
             _truncate_after(last, log)
             log.close()
         self._each_tracker(lambda tracker: tracker.truncate_after(phase, step))
+
+    def sync(self) -> None:
+        """Everything so far survives a power cut, as the checkpoint that is written next does."""
+        self._log.sync()
+        for folder in (*self._folders, self.folder):
+            if folder.is_dir():
+                sync(folder)
 
     def close(self) -> None:
         self._log.close()
@@ -172,7 +187,8 @@ def _truncate_after(last: tuple[int, int], log: JsonlLog) -> None:
     log.rewrite(kept)
 
 
-def _episode_line(episode: Episode) -> str:
+def episode_line(episode: Episode) -> str:
+    """An episode as one line of a file."""
     try:
         return mask_values(episode.dumps()) + "\n"
     except ValueError as error:

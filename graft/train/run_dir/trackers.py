@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
+from graft.files import write_text
+
 Phase = Literal["sft", "rl"]
 PHASES: tuple[Phase, ...] = ("sft", "rl")
 """In the order of a run; each phase counts its own steps."""
@@ -70,7 +72,7 @@ class Wandb:
             dir=str(folder),
             config=dict(config),
         )
-        id_file.write_text(run_id + "\n")
+        write_text(id_file, run_id + "\n")
         for phase in PHASES:  # wandb's step only grows, while each phase counts from 1
             self._run.define_metric(f"{phase}/step")
             self._run.define_metric(f"{phase}/*", step_metric=f"{phase}/step")
