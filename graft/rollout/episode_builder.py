@@ -10,8 +10,9 @@ from dataclasses import replace
 from graft.envs.base import BaseEnv
 from graft.protocols import Context, Env
 from graft.rollout.demonstration import decided
+from graft.rollout.episode_draft import EpisodeDraft
 from graft.rollout.failure import RolloutFailure, boundary
-from graft.rollout.live_trajectory import EpisodeDraft, LiveTrajectory
+from graft.rollout.live_trajectory import LiveTrajectory
 from graft.rollout.match import Match, frozen_drafts, match_of
 from graft.rollout.setup import RolloutSetup
 from graft.rollout.user_calls import call, close_env, fork_env, info_of_reset
@@ -34,6 +35,7 @@ class EpisodeBuilder(EpisodeDraft):
     def __init__(self, task: Task, setup: RolloutSetup, index: int = 0) -> None:
         super().__init__(task, setup.for_task(task))
         self.index = index
+        self.trajectories: list[LiveTrajectory] = []
         self.is_match = False
         """Whether an attempt is a game in which every seat has a trajectory of its own."""
         self.num_matches = 0
@@ -120,7 +122,7 @@ class EpisodeBuilder(EpisodeDraft):
         async with boundary(f"env {self.episode.task.env} reset", self.setup.deadline):
             env = self.setup.make_env(self.episode.task)
         self.num_matches += 1
-        return Match(self, self._frozen, self.num_matches - 1, env)
+        return Match(self, self._frozen, self.num_matches - 1, env, self.trajectories)
 
     async def root(self, purpose: str = "") -> LiveTrajectory:
         """A new trajectory from the prompt, which is computed once for all of them.
@@ -140,6 +142,19 @@ class EpisodeBuilder(EpisodeDraft):
             failure.write(self.episode.spans[0].info)
             await trajectory.end(failure.status)
         return trajectory
+
+    def add(self, context: Context, env: Env, tip: int) -> LiveTrajectory:
+        """One more trajectory, which continues span `tip`; leaves are in the order of their numbers."""
+        trajectory = LiveTrajectory(self, len(self.trajectories), context, env, tip)
+        self.trajectories.append(trajectory)
+        return trajectory
+
+    async def fork(self, trajectory: LiveTrajectory) -> LiveTrajectory:
+        """A second trajectory with the same past, independent from here on."""
+        env = await fork_env(trajectory.env, self.setup, self.episode.task, trajectory.actions)
+        twin = trajectory.copy(len(self.trajectories), env)
+        self.trajectories.append(twin)
+        return twin
 
     async def fresh_env(self) -> Env:
         """The environment as it posed the task, before any turn."""

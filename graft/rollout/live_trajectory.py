@@ -5,8 +5,8 @@ With actions, sampling also stops where a call is complete, and the environment 
     policy  "So compare A and B"    env.step(CallText(text, "compare", ("A", "B")))
     env     ": A < B\n"             "A < B" in the answer template of the actions, inline
 
-A branch may sample the first tokens of a turn with `begin`, decide, and `fork`: the fork has the same
-past and none of these tokens. `turn` samples the rest.
+A branch may sample the first tokens of a turn with `begin`, decide, and fork (`EpisodeBuilder.fork`): the
+fork has the same past and none of these tokens. `turn` samples the rest.
 """
 
 from __future__ import annotations
@@ -17,11 +17,10 @@ from functools import lru_cache
 from typing import Any
 
 from graft.protocols import Context, Env
+from graft.rollout.episode_draft import EpisodeDraft
 from graft.rollout.failure import RolloutFailure, boundary
 from graft.rollout.partial_turn import PartialTurn, TurnStage
-from graft.rollout.setup import RolloutSetup, draw_key
-from graft.rollout.user_calls import call, close_env, compute_reward, fork_env, last_info
-from graft.text.chat import TEMPLATE
+from graft.rollout.user_calls import call, close_env, compute_reward, last_info
 from graft.text.transcript import Transcript
 from graft.types import (
     Author,
@@ -30,76 +29,13 @@ from graft.types import (
     Episode,
     Finish,
     Leaf,
-    Message,
     Sampling,
     Span,
     Status,
-    Task,
     Trajectory,
     Turn,
 )
 from graft.user_code import UserObject, as_number, as_turn
-
-
-class EpisodeDraft:
-    """What the live trajectories of one episode share."""
-
-    def __init__(self, task: Task, setup: RolloutSetup) -> None:
-        self.setup = setup
-        self.episode = Episode(task)
-        self.trajectories: list[LiveTrajectory] = []
-        self.tools: Any = None
-        """Schemas that the chat template shows in every prompt of this task."""
-        self.info: Mapping[str, Any] = {}
-        """The info of the environment's reset, without the parts that the task holds."""
-        self.transcript: Transcript | None = None
-        """The prompt, where the chat template is followed to the letter."""
-        self.prompts: dict[str, tuple[int, Context, Transcript | None]] = {}
-        """The prompts of the seats of a game."""
-        self.keep_open = False
-        """True: contexts of ended trajectories stay open, for a branch that forks in the past."""
-
-    def key(self, number: int, purpose: str = "") -> int:
-        """Seeds the draws of trajectory `number`; draws other than its tokens have a purpose."""
-        return draw_key(self.setup.salt, self.episode.task.id + purpose, number)
-
-    def add(
-        self, context: Context, env: Env, tip: int, number: int | None = None
-    ) -> LiveTrajectory:
-        """One more trajectory, which continues span `tip`; leaves are in the order of their numbers."""
-        number = len(self.trajectories) if number is None else number
-        trajectory = LiveTrajectory(self, number, context, env, tip)
-        self.trajectories.append(trajectory)
-        return trajectory
-
-    def open_prompt(self, text: str) -> tuple[int, Context, Transcript | None]:
-        """The root span, context and transcript of a prompt, written once for all that begin with it."""
-        if text not in self.prompts:
-            tokens, transcript = self.prompt_tokens([{"role": "user", "content": text}])
-            root = self.episode.append(Span(None, Author.TASK, tokens, text=text))
-            self.prompts[text] = root, self.setup.engine.open(tokens), transcript
-        return self.prompts[text]
-
-    def close_prompts(self) -> None:
-        for _, context, _ in self.prompts.values():
-            context.close()
-
-    def prompt_tokens(
-        self, prompt: str | list[Message], tools: Any = None
-    ) -> tuple[list[int], Transcript | None]:
-        """The tokens of a prompt and of the prefill; a text is rendered already.
-
-        `tools` belong to a prompt that brings its own; an empty list means none.
-        """
-        chat, prefill = self.setup.chat, self.setup.prefill
-        if isinstance(prompt, str):
-            return chat.prefilled(chat.tokenizer.encode(prompt), prefill), None
-        offered = self.tools if tools is None else tools or None
-        prefill = chat.due_prefill(prompt, prefill)
-        tokens = chat.prefilled(chat.prompt(prompt, offered), prefill)
-        if chat.history != TEMPLATE:
-            return tokens, None
-        return tokens, Transcript.of(chat, prompt, offered, tokens, prefill)
 
 
 class LiveTrajectory:
@@ -377,14 +313,12 @@ class LiveTrajectory:
         key = draft.key(self.number, f"/{len(self.past)}")  # draws of its own
         self.context = draft.setup.engine.open(tokens, key=key)
 
-    async def fork(self) -> LiveTrajectory:
-        """A second trajectory with the same past, independent from here on.
+    def copy(self, number: int, env: Env) -> LiveTrajectory:
+        """A second trajectory with the same past and draws of its own; `env` is a copy of its environment.
 
         It has no token of a turn in progress: it continues behind the last observation.
         """
-        draft, turn = self.draft, self.partial
-        env = await fork_env(self.env, draft.setup, draft.episode.task, self.actions)
-        key, tip = draft.key(len(draft.trajectories)), self.tip
+        turn, key, tip = self.partial, self.draft.key(number), self.tip
         if not turn.is_open:
             context = self.context.fork(key)
         else:
@@ -392,7 +326,7 @@ class LiveTrajectory:
             assert parent is not None
             context = self.context.fork(key, at=len(self.context.tokens) - len(turn.tokens))
             context.mode, tip = turn.mode, parent
-        twin = draft.add(context, env, tip)
+        twin = LiveTrajectory(self.draft, number, context, env, tip)
         twin.past, twin.transcripts = [*self.past], [*self.transcripts]
         twin.actions, twin.metrics, twin.reward = [*self.actions], {**self.metrics}, self.reward
         twin.info = self.info

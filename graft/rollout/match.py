@@ -18,8 +18,9 @@ from graft.envs.base import BaseEnv
 from graft.envs.multi_agent.base import MultiAgentEnv, joined
 from graft.envs.multi_agent.seat import SeatEnv
 from graft.protocols import Env
+from graft.rollout.episode_draft import EpisodeDraft
 from graft.rollout.failure import RolloutFailure, boundary, concurrently
-from graft.rollout.live_trajectory import EpisodeDraft, LiveTrajectory
+from graft.rollout.live_trajectory import LiveTrajectory
 from graft.rollout.user_calls import call, close_env
 from graft.types import Finish, Status, Turn
 from graft.user_code import UserCodeError
@@ -55,9 +56,11 @@ class Seat:
             number = match.number * len(agents) + agents.index(self.name)
             tip, context, transcript = draft.open_prompt(self.prompt)
             fork = context.fork(draft.key(number, "" if self.is_trained else "/frozen"))
-            self.live = draft.add(fork, WatchedGame(match.game), tip, number)
+            self.live = LiveTrajectory(draft, number, fork, WatchedGame(match.game), tip)
             self.live.transcripts = [] if transcript is None else [transcript]
             self.live.seat, self.live.match = self.name, match.number
+            if self.is_trained:
+                match.trajectories.append(self.live)
         return self.live
 
     async def decide(self) -> str | None:
@@ -90,10 +93,19 @@ class Match:
     """An attempt at a task with several seats."""
 
     def __init__(
-        self, draft: EpisodeDraft, frozen: Mapping[str, EpisodeDraft], number: int, env: Env
+        self,
+        draft: EpisodeDraft,
+        frozen: Mapping[str, EpisodeDraft],
+        number: int,
+        env: Env,
+        trajectories: list[LiveTrajectory],
     ) -> None:
-        """`frozen`: the drafts of seats that another model plays, which are not recorded."""
+        """
+        frozen: the drafts of seats that another model plays, which are not recorded.
+        trajectories: those of the episode, to which each seat that the policy plays adds its own.
+        """
         self.draft, self.frozen, self.number, self.env = draft, frozen, number, env
+        self.trajectories = trajectories
         self.game = game_of(env)
         self.seats: dict[str, Seat] = {}
 

@@ -241,5 +241,5 @@ def test_a_constructor_of_your_own_that_takes_a_seed_gets_it():
 
 
 def test_where_every_reset_has_a_seed_an_argument_seed_is_refused():
-    with pytest.raises(ValueError, match="no argument .seed."):
+    with pytest.raises(ValueError, match=r"no argument .seed."):
         build_env("arithmetic", seed=7)

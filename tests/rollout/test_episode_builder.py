@@ -248,7 +248,7 @@ def test_an_env_that_cannot_fork_is_rebuilt_by_replay():
             trajectory = await builder.root()
             while trajectory.is_live and trajectory.env.count < 2:
                 await trajectory.turn()
-            twin = await trajectory.fork()
+            twin = await builder.fork(trajectory)
             assert twin.env is not trajectory.env
             assert twin.env.count == trajectory.env.count == len(trajectory.actions)
             assert twin.context.tokens == trajectory.context.tokens
@@ -265,7 +265,7 @@ def test_a_forked_path_shares_its_past_and_nothing_else():
             await trajectory.turn()
             if not trajectory.is_live:
                 pytest.skip("the first turn was cut")
-            twin = await trajectory.fork()
+            twin = await builder.fork(trajectory)
             assert (twin.tip, twin.reward, twin.metrics) == (
                 trajectory.tip,
                 trajectory.reward,
@@ -381,7 +381,7 @@ def test_a_fork_keeps_the_contexts_before_it():
             trajectory = await builder.root()
             while trajectory.is_live and not trajectory.past:
                 await trajectory.turn()
-            twin = await trajectory.fork()
+            twin = await builder.fork(trajectory)
             await asyncio.gather(trajectory.finish(), twin.finish())
             builder.settle()
             return builder.episode

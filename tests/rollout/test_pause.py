@@ -344,7 +344,7 @@ def test_the_first_four_tokens_of_a_turn_are_four_however_they_are_split(seams):
             trajectory = await builder.root()
             await trajectory.begin(4)
             begun = trajectory.partial.tokens
-            fork = await trajectory.fork()
+            fork = await builder.fork(trajectory)
             forked = list(fork.context.tokens), fork.tip
             await trajectory.turn()
             return begun, forked, trajectory

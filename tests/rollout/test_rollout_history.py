@@ -326,7 +326,7 @@ def test_forks_have_the_history_of_their_past_and_no_other():
             await builder.open()
             trajectory = await builder.root()
             await trajectory.turn()  # a second context is open now
-            fork = await trajectory.fork()
+            fork = await builder.fork(trajectory)
             for one in (trajectory, fork, trajectory, fork):
                 await one.turn()
             builder.settle()

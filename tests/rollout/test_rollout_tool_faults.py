@@ -468,7 +468,7 @@ def test_a_fork_goes_on_with_the_counters_of_its_parent():
     async def fork_after_a_call(builder: EpisodeBuilder) -> None:
         trajectory = await builder.root()
         await trajectory.turn()
-        twin = await trajectory.fork()
+        twin = await builder.fork(trajectory)
         twin.context.left = ["</repeat>", REPEAT, ANSWER]  # pyright: ignore
         await trajectory.finish()
         await twin.finish()

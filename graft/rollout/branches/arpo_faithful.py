@@ -81,7 +81,7 @@ class FaithfulBranching:
         forks: list[LiveTrajectory] = []
         for _ in range(wanted):
             try:
-                forks.append(await trajectory.fork())
+                forks.append(await builder.fork(trajectory))
             except RolloutFailure as failure:
                 builder.episode.spans[trajectory.tip].info["error"] = str(failure)
         trajectory.last_sampled.info.update(entropy_change=change, forks=len(forks))

@@ -155,7 +155,7 @@ class _Tree:
         self.forking += count
         for _ in range(count):
             try:
-                made.append(await trajectory.fork())
+                made.append(await self.builder.fork(trajectory))
             except RolloutFailure as failure:
                 self.builder.episode.spans[trajectory.tip].info["error"] = str(failure)
             finally:
