@@ -115,10 +115,14 @@ def masked(value: Any, name: str = "", found: Callable[[str], None] | None = Non
     """Settings in which secrets are replaced; references (${...}) stay. `found` is told of each secret.
 
     All headers of a request and variables of a command count as secrets, except short and plain ones.
+    Variables have names in capitals: `task.env: {env: calculator}` is an environment of the recipe.
     """
     if isinstance(value, Mapping):
         inner: Mapping[Any, Any] = value
-        if name in ("headers", "env") and all(isinstance(one, str) for one in inner.values()):
+        is_variables = name == "env" and all(str(key).isupper() for key in inner)
+        if (name == "headers" or is_variables) and all(
+            isinstance(one, str) for one in inner.values()
+        ):
             return {key: _masked_header(str(key), one, found) for key, one in inner.items()}
         return {key: masked(one, str(key), found) for key, one in inner.items()}
     if isinstance(value, list | tuple):

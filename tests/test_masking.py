@@ -118,6 +118,12 @@ def test_settings_are_masked_by_their_names():
     assert {"abc", "canary-1", "canary-2", "a", "pw", "abcd", "k"} <= set(found)
 
 
+def test_an_environment_of_a_recipe_is_no_variable_of_a_command():
+    given = {"task": {"env": {"env": "calculator"}}, "eval": {"env": [{"env": "countdown"}]}}
+    found: list[str] = []
+    assert masked(given, found=found.append) == given and not found
+
+
 def test_terminal_and_log_are_masked(caplog: pytest.LogCaptureFixture):
     remember("canary-123")
     out = io.StringIO()
