@@ -3,6 +3,7 @@
     408, 429, 5xx       wait (0.5, 1, 2, ... s, or as long as Retry-After says), then repeat
     garbage, nothing    the same: half a reply, a closed connection, silence, what `read` refuses
     other 4xx, 3xx      final: raised at once, with the text that the server sent
+    another origin      final: a redirect is followed on the same server, or from http to https there
 
     client = HttpClient(timeout=30.0, deadline=120.0, retries=3)
     client.request("http://host:8001/v1/models", None, json_of)               in a thread
@@ -15,8 +16,10 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import ipaddress
 import json
 import math
+import os
 import random
 import ssl
 import time
@@ -24,8 +27,9 @@ from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import Any, TypeVar
+from urllib.parse import SplitResult, urljoin, urlsplit
 
-from graft.masking import mask
+from graft.masking import mask, remember
 
 T = TypeVar("T")
 
@@ -135,11 +139,15 @@ class HttpClient:
     def _exchange(self, url: str, content: bytes | None, seconds: float) -> bytes:
         import httpx
 
+        def check(reply: httpx.Response) -> None:
+            if reply.has_redirect_location:
+                refuse_other_origin(str(reply.url), reply.headers["location"])
+
         answer = _Answer(self.max_bytes)
         end = time.monotonic() + seconds
         try:
             with (
-                httpx.Client(**self._settings(), timeout=seconds) as client,
+                httpx.Client(**self._settings(check), timeout=seconds) as client,
                 client.stream("GET" if content is None else "POST", url, content=content) as reply,
             ):
                 answer.begin(reply)
@@ -155,12 +163,16 @@ class HttpClient:
     async def _exchange_async(self, url: str, content: bytes | None, seconds: float) -> bytes:
         import httpx
 
+        async def check(reply: httpx.Response) -> None:
+            if reply.has_redirect_location:
+                refuse_other_origin(str(reply.url), reply.headers["location"])
+
         answer = _Answer(self.max_bytes)
         method = "GET" if content is None else "POST"
         try:
             async with (
                 asyncio.timeout(seconds),
-                httpx.AsyncClient(**self._settings(), timeout=None) as client,
+                httpx.AsyncClient(**self._settings(check), timeout=None) as client,
                 client.stream(method, url, content=content) as reply,
             ):
                 answer.begin(reply)
@@ -170,12 +182,13 @@ class HttpClient:
             answer.fail(error, seconds)
         return answer.body_or_fault()
 
-    def _settings(self) -> dict[str, Any]:
+    def _settings(self, check: Callable[[Any], Any]) -> dict[str, Any]:
         return {
             "headers": self.headers,
             "verify": _certificates(),
             "trust_env": not self.is_direct,
             "follow_redirects": not self.is_direct,
+            "event_hooks": {} if self.is_direct else {"response": [check]},
         }
 
 
@@ -271,6 +284,69 @@ def _system_error(error: BaseException | None) -> OSError | None:
         else:
             error = error.__cause__ or error.__context__
     return error
+
+
+def refuse_other_origin(url: str, location: str) -> None:
+    """HttpFault if an answer points to another server, which must not get this request and its keys.
+
+    >>> refuse_other_origin("http://host/a", "https://host/b")
+    """
+    here, there = urlsplit(url), urlsplit(urljoin(url, location))
+    is_secured = here.scheme == "http" and there.scheme == "https"
+    is_same = here.scheme == there.scheme and _port(here) == _port(there)
+    if here.hostname != there.hostname or not (is_same or is_secured):
+        where = f"{there.scheme}://{there.hostname}:{_port(there)}"
+        raise HttpFault(
+            f"points to another server, {where}, which gets no request with our headers; give that "
+            "address, if it is the right one",
+            is_final=True,
+        )
+
+
+def _port(parts: SplitResult) -> int:
+    return parts.port or (443 if parts.scheme == "https" else 80)
+
+
+def is_loopback(host: str | None) -> bool:
+    """
+    >>> is_loopback("127.0.0.1"), is_loopback("localhost"), is_loopback("10.0.0.1")
+    (True, True, False)
+    """
+    try:
+        return ipaddress.ip_address(host or "").is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+OPENAI = ("OPENAI_API_KEY", "api.openai.com")
+"""The variable that every client of OpenAI's reads, and the server that it is for."""
+
+
+def key_for(url: str, variable: str = "", owner: str = "") -> str:
+    """The key to send to the server at `url`; "" if none is meant for it.
+
+    variable   the environment variable that the user names for this server; "": $OPENAI_API_KEY, which
+               only OpenAI's own server gets
+    owner      the server that the variable is for without being named for another
+
+    ValueError: the variable is not set, or the key would travel unencrypted.
+    """
+    parts = urlsplit(url)
+    if not variable:
+        variable, owner = OPENAI
+    if owner and (parts.hostname != owner or parts.scheme != "https"):
+        return ""
+    key = os.environ.get(variable, "").strip()
+    remember(key)
+    if owner or (key and (parts.scheme == "https" or is_loopback(parts.hostname))):
+        return key
+    host = parts.hostname
+    raise ValueError(
+        f"the key of ${variable} is not sent to http://{host} in clear; use https, or forward a port of "
+        f"this machine: ssh -L 8000:localhost:8000 {host}"
+        if key
+        else f"the environment variable {variable}, which holds the key for {host}, is not set"
+    )
 
 
 @functools.cache

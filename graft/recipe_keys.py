@@ -289,6 +289,8 @@ class EngineSection(Section):
     uses any OpenAI-compatible server."""
     url: list[str] = []
     """Servers that sample, such as [http://host:8000]; empty: in this process."""
+    api_key_env: str = ""
+    """Environment variable with the key for these servers; empty: none, or $OPENAI_API_KEY for OpenAI's."""
     sync: Literal["auto", "memory", "file"] = "auto"
     """How the engine gets new weights: through memory where the backend supports it, or by files."""
     exchange: str = ""

@@ -1,4 +1,5 @@
-"""Where Triton kernels are tested: on the GPU if there is one, else in Triton's interpreter."""
+"""Where Triton kernels are tested: on the GPU if there is one, else in Triton's interpreter; no secrets
+remembered from one test to the next."""
 
 from __future__ import annotations
 
@@ -21,6 +22,12 @@ if not torch.cuda.is_available():
 is_main = threading.current_thread() is threading.main_thread()
 if is_main and signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(autouse=True)
+def _no_secrets_of_other_tests(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A short key of one test must not be masked in the messages of the next."""
+    monkeypatch.setattr("graft.masking._known", {})
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from graft.http import HttpClient, HttpFault, json_of, read_retry_after
+from graft.http import HttpClient, HttpFault, json_of, key_for, read_retry_after
 
 Answer = Callable[[BaseHTTPRequestHandler], None]
 
@@ -165,13 +165,6 @@ def test_a_direct_client_names_where_a_redirect_points(request_with):
         request_with(HttpClient(timeout=5.0, retries=0, is_direct=True), url)
 
 
-def test_a_key_is_not_passed_on_to_another_server(request_with):
-    with serving(sending(200)) as (other, seen), serving(sending(302, Location=other)) as (url, _):
-        client = HttpClient(timeout=5.0, retries=0, headers={"Authorization": "Bearer k"})
-        request_with(client, url)
-        assert len(seen) == 1 and "Authorization" not in seen[0].headers
-
-
 def test_pauses_double_up_to_a_limit_and_differ(monkeypatch):
     slept: list[float] = []
     monkeypatch.setattr(time, "sleep", slept.append)
@@ -205,3 +198,47 @@ def test_retry_after_may_be_a_date():
     assert [read_retry_after(text) for text in ("1.5", "-3", "nan", "inf", "", "x" * 9)] == [
         1.5, 0.0, 0.0, 0.0, 0.0, 0.0,
     ]  # fmt: skip
+
+
+def test_redirects_stay_on_their_server(request_with):
+    """Neither headers nor a request reach another origin; the same one gets both."""
+    client = HttpClient(timeout=5.0, retries=0, headers={"X-Key": "canary"})
+    with serving(sending(200)) as (other, seen):
+        for code in (301, 302, 303, 307, 308):
+            with (
+                serving(sending(code, Location=f"{other}/b")) as (url, _),
+                pytest.raises(HttpFault, match="points to another server") as fault,
+            ):
+                request_with(client, url)
+            assert fault.value.is_final
+        assert seen == []
+    with serving(sending(307, Location="/b"), sending(200)) as (url, seen):
+        request_with(client, url)
+        assert [request.headers["X-Key"] for request in seen] == ["canary", "canary"]
+
+
+KEYS = [
+    ("https://api.openai.com/v1", "", "openai"),
+    ("http://api.openai.com/v1", "", ""),
+    ("https://api.openai.com.evil.example/v1", "", ""),
+    ("https://evil.example/api.openai.com", "", ""),
+    ("https://api.openai.com@evil.example/v1", "", ""),
+    ("http://127.0.0.1:8000/v1", "", ""),
+    ("http://127.0.0.1:8000/v1", "MINE", "mine-key"),
+    ("http://[::1]:8000/v1", "MINE", "mine-key"),
+    ("https://host.example/v1", "MINE", "mine-key"),
+]
+
+
+@pytest.mark.parametrize(("url", "variable", "want"), KEYS)
+def test_a_key_goes_to_the_server_it_was_named_for(monkeypatch, url, variable, want):
+    monkeypatch.setenv("OPENAI_API_KEY", "openai")
+    monkeypatch.setenv("MINE", "mine-key")
+    assert key_for(url, variable) == want
+
+
+@pytest.mark.parametrize("host", ["host.example", "10.0.0.1", "127.0.0.1.evil.example", "0.0.0.0"])
+def test_a_named_key_does_not_travel_in_clear(monkeypatch, host):
+    monkeypatch.setenv("MINE", "mine-key")
+    with pytest.raises(ValueError, match="in clear"):
+        key_for(f"http://{host}/v1", "MINE")

@@ -8,7 +8,6 @@ import logging
 
 import pytest
 
-from graft import masking
 from graft.masking import (
     MaskingStream,
     is_secret_name,
@@ -29,11 +28,6 @@ KEYS = {
     "Tavily": "tvly-dev-0123456789",
     "a signed token": "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0In0.SflKxwRJSMeKKF2QT4",
 }
-
-
-@pytest.fixture(autouse=True)
-def _forget(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(masking, "_known", {})
 
 
 @pytest.mark.parametrize("key", KEYS.values(), ids=KEYS)

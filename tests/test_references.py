@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from graft import masking
 from graft.config import Config, ConfigError, dump_config, load_config, unpacked
 from graft.masking import mask
 from graft.train.run_dir.folder import RunFolder, RunStopped, differences
@@ -32,7 +31,6 @@ RECIPE: dict[str, Any] = {
 
 @pytest.fixture(autouse=True)
 def _variables(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(masking, "_known", {})
     for name, value in {
         "MCP_CANARY": "canary-8812",
         "PLACE": "abc",

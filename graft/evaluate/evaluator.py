@@ -133,6 +133,7 @@ def setup_behind(
         tokenizer=chat.tokenizer,
         api=endpoint.api,
         deadline=config.rollout.deadline,
+        api_key_env=config.engine.api_key_env,
     )
     asyncio.run(engine.inspect())
     setup = make_setup(config, engine, chat, env)

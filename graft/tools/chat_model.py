@@ -13,7 +13,7 @@ import urllib.parse
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from graft.http import HttpClient, HttpFault, json_of, shown
+from graft.http import HttpClient, HttpFault, json_of, key_for, shown
 from graft.types import Message
 
 
@@ -23,7 +23,7 @@ class ChatModel:
     url          the server's base, such as http://host:8001/v1; None or "" takes $WHO_URL
     model        the served model; None takes $WHO_MODEL, and "" sends no name
     who          what the model is here for, such as "judge", in messages and in names of variables
-    api_key_env  the environment variable with the key; if it is not set no key is sent
+    api_key_env  the environment variable with the key for this server; "": see `graft.http.key_for`
     timeout, retries, deadline, max_bytes   of `HttpClient`
     """
 
@@ -33,7 +33,7 @@ class ChatModel:
         model: str | None,
         *,
         who: str,
-        api_key_env: str = "OPENAI_API_KEY",
+        api_key_env: str = "",
         timeout: float,
         retries: int,
         deadline: float = math.inf,
@@ -43,7 +43,7 @@ class ChatModel:
         self.url = chat_address(url or os.environ.get(variable, ""), who, variable)
         self.name = os.environ.get(f"{who.upper()}_MODEL", "") if model is None else model
         headers = {"Content-Type": "application/json"}
-        if key := os.environ.get(api_key_env, "").strip():
+        if key := key_for(self.url, api_key_env):
             headers["Authorization"] = f"Bearer {key}"
         self._client = HttpClient(
             timeout=timeout,

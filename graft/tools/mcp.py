@@ -16,7 +16,10 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
+from graft.http import is_loopback
+from graft.masking import is_secret_name, remember_all
 from graft.registry import suggestion
 from graft.tools.errors import ERROR
 from graft.tools.mcp_link import Link
@@ -165,10 +168,19 @@ def _read_entry(
                 f'{what}: "command" must be the name of a program and "args" a list of texts, got '
                 f"{command!r} and {args!r}"
             )
+        remember_all({"env": entry.get("env") or {}})
         return {**entry, "args": list(args)}
     if not str(entry["url"]).startswith(("http://", "https://")):
         raise ValueError(f"{what}: url {entry['url']!r} must begin with http")
     sent = {**(entry.get("headers") or {}), **(headers or {})}
     if bearer := token or entry.get("token") or entry.get("auth"):
         sent["Authorization"] = f"Bearer {bearer}"
+    parts = urlsplit(entry["url"])
+    if parts.scheme == "http" and not is_loopback(parts.hostname):
+        if secret := next((name for name in sent if is_secret_name(name)), None):
+            raise ValueError(
+                f"{what}: {secret} would be sent to http://{parts.hostname} in clear; use https, or "
+                f"forward a port of this machine: ssh -L 8000:localhost:8000 {parts.hostname}"
+            )
+    remember_all({"headers": sent})
     return {"url": entry["url"], "headers": sent}

@@ -11,20 +11,27 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import codecs
 import inspect
 import json
 import os
+import re
 import tempfile
 import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from encodings.utf_8 import IncrementalDecoder
 from typing import Any
 
+from graft.http import HttpFault, refuse_other_origin
 from graft.tools import event_loop
 from graft.tools.errors import ERROR, ToolError
 
+MAX_MESSAGE = 8 * 2**20
+"""Bytes of one message of a server: a list of tools, a result."""
 MAX_CLOSE = 10.0  # seconds for a server to end before it is cancelled
 MAX_PAGES = 100  # of a list of tools
+MAX_TOOLS = 1000
 CONNECTION_CLOSED = -32000  # the library's code for a connection that is gone
 
 Work = Callable[[Any], Awaitable[Any]]
@@ -57,6 +64,7 @@ class Link:
         self._holder: asyncio.Task[None] | None = None
         self._stop = asyncio.Event()
         self._opening = asyncio.Lock()
+        self._faults: list[str] = []
 
     def tools(self) -> list[dict[str, Any]]:
         return self._run(self._list)
@@ -101,6 +109,8 @@ class Link:
             except (TimeoutError, Refused) as error:
                 raise Broken(f"it does not list its tools: {error!r}") from error
             found += page.tools
+            if len(found) > MAX_TOOLS:
+                raise Broken(f"it lists more than {MAX_TOOLS} tools")
             cursor = page.next_cursor
             if cursor is None:
                 break
@@ -128,13 +138,22 @@ class Link:
             async with asyncio.timeout(self.deadline):
                 return await work
         except mcp.MCPError as error:
+            if fault := self._fault():  # a repeated request would end in the same way
+                raise Refused(fault) from error
             if error.code == CONNECTION_CLOSED or self._holder is None or self._holder.done():
                 raise Broken(str(error)) from error
             raise Refused(str(error)) from error
         except TimeoutError:
             raise
         except Exception as error:  # of the transport: closed streams, HTTP faults, groups of them
+            if fault := self._fault():
+                raise Refused(fault) from error
             raise Broken(innermost(error)) from error
+
+    def _fault(self) -> str:
+        """What was refused of the server since the last call."""
+        found, self._faults[:] = "; ".join(dict.fromkeys(self._faults)), []
+        return found
 
     async def _connected(self) -> tuple[Any, asyncio.Task[None]]:
         async with self._opening:
@@ -157,14 +176,15 @@ class Link:
         mcp = library()
         with tempfile.TemporaryFile("w+", errors="replace") as stderr:
             try:
-                async with mcp.Client(transport(self.entry, stderr)) as client:
+                async with mcp.Client(transport(self.entry, stderr, self._faults)) as client:
                     ready.set_result(client)
                     await self._stop.wait()
             except Exception as error:  # any failure to start or to answer
                 if not ready.done():
                     stderr.seek(0)
                     output = stderr.read()[-400:].strip()
-                    why = innermost(error) + (f"; its stderr: {output}" if output else "")
+                    why = self._fault() or innermost(error)
+                    why += f"; its stderr: {output}" if output else ""
                     ready.set_exception(Broken(why))
 
     async def _drop(self) -> None:
@@ -187,13 +207,21 @@ def _close_late(link: weakref.ref[Link]) -> None:
 
 
 @asynccontextmanager
-async def transport(entry: Mapping[str, Any], stderr: Any) -> AsyncIterator[Any]:
-    """The streams to and from a server; the stderr of a command goes to the file `stderr`."""
+async def transport(entry: Mapping[str, Any], stderr: Any, faults: list[str]) -> AsyncIterator[Any]:
+    """The streams to and from a server; the stderr of a command goes to the file `stderr`.
+
+    What is refused of an HTTP server is added to `faults`: the library tells only of a lost connection.
+    """
     if "command" in entry:
         from mcp import StdioServerParameters, stdio_client
 
         options = {key: entry[key] for key in ("args", "env", "cwd") if entry.get(key) is not None}
-        command = StdioServerParameters(command=entry["command"], **options)
+        command = StdioServerParameters(
+            command=entry["command"],
+            encoding=BOUNDED_LINES,
+            encoding_error_handler="replace",
+            **options,
+        )
         async with stdio_client(command, errlog=stderr) as streams:
             yield streams
     else:
@@ -201,13 +229,107 @@ async def transport(entry: Mapping[str, Any], stderr: Any) -> AsyncIterator[Any]
         from mcp.client.streamable_http import streamable_http_client
 
         limits = httpx2.Timeout(30.0, read=None)  # each call has its own deadline
+
+        def refuse(why: str) -> None:
+            faults.append(why)
+            raise ConnectionError(why)
+
+        async def check(reply: Any) -> None:
+            if reply.has_redirect_location:
+                try:
+                    refuse_other_origin(str(reply.url), reply.headers["location"])
+                except HttpFault as fault:
+                    refuse(f"the server {fault}")
+            if reply.headers.get("content-encoding", "identity") != "identity":
+                refuse("the server sent a compressed answer, whose size is unknown")
+            kind = reply.headers.get("content-type", "")
+            reply.stream = bounded(reply.stream, kind.startswith("text/event-stream"), refuse)
+
         async with (
             httpx2.AsyncClient(
-                headers=entry["headers"], timeout=limits, follow_redirects=True
+                headers={**entry["headers"], "Accept-Encoding": "identity"},
+                timeout=limits,
+                follow_redirects=True,
+                event_hooks={"response": [check]},
             ) as client,
             streamable_http_client(entry["url"], http_client=client) as streams,
         ):
             yield streams
+
+
+def bounded(stream: Any, is_events: bool, refuse: Callable[[str], Any]) -> Any:
+    """The bytes of an HTTP answer, up to `MAX_MESSAGE`; of a stream of events, of each event."""
+    import httpx2  # comes with mcp
+
+    class BoundedStream(httpx2.AsyncByteStream):
+        async def __aiter__(self) -> AsyncIterator[bytes]:
+            count, end = 0, b""
+            async for piece in stream:
+                count += len(piece)
+                text = (end + piece).replace(b"\r\n", b"\n")
+                if is_events and b"\n\n" in text:  # an empty line ends an event
+                    count = len(text) - text.rfind(b"\n\n")
+                end = piece[-3:]
+                if count > MAX_MESSAGE:
+                    refuse(_too_long())
+                yield piece
+
+        async def aclose(self) -> None:
+            await stream.aclose()
+
+    return BoundedStream()
+
+
+class BoundedLines(IncrementalDecoder):
+    """UTF-8, line by line. A line of more than `MAX_MESSAGE` becomes an error, the answer to its request:
+
+    {"jsonrpc": "2.0", "id": 3, "result": ...  ->  {"jsonrpc": "2.0", "id": 3, "error": ...}
+    """
+
+    def __init__(self, errors: str = "strict") -> None:
+        super().__init__(errors)
+        self._parts: list[str] = []
+        self._length = 0
+
+    def decode(self, data: Any, final: bool = False) -> str:
+        lines: list[str] = []
+        for number, part in enumerate(super().decode(data, final).split("\n")):
+            if number:  # the line before is complete
+                lines.append("".join(self._parts))
+                self._parts, self._length = [], 0
+            if self._length > MAX_MESSAGE:
+                continue
+            self._parts.append(part)
+            self._length += len(part)
+            if self._length > MAX_MESSAGE:
+                self._parts = [_refusal("".join(self._parts)[:200])]
+        return "".join(f"{line}\n" for line in lines)
+
+
+def _refusal(start: str) -> str:
+    found = re.search(r'"id"\s*:\s*(\d+|"[^"]*")', start)
+    error = {"code": -32001, "message": _too_long()}
+    return json.dumps(
+        {"jsonrpc": "2.0", "id": json.loads(found[1]) if found else None, "error": error}
+    )
+
+
+def _too_long() -> str:
+    return f"the server sent more than {MAX_MESSAGE / 2**20:g} MiB in one message"
+
+
+BOUNDED_LINES = "graft_bounded_lines"
+"""The library collects a line of any length; the encoding of the lines is where it can be bounded."""
+
+
+def _bounded_lines(name: str) -> codecs.CodecInfo | None:
+    if name != BOUNDED_LINES:
+        return None
+    plain = codecs.lookup("utf-8")
+    return codecs.CodecInfo(plain.encode, plain.decode, incrementaldecoder=BoundedLines, name=name)
+
+
+codecs.register(_bounded_lines)
 
 
 def block_text(block: Any) -> str:

@@ -193,7 +193,14 @@ def make_external(
     }
     if section.url:
         kind = resolve(f"{section.name}_server", ENGINES, "engine")
-        engine = kind(section.url, folder, exchange=exchange, sync=section.sync, **common)
+        engine = kind(
+            section.url,
+            folder,
+            exchange=exchange,
+            sync=section.sync,
+            api_key_env=section.api_key_env,
+            **common,
+        )
         engine.health()
         return engine
     return resolve(section.name, ENGINES, "engine")(

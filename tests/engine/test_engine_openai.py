@@ -151,12 +151,14 @@ def test_the_limit_is_sent_under_the_name_that_the_server_accepts(served):
     )
 
 
-def test_the_key_of_the_environment_is_sent_and_no_other(served, monkeypatch):
-    sample(engine_of(served), "p")
-    assert "Authorization" not in served.headers[-1]
+def test_a_server_gets_only_the_key_that_was_named_for_it(served, monkeypatch):
     monkeypatch.setenv("OPENAI_API_KEY", "abc")
     sample(engine_of(served), "p")
+    assert "Authorization" not in served.headers[-1]
+    sample(engine_of(served, api_key_env="OPENAI_API_KEY"), "p")
     assert served.headers[-1]["Authorization"] == "Bearer abc"
+    with pytest.raises(EngineError, match="the environment variable NONE, .* is not set"):
+        engine_of(served, api_key_env="NONE")
 
 
 def test_the_model_is_the_one_that_is_served(served):

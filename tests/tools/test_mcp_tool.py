@@ -18,12 +18,14 @@ import pytest
 
 from graft.envs.base import BaseEnv
 from graft.envs.tool_env import ToolEnv
+from graft.masking import mask
 from graft.protocols import Tool
-from graft.tools import event_loop, make_tools, mcp_time
+from graft.tools import event_loop, make_tools, mcp_link, mcp_time
 from graft.tools.errors import ToolError
 from graft.tools.mcp import McpTools, read_config
 from graft.types import Turn
 from tests.held import open_files
+from tests.web_server import Reply, answering
 
 pytest.importorskip("mcp")
 
@@ -297,3 +299,49 @@ def test_all_forms_of_configuration_come_to_one():
 def test_the_time_server_prints_its_usage(arguments: list[str]):
     with pytest.raises(SystemExit, match=r"usage: python -m graft\.tools\.mcp_time \[PORT\]"):
         mcp_time.main(arguments)
+
+
+@pytest.mark.parametrize("answer", ["json", "event", "compressed"])
+def test_a_long_answer_over_http_is_refused(answer: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(mcp_link, "MAX_MESSAGE", 10_000)
+    body, kind = b'{"jsonrpc": "2.0", "id": 0, "result": "' + b"x" * 20_000, "application/json"
+    headers = {"Content-Encoding": "gzip"} if answer == "compressed" else {}
+    if answer == "event":
+        body, kind = b"event: message\ndata: " + body, "text/event-stream"
+    why = "compressed answer" if headers else "more than .* MiB in one message"
+    with (
+        answering(lambda _: Reply(200, body, {"Content-Type": kind, **headers})) as (url, _),
+        pytest.raises(ToolError, match=why),
+    ):
+        McpTools(f"{url}/mcp", retries=0)
+
+
+def test_a_long_line_of_a_command_is_the_error_of_its_call(
+    odd: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(mcp_link, "MAX_MESSAGE", 10_000)
+    assert len(odd["repeat"]("x" * 4000)) == 4000
+    answer = odd["repeat"]("x" * 20_000)
+    assert answer.startswith("Error: the server sent more than")
+    assert odd["repeat"]("still there") == "still there"
+
+
+@pytest.mark.parametrize("code", [302, 307, 308])
+def test_a_redirect_to_another_server_gets_no_headers(code: int):
+    with (
+        answering(lambda _: Reply(200, b"{}")) as (other, seen),
+        answering(lambda _: Reply(code, b"", {"Location": f"{other}/mcp"})) as (url, _),
+        pytest.raises(ToolError, match="points to another server"),
+    ):
+        McpTools(f"{url}/mcp", token="canary", headers={"X-Canary": "canary"}, retries=0)
+    assert seen == []
+
+
+def test_a_token_is_not_sent_in_clear_and_is_masked_from_then_on():
+    cases: list[dict[str, Any]] = [{"token": "canary-1"}, {"headers": {"X-Api-Key": "canary-1"}}]
+    for given in cases:
+        with pytest.raises(ValueError, match=r"would be sent to http://host\.example in clear"):
+            McpTools("http://host.example/mcp", **given)
+    read_config({"url": "https://host.example/mcp", "headers": {"X-Room": "canary-2"}}, None, None)
+    read_config({"command": "server", "env": {"VALUE": "canary-3"}}, None, None)
+    assert mask("canary-2, canary-3") == "***, ***"

@@ -9,14 +9,13 @@ from __future__ import annotations
 import json
 import logging
 import math
-import os
 import urllib.parse
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 from graft.engine.errors import EngineError
-from graft.http import HttpClient, HttpFault, json_of
+from graft.http import HttpClient, HttpFault, json_of, key_for
 
 RETRIES = 6
 """The default of `Endpoint.ask`."""
@@ -40,13 +39,14 @@ def parsing(answer: Any, wanted: str) -> Iterator[None]:
 
 
 class Endpoint:
-    """A server by its base address, such as http://host:8000/v1; the key is that of $OPENAI_API_KEY.
+    """A server by its base address, such as http://host:8000/v1.
 
-    timeout   seconds for one attempt
-    deadline  seconds for an answer, all attempts and pauses together
+    timeout      seconds for one attempt
+    deadline     seconds for an answer, all attempts and pauses together
+    api_key_env  the environment variable with the key for this server; "": see `graft.http.key_for`
     """
 
-    def __init__(self, url: str, *, timeout: float, deadline: float) -> None:
+    def __init__(self, url: str, *, timeout: float, deadline: float, api_key_env: str = "") -> None:
         parts = urllib.parse.urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise EngineError(
@@ -57,7 +57,11 @@ class Endpoint:
             self.url = self.url.removesuffix(ending)
         self.timeout, self.deadline = timeout, deadline
         headers = {"Accept": "application/json", "Content-Type": "application/json"}
-        if key := os.environ.get("OPENAI_API_KEY", "").strip():
+        try:
+            key = key_for(self.url, api_key_env)
+        except ValueError as error:
+            raise EngineError(f"engine.api_key_env={api_key_env}: {error}") from None
+        if key:
             headers["Authorization"] = f"Bearer {key}"
         self._client = HttpClient(
             timeout=timeout,
@@ -106,7 +110,10 @@ class Endpoint:
         except HttpFault as fault:
             text = f"endpoint {self.url} {fault}"
             if fault.code in (401, 403):
-                text += ". The key is read from $OPENAI_API_KEY"
+                text += (
+                    ". The key for this server is named by engine.api_key_env, such as "
+                    "engine.api_key_env=OPENAI_API_KEY"
+                )
             if not fault.is_final:
                 times = "once" if fault.attempts == 1 else f"{fault.attempts} times"
                 text += f" (tried {times} in up to {seconds:g} s)"

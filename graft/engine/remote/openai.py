@@ -73,6 +73,7 @@ class OpenAIEngine:
         tokenizer: Tokenizer,
         api: str = "completions",
         deadline: float = 600.0,
+        api_key_env: str = "",
         **of_training: Any,
     ) -> None:
         urls: Any = [url] if isinstance(url, str) else url
@@ -85,7 +86,7 @@ class OpenAIEngine:
             )
         if api not in ("completions", "chat"):
             raise EngineError(f"api={api!r}: must be completions or chat")
-        self.servers = OpenAIServers(urls, deadline)
+        self.servers = OpenAIServers(urls, deadline, api_key_env)
         self.where = self.servers.where
         self.model, self.api, self.tokenizer = model, api, tokenizer
         self.vocab_size, self.version = tokenizer.vocab_size, 0

@@ -31,8 +31,8 @@ KEEP_STOPS: dict[str, dict[str, Any]] = {
 class OpenAIServer(Endpoint):
     """One server, and what is known of it."""
 
-    def __init__(self, url: str, deadline: float) -> None:
-        super().__init__(url, timeout=deadline / 2, deadline=deadline)
+    def __init__(self, url: str, deadline: float, api_key_env: str = "") -> None:
+        super().__init__(url, timeout=deadline / 2, deadline=deadline, api_key_env=api_key_env)
         self.where = f"endpoint {self.url}"
         self.model = ""
         self.keep_stops: dict[str, Any] | None = None
@@ -80,8 +80,8 @@ class OpenAIServer(Endpoint):
 class OpenAIServers:
     """The servers of an engine, by their addresses."""
 
-    def __init__(self, urls: Sequence[str], deadline: float) -> None:
-        self.each = [OpenAIServer(url, deadline) for url in urls]
+    def __init__(self, urls: Sequence[str], deadline: float, api_key_env: str = "") -> None:
+        self.each = [OpenAIServer(url, deadline, api_key_env) for url in urls]
         if not self.each:
             raise EngineError("no endpoint: give the address of a server, http://host:8000/v1")
         addresses = [server.url for server in self.each]

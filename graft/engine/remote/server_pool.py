@@ -25,9 +25,11 @@ from graft.engine.remote.server_protocol import Server, ServerProtocol
 class ServerPool:
     """The servers of an engine, and the version of their weights."""
 
-    def __init__(self, protocol: ServerProtocol, urls: Sequence[str], run: str) -> None:
+    def __init__(
+        self, protocol: ServerProtocol, urls: Sequence[str], run: str, api_key_env: str = ""
+    ) -> None:
         self.protocol, self.run = protocol, run
-        self.servers = [Server(url, protocol.deadline) for url in urls]
+        self.servers = [Server(url, protocol.deadline, api_key_env) for url in urls]
         self.version = 0
         self.num_loads = 0
         """Loads by this process."""

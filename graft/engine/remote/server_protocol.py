@@ -32,9 +32,13 @@ class ServerReply(NamedTuple):
 class Server(Endpoint):
     """The connection to one server, and its state as far as it is known."""
 
-    def __init__(self, url: str, deadline: float) -> None:
-        # one attempt may take the whole deadline: a long completion is no fault
-        super().__init__(url.rstrip("/").removesuffix("/v1"), timeout=deadline, deadline=deadline)
+    def __init__(self, url: str, deadline: float, api_key_env: str = "") -> None:
+        super().__init__(
+            url.rstrip("/").removesuffix("/v1"),
+            timeout=deadline,  # one attempt may take all of it: a long completion is no fault
+            deadline=deadline,
+            api_key_env=api_key_env,
+        )
         self.fault = ""
         """Why it gets no requests; cleared when it takes new weights."""
         self.tag: str | None = None

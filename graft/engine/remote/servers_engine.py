@@ -76,6 +76,7 @@ class ServersEngine(StatelessEngine):
         deadline: float = 600.0,
         exchange: Path,
         sync: str = "auto",
+        api_key_env: str = "",
     ) -> None:
         name = self.protocol_type.name
         super().__init__(name, model_folder, tokenizer, eos_ids, seed, deadline)
@@ -87,7 +88,7 @@ class ServersEngine(StatelessEngine):
             )
         self.protocol = self.protocol_type(self.folder, self.config, self.pieces, deadline)
         run = blake2b(str(exchange.absolute()).encode(), digest_size=4).hexdigest()
-        self.pool = ServerPool(self.protocol, urls, run)
+        self.pool = ServerPool(self.protocol, urls, run, api_key_env)
         self._process = f"{run}-{secrets.token_hex(3)}"  # in names of its files and requests
         self._weights = WeightFolder(exchange, self.folder, self._process)
         self._running: set[ServerRequest] = set()

@@ -122,7 +122,7 @@ class ModelCustomer:
         url: str | None = None,
         model: str | None = None,
         *,
-        api_key_env: str = "OPENAI_API_KEY",
+        api_key_env: str = "",
         temperature: float = 0.0,
         timeout: float = 60.0,
         retries: int = 3,
@@ -130,7 +130,8 @@ class ModelCustomer:
         """
         url: the server's base, such as http://host:8001/v1; None takes $CUSTOMER_URL.
         model: the served model; None takes $CUSTOMER_MODEL, and "" sends no name.
-        api_key_env: the environment variable with the key; if it is not set no key is sent.
+        api_key_env: the environment variable with the key for this server; "": no key, or
+        $OPENAI_API_KEY for OpenAI's own server.
         """
         self.chat = ChatModel(
             url,

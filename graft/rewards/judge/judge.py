@@ -87,7 +87,7 @@ class Judge:
         url: str | None = None,
         model: str | None = None,
         *,
-        api_key_env: str = "OPENAI_API_KEY",
+        api_key_env: str = "",
         timeout: float = 30.0,
         retries: int = 3,
         deadline: float = 120.0,
@@ -101,7 +101,8 @@ class Judge:
         url: the server's base, such as http://host:8001/v1; None takes $JUDGE_URL.
         model: the name of the served model; None takes $JUDGE_MODEL, and "" sends no name, for a server
         with one model.
-        api_key_env: the environment variable with the key; if it is not set no key is sent.
+        api_key_env: the environment variable with the key for this server; "": no key, or
+        $OPENAI_API_KEY for OpenAI's own server.
         timeout: seconds for one attempt. retries: attempts after the first.
         deadline: seconds for a verdict: attempts, pauses and the wait for a free slot together.
         cache: a file of replies that processes of one machine may share; a cached question is not sent

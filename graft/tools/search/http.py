@@ -6,6 +6,7 @@ import urllib.parse
 from collections.abc import Sequence
 
 from graft.http import HttpClient, HttpFault
+from graft.masking import mask
 from graft.tools.errors import ToolError
 from graft.tools.search.source import Hit
 from graft.tools.search.wire import TYPES, load_msgpack, read_reply, write_request
@@ -45,7 +46,7 @@ class HttpSource:
             raise ValueError(f"timeout={timeout} must be above 0, retries={retries} at least 0")
         self.url = parts._replace(path="/retrieve").geturl() if parts.path in "/" else url
         self.wire = wire
-        self.fingerprint = f"http:{self.url}"
+        self.fingerprint = f"http:{mask(self.url)}"
         self._clients = {
             name: HttpClient(
                 timeout=timeout,

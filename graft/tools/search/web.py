@@ -22,7 +22,8 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, ClassVar, NamedTuple
 
 from graft.data.corpus import without_surrogates
-from graft.http import HttpClient, HttpFault, json_of
+from graft.http import HttpClient, HttpFault, json_of, key_for
+from graft.masking import mask
 from graft.tools.errors import ToolError
 from graft.tools.search.source import Hit
 
@@ -41,11 +42,12 @@ class WebRequest(NamedTuple):
 class WebSource:
     """A search service over HTTP.
 
-    `url` replaces the service's address, such as that of a proxy with the same API. `params` are further
-    parameters of its requests: {"engine": "bing"} for serpapi, {"search_depth": "advanced"} for tavily.
-    `per_second` limits the requests of this process; a request that would wait longer than `timeout`
-    fails. A refused connection and the answers 429 and 5xx are repeated within `timeout`; other
-    answers are final.
+    `url` replaces the service's address, such as that of a proxy with the same API; it gets the key of
+    the variable that `api_key_env` names, and never the service's own without being named for it.
+    `params` are further parameters of its requests: {"engine": "bing"} for serpapi, {"search_depth":
+    "advanced"} for tavily. `per_second` limits the requests of this process; a request that would wait
+    longer than `timeout` fails. A refused connection and the answers 429 and 5xx are repeated within
+    `timeout`; other answers are final.
     """
 
     name: ClassVar[str]
@@ -61,6 +63,7 @@ class WebSource:
         self,
         *,
         url: str | None = None,
+        api_key_env: str = "",
         timeout: float = 10.0,
         retries: int = 2,
         per_second: float | None = None,
@@ -73,19 +76,27 @@ class WebSource:
             raise ValueError(f"timeout={timeout} must be above 0, retries={retries} at least 0")
         if per_second is not None and per_second <= 0:
             raise ValueError(f"per_second={per_second} must be above 0, or None for no limit")
-        missing = [name for name in self.variables if not os.environ.get(name)]
+        named = (api_key_env or self.variables[0], *self.variables[1:])
+        missing = [name for name in named if not os.environ.get(name)]
         if missing:
             raise ValueError(
                 f"search source {self.name!r} needs the environment variable "
                 f"{' and '.join(missing)}; a recorded run needs none (cache_mode=replay)"
             )
-        self.key, *self.others = (os.environ[name].strip() for name in self.variables)
+        owner = urllib.parse.urlsplit(self.address).hostname or ""
+        self.key = key_for(self.url, named[0], "" if api_key_env else owner)
+        if not self.key:
+            raise ValueError(
+                f"the key of ${named[0]} is for https://{owner}, and url names another server: name the "
+                f"variable with the key for that one (api_key_env={named[0]}, if it is to get this key)"
+            )
+        self.others = [os.environ[name].strip() for name in named[1:]]
         self.params = {**self.defaults, **(params or {})}
         settings = [
             *zip(self.variables[1:], self.others, strict=True),
             *sorted(self.params.items()),
         ]
-        self.fingerprint = f"{self.name}:{with_query(self.url, dict(settings))}"
+        self.fingerprint = f"{self.name}:{mask(with_query(self.url, dict(settings)))}"
         self.timeout, self.interval = timeout, 1.0 / per_second if per_second else 0.0
         self._next_start = 0.0
         self._lock = threading.Lock()

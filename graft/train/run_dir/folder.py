@@ -29,7 +29,7 @@ MAY_CHANGE = {
     "run.resume", "run.dir", "run.save_every", "run.keep_last", "run.eval_every", "run.eval_tasks",
     "run.log_episodes", "run.trackers", "rollout.concurrency", "rollout.deadline", "train.steps",
     "train.tokens_per_micro", "train.recompute", "model.device", "engine.kv_tokens", "engine.tp",
-    "run.save_later", "engine.url", "engine.sync", "engine.exchange", "engine.args",
+    "run.save_later", "engine.url", "engine.api_key_env", "engine.sync", "engine.exchange", "engine.args",
     "parallel.tp", "parallel.shard", "parallel.offload", "parallel.deadline",
     "cluster.address", "cluster.learners", "cluster.workers", "cluster.sync", "cluster.cpus",
     "cluster.gpus", "cluster.restarts",

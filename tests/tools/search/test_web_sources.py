@@ -70,6 +70,14 @@ def _keys(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv(name, value)
 
 
+def at(url: str, name: str) -> dict[str, str]:
+    """A server of the same form elsewhere, which gets the key by name."""
+    variables = dict(
+        zip(WEB_SOURCES, ("SERPAPI", "GOOGLE", "BING", "BRIGHTDATA", "TAVILY"), strict=True)
+    )
+    return {"url": url, "api_key_env": f"{variables[name]}_API_KEY"}
+
+
 def sent(status: int, content: Any, **headers: str) -> Reply:
     return Reply(status, json.dumps(content).encode(), headers)
 
@@ -81,7 +89,7 @@ def query_of(seen: Seen) -> dict[str, str]:
 @pytest.mark.parametrize("name", WEB_SOURCES)
 def test_results_become_hits(name: str):
     with answering(lambda _: sent(200, REPLIES[name])) as (url, _):
-        source = make_source(name, url=url)
+        source = make_source(name, **at(url, name))
         assert source.retrieve(["capital of Peru"], 3) == [[LIMA, CUSCO]]
         assert source.retrieve(["capital of Peru"], 1) == [[LIMA]]
         assert source.retrieve(["a", "b"], 1) == [[LIMA], [LIMA]]
@@ -92,7 +100,7 @@ def test_results_become_hits(name: str):
 @pytest.mark.parametrize("name", WEB_SOURCES)
 def test_nothing_found_is_no_failure(name: str):
     with answering(lambda _: sent(200, EMPTY[name])) as (url, _):
-        tool = SearchTool(name, url=url)
+        tool = SearchTool(name, **at(url, name))
         assert tool("xyzzy") == "<information>No documents found.</information>"
         assert tool.counts["failures"] == 0
 
@@ -101,7 +109,7 @@ def test_nothing_found_is_no_failure(name: str):
 def test_a_refusal_is_a_text_without_the_key(name: str):
     status, content = REFUSED[name]
     with answering(lambda _: sent(status, {**content, "key": KEY})) as (url, requests):
-        tool = SearchTool(name, url=url)
+        tool = SearchTool(name, **at(url, name))
         answer = tool("capital of Peru")
     assert answer.startswith(f"Error: search failed: {name} answered {status}: ")
     assert KEY not in answer and "***" in answer
@@ -122,7 +130,7 @@ def test_requests_are_those_of_the_services():
     requests: dict[str, Seen] = {}
     for name in WEB_SOURCES:
         with answering(lambda _, name=name: sent(200, REPLIES[name])) as (url, seen):
-            make_source(name, url=f"{url}/api").retrieve(["a & b"], 500)
+            make_source(name, **at(f"{url}/api", name)).retrieve(["a & b"], 500)
         requests[name] = seen[0]
     assert query_of(requests["serpapi"]) == {
         "engine": "google",
@@ -155,29 +163,29 @@ def test_requests_are_those_of_the_services():
 
 def test_params_reach_the_service_and_tell_recordings_apart():
     with answering(lambda _: sent(200, REPLIES["serpapi"])) as (url, seen):
-        other = make_source("serpapi", url=url, params={"engine": "bing", "gl": "pe"})
+        other = make_source("serpapi", **at(url, "serpapi"), params={"engine": "bing", "gl": "pe"})
         other.retrieve(["q"], 1)
-        assert other.fingerprint != make_source("serpapi", url=url).fingerprint
+        assert other.fingerprint != make_source("serpapi", **at(url, "serpapi")).fingerprint
     assert query_of(seen[0])["engine"] == "bing" and query_of(seen[0])["gl"] == "pe"
 
 
 def test_an_answer_box_comes_first_and_an_error_of_the_search_is_one():
     box = {"title": "Capital", "answer": "Lima"}
     with answering(lambda _: sent(200, {**REPLIES["serpapi"], "answer_box": box})) as (url, _):
-        found = make_source("serpapi", url=url).retrieve(["q"], 2)
+        found = make_source("serpapi", **at(url, "serpapi")).retrieve(["q"], 2)
         assert found == [[Hit("", "Capital", "Lima"), LIMA]]
     bad = {"search_metadata": {"status": "Error"}, "error": "proxy timeout"}
     with (
         answering(lambda _: sent(200, bad)) as (url, _),
         pytest.raises(ToolError, match="serpapi sent no usable reply: proxy timeout"),
     ):
-        make_source("serpapi", url=url).retrieve(["q"], 2)
+        make_source("serpapi", **at(url, "serpapi")).retrieve(["q"], 2)
 
 
 @pytest.mark.parametrize("body", [b"<html>", b"[1]", b'{"organic": 3}'])
 def test_a_reply_of_another_form_is_a_failure(body: bytes):
     with answering(lambda _: Reply(200, body)) as (url, _):
-        answer = SearchTool("brightdata", url=url, retries=0)("q")
+        answer = SearchTool("brightdata", **at(url, "brightdata"), retries=0)("q")
     assert answer.startswith("Error: search failed: brightdata sent ")
 
 
@@ -187,23 +195,23 @@ def test_a_429_is_tried_again_after_the_pause_that_it_names():
         sent(200, REPLIES["tavily"]),
     ]
     with answering(lambda _: replies.pop(0)) as (url, requests):
-        assert make_source("tavily", url=url).retrieve(["q"], 1) == [[LIMA]]
+        assert make_source("tavily", **at(url, "tavily")).retrieve(["q"], 1) == [[LIMA]]
     assert len(requests) == 2
     with (
         answering(lambda _: sent(429, {"e": 1}, **{"Retry-After": "60"})) as (url, requests),
         pytest.raises(ToolError, match="tavily answered 429"),
     ):
-        make_source("tavily", url=url, timeout=2).retrieve(["q"], 1)
+        make_source("tavily", **at(url, "tavily"), timeout=2).retrieve(["q"], 1)
     assert len(requests) == 1
 
 
 def test_per_second_spaces_requests_and_refuses_to_wait_too_long():
     with answering(lambda _: sent(200, REPLIES["bing"])) as (url, _):
-        source = make_source("bing", url=url, per_second=10)
+        source = make_source("bing", **at(url, "bing"), per_second=10)
         start = time.monotonic()
         source.retrieve(["a", "b", "c"], 1)
         assert time.monotonic() - start >= 0.2
-        slow = make_source("bing", url=url, per_second=0.1, timeout=1)
+        slow = make_source("bing", **at(url, "bing"), per_second=0.1, timeout=1)
         slow.retrieve(["a"], 1)
         with pytest.raises(ToolError, match=r"at most 0\.1 requests per second"):
             slow.retrieve(["b"], 1)
@@ -215,7 +223,7 @@ def test_a_recorded_run_repeats_without_service_and_key(
 ):
     cache = str(tmp_path / "run.db")
     with answering(lambda _: sent(200, REPLIES[name])) as (url, requests):
-        tool = SearchTool(name, url=url, cache=cache)
+        tool = SearchTool(name, **at(url, name), cache=cache)
         first = tool("capital of Peru")
         assert tool("capital of Peru") == first and len(requests) == 1
         tool.close()
@@ -250,3 +258,24 @@ def test_the_source_of_a_server():
             served_source(*arguments)
     with pytest.raises(ValueError, match="give --model too"):
         served_source("small", vectors="a.faiss", query_prefix="query: ")
+
+
+@pytest.mark.parametrize("name", WEB_SOURCES)
+def test_a_key_goes_to_its_own_service_only(name: str):
+    own = make_source(name)
+    assert own.key == KEY and own.url.startswith("https://")  # type: ignore[attr-defined]
+    for url in ("https://other.example/search", "http://127.0.0.1:9", own.url.replace("s:", ":")):  # type: ignore[attr-defined]
+        with pytest.raises(ValueError, match="names another server"):
+            make_source(name, url=url)
+    with pytest.raises(ValueError, match="in clear"):
+        make_source(name, **at("http://other.example/search", name))
+
+
+def test_a_redirect_to_another_server_gets_no_key():
+    with (
+        answering(lambda _: sent(200, REPLIES["bing"])) as (other, seen),
+        answering(lambda _: Reply(302, b"", {"Location": f"{other}/x"})) as (url, _),
+        pytest.raises(ToolError, match="points to another server"),
+    ):
+        make_source("bing", **at(url, "bing")).retrieve(["q"], 1)
+    assert seen == []
