@@ -176,11 +176,11 @@ def _read_entry(
     if bearer := token or entry.get("token") or entry.get("auth"):
         sent["Authorization"] = f"Bearer {bearer}"
     parts = urlsplit(entry["url"])
-    if parts.scheme == "http" and not is_loopback(parts.hostname):
-        if secret := next((name for name in sent if is_secret_name(name)), None):
-            raise ValueError(
-                f"{what}: {secret} would be sent to http://{parts.hostname} in clear; use https, or "
-                f"forward a port of this machine: ssh -L 8000:localhost:8000 {parts.hostname}"
-            )
+    secret = next((header for header in sent if is_secret_name(header)), None)
+    if secret and parts.scheme == "http" and not is_loopback(parts.hostname):
+        raise ValueError(
+            f"{what}: {secret} would be sent to http://{parts.hostname} in clear; use https, or forward a "
+            f"port of this machine: ssh -L 8000:localhost:8000 {parts.hostname}"
+        )
     remember_all({"headers": sent})
     return {"url": entry["url"], "headers": sent}

@@ -291,9 +291,9 @@ class BoundedLines(IncrementalDecoder):
         self._parts: list[str] = []
         self._length = 0
 
-    def decode(self, data: Any, final: bool = False) -> str:
+    def decode(self, input: Any, final: bool = False) -> str:
         lines: list[str] = []
-        for number, part in enumerate(super().decode(data, final).split("\n")):
+        for number, part in enumerate(super().decode(input, final).split("\n")):
             if number:  # the line before is complete
                 lines.append("".join(self._parts))
                 self._parts, self._length = [], 0

@@ -289,9 +289,9 @@ def test_a_command_that_never_answered_is_cancelled_at_once(monkeypatch: pytest.
 
 
 def test_all_forms_of_configuration_come_to_one():
-    with_token = {"url": "http://x/mcp", "headers": {"Authorization": "Bearer t"}}
-    assert read_config("http://x/mcp", "t", None) == {"server": with_token}
-    assert read_config({"mcpServers": {"a": "http://x/mcp"}}, "t", None) == {"a": with_token}
+    with_token = {"url": "https://x/mcp", "headers": {"Authorization": "Bearer t"}}
+    assert read_config("https://x/mcp", "t", None) == {"server": with_token}
+    assert read_config({"mcpServers": {"a": "https://x/mcp"}}, "t", None) == {"a": with_token}
     assert read_config(("run", "me"), None, None) == {"server": {"command": "run", "args": ["me"]}}
 
 
