@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -234,22 +235,32 @@ def test_actions_without_a_table_or_with_a_narrow_one_are_refused():
         learner_of(policy, sft(), allowed=table()[:, :33])
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_checkpoint_brings_actions_and_their_moments_back(dtype: torch.dtype, tmp_path: Path):
+def plain_learner(policy: Decoder) -> Learner:
+    return learner_of(policy, sft())
+
+
+def resumed(folder: Path, learner: Learner, make: Any, dtype: torch.dtype) -> Learner:
+    """A second learner from the checkpoint of this one's third update; both have then made a fourth."""
     rows, batch = call_rows(), to_batch(call_rows())
-    learner = learner_of(new_policy().to(dtype), sft())
     for _ in range(3):
         learner.update(rows, batch)
-    CheckpointWriter(tmp_path, FastTokenizer.characters("0123456789"), keep_last=1).save(
+    CheckpointWriter(folder, FastTokenizer.characters("0123456789"), keep_last=1).save(
         "rl", 3, learner, {}
     )
-    (saved,) = checkpoints(tmp_path)
+    (saved,) = checkpoints(folder)
     policy = load_rows(load_model(saved.path, dtype=dtype), saved.path)
     assert policy is not None
-    again = learner_of(policy, sft())
+    again = make(policy)
     saved.restore(again)
     for one in (learner, again):
         one.update(rows, batch)
+    return again
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_checkpoint_brings_actions_and_their_moments_back(dtype: torch.dtype, tmp_path: Path):
+    learner = plain_learner(new_policy().to(dtype))
+    again = resumed(tmp_path, learner, plain_learner, dtype)
     for name, weight in learner.policy.state_dict().items():
         assert torch.equal(again.policy.state_dict()[name], weight), name
     assert again.policy.head_weight[CALL].any()
@@ -319,28 +330,11 @@ def test_a_frozen_base_moves_in_the_rows_of_actions_only(tied: bool):
         assert moved.nonzero().flatten().tolist() == trained, name
 
 
-def biased_learner(policy: Decoder) -> Learner:
-    return learner_of(policy, sft())
-
-
-@pytest.mark.parametrize("make", [frozen_learner, biased_learner], ids=["frozen", "all"])
+@pytest.mark.parametrize("make", [frozen_learner, plain_learner], ids=["frozen", "all"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_bias_and_a_frozen_base_are_resumed_bit_for_bit(tmp_path: Path, dtype: torch.dtype, make):
-    rows = call_rows()
-    batch = to_batch(rows)
     learner = make(biased_policy(dtype))
-    for _ in range(3):
-        learner.update(rows, batch)
-    CheckpointWriter(tmp_path, FastTokenizer.characters("0123456789"), keep_last=1).save(
-        "rl", 3, learner, {}
-    )
-    (saved,) = checkpoints(tmp_path)
-    policy = load_rows(load_model(saved.path, dtype=dtype), saved.path)
-    assert policy is not None
-    again = make(policy)
-    saved.restore(again)
-    for one in (learner, again):
-        one.update(rows, batch)
+    again = resumed(tmp_path, learner, make, dtype)
     assert torch.equal(again.policy.head_weight, learner.policy.head_weight)
     assert torch.equal(again.policy.action_bias, learner.policy.action_bias)
     assert not torch.equal(learner.policy.action_bias, biased_policy(dtype).action_bias)
