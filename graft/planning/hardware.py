@@ -21,7 +21,7 @@ import torch
 from graft.config import ConfigError
 from graft.models.io.hub import split_name
 from graft.models.io.load import read_config, shape_of
-from graft.models.parallel.decoder import check_sizes
+from graft.models.parallel.layout import check_sizes
 from graft.models.shape import ModelShape, UnsupportedModel
 from graft.registry import nearest
 from graft.train.memory.device_memory import DeviceMemory

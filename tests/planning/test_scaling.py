@@ -24,7 +24,7 @@ from benchmarks.scaling import (
 )
 from graft.commands.plan import plan
 from graft.config import ConfigError, load_config
-from graft.models.parallel.decoder import check_mesh, check_sizes
+from graft.models.parallel.layout import check_mesh, check_sizes
 from graft.models.parallel.sampler import slice_of
 from graft.models.shape import UnsupportedModel
 from graft.planning.hardware import GPUS, SHAPES, gpu_named, shape_named, tp_sizes

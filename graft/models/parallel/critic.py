@@ -8,7 +8,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Replicate
 
 from graft.models.decoder import Attend
-from graft.models.parallel.decoder import ShardedDecoder, apply_fsdp, own, shard_over_tp
+from graft.models.parallel.block import own
+from graft.models.parallel.decoder import ShardedDecoder, apply_fsdp, shard_over_tp
 from graft.models.parallel.shards import local
 
 

@@ -20,150 +20,31 @@ Functions marked "collective" wait until every process of the mesh has called th
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
-from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Placement, Shard, distribute_tensor
 
-from graft.models.decoder import Attend, Decoder, Norm, PackedTokens
+from graft.models.decoder import Decoder, PackedTokens
 from graft.models.extra_actions import ACTION_ROWS, random_rows
-from graft.models.head_rotation import HeadRotation
 from graft.models.io.tensor_names import hf_rows
 from graft.models.io.tensors import ModelFileError
-from graft.models.kv_slots import KVSlots
 from graft.models.logprobs import likeliest, score_actions
-from graft.models.ops import (
-    add_linear,
-    add_norm,
-    embed,
-    linear,
-    norm_linear,
-    qk_rotate,
-)
+from graft.models.ops import embed
+from graft.models.parallel.block import ShardedBlock, ShardedNorm, TensorParallelGroup, own
+from graft.models.parallel.layout import EMBEDDING, HEAD, check_mesh, our_name, placement_of
 from graft.models.parallel.module import shard_unit
-from graft.models.parallel.regions import enter, leave
+from graft.models.parallel.regions import enter
 from graft.models.parallel.shards import device_of, gather, local, local_slices, shard_range
 from graft.models.parallel.vocabulary import embed_rows, likeliest_sharded, score_sharded
-from graft.models.shape import ModelShape, UnsupportedModel
-
-EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
-BY_ROWS = ("embed_tokens", "q_proj", "k_proj", "v_proj", "gate_proj", "up_proj", "lm_head")
-BY_COLUMNS = ("o_proj", "down_proj")
-OUR_NAMES = {
-    "model.embed_tokens": "embed",
-    "model.norm": "norm",
-    "lm_head": "head",
-    "input_layernorm": "attn_norm",
-    "post_attention_layernorm": "mlp_norm",
-}
-"""Names of modules in a checkpoint -> ours, where they differ."""
+from graft.models.shape import ModelShape
 
 Read = Callable[[str], Tensor | None]
 """A whole tensor by its Hugging Face name; None, for ACTION_ROWS only: they are drawn at random."""
-
-
-@dataclass(frozen=True, slots=True)
-class TensorParallelGroup:
-    """The processes that compute one forest together, and the index of this one."""
-
-    group: ProcessGroup
-    size: int
-    index: int
-
-
-class ShardedNorm(Norm):
-    """The weight of a norm, replicated over tp."""
-
-    def forward(self, x: Tensor, delta: Tensor | None) -> tuple[Tensor, Tensor]:
-        return add_norm(x, delta, own(self.weight), self.eps)
-
-
-class ShardedBlock(nn.Module):
-    """A `decoder.Block` with this process's share of heads and MLP width, and separate matrices."""
-
-    def __init__(self, shape: ModelShape, index: int, tp: TensorParallelGroup) -> None:
-        super().__init__()
-        self.index, self.shape, self.tp = index, shape, tp
-        width = shape.width
-        self.attn_norm = ShardedNorm(width, shape.norm_eps)
-        self.q_proj = nn.Linear(width, shape.q_size, bias=shape.qkv_bias)
-        self.k_proj = nn.Linear(width, shape.kv_size, bias=shape.qkv_bias)
-        self.v_proj = nn.Linear(width, shape.kv_size, bias=shape.qkv_bias)
-        self.q_norm = ShardedNorm(shape.head_dim, shape.norm_eps) if shape.qk_norm else None
-        self.k_norm = ShardedNorm(shape.head_dim, shape.norm_eps) if shape.qk_norm else None
-        self.o_proj = nn.Linear(shape.q_size, width, bias=shape.out_bias)
-        self.mlp_norm = ShardedNorm(width, shape.norm_eps)
-        self.gate_proj = nn.Linear(width, shape.ff, bias=shape.mlp_bias)
-        self.up_proj = nn.Linear(width, shape.ff, bias=shape.mlp_bias)
-        self.down_proj = nn.Linear(shape.ff, width, bias=shape.mlp_bias)
-
-    def forward(
-        self,
-        x: Tensor,
-        delta: Tensor | None,
-        cos: Tensor,
-        sin: Tensor,
-        attend: Attend,
-        kv_slots: KVSlots | None = None,
-    ) -> tuple[Tensor, Tensor | None]:
-        if kv_slots is not None:
-            raise ValueError(
-                "a decoder that is sharded over processes cannot write keys and values to an engine's "
-                "pages; sample from a plain decoder with the same weights (`policy.host_copy`)"
-            )
-        x, qkv = self._norm_project(x, delta, self.attn_norm, self.q_proj, self.k_proj, self.v_proj)
-        x, delta = self._project_out(x, self._attend(qkv, cos, sin, attend), self.o_proj)
-        x, gate_up = self._norm_project(x, delta, self.mlp_norm, self.gate_proj, self.up_proj)
-        return self._project_out(x, gate_up, self.down_proj, gate=True)
-
-    def _norm_project(
-        self, x: Tensor, delta: Tensor | None, norm: Norm, *linears: nn.Linear
-    ) -> tuple[Tensor, Tensor]:
-        """x + delta, and the concatenated projections of its norm."""
-        scale = own(norm.weight)
-        weight = torch.cat([own(each.weight) for each in linears])
-        has_bias = linears[0].bias is not None
-        bias = torch.cat([own(each.bias) for each in linears]) if has_bias else None
-        if self.tp.size == 1:
-            return norm_linear(x, delta, scale, norm.eps, weight, bias)
-        # not fused: the norm is replicated, and its gradient must be summed before it
-        x, normed = add_norm(x, delta, scale, norm.eps)
-        return x, linear(enter(normed, self.tp.group), weight, bias)
-
-    def _project_out(
-        self, x: Tensor, y: Tensor, to: nn.Linear, gate: bool = False
-    ) -> tuple[Tensor, Tensor | None]:
-        weight, bias = own(to.weight), None if to.bias is None else own(to.bias)
-        if self.tp.size == 1:
-            return add_linear(x, y, weight, bias, gate)
-        delta = leave(linear(y, weight, None, gate), self.tp.group)
-        return x, delta if bias is None else delta + bias
-
-    def _attend(self, qkv: Tensor, cos: Tensor, sin: Tensor, attend: Attend) -> Tensor:
-        """[T, H*d]: the output of this process's heads."""
-        shape, size = self.shape, self.tp.size
-        heads, kv_heads = shape.heads // size, shape.kv_heads // size
-        weights = self._head_norm(self.q_norm), self._head_norm(self.k_norm)
-        how = HeadRotation(*weights, shape.norm_eps, cos, sin, heads, kv_heads)
-        return attend(self.index, *qk_rotate(qkv, how)).reshape(len(qkv), heads * shape.head_dim)
-
-    def _head_norm(self, norm: Norm | None) -> Tensor | None:
-        if norm is None or self.tp.size == 1:
-            return None if norm is None else own(norm.weight)
-        # each process has the gradient of its heads only
-        return enter(own(norm.weight), self.tp.group)
-
-
-def own(parameter: Tensor) -> Tensor:
-    """The tensor this process computes with, after FSDP has gathered a parameter; with autograd."""
-    return parameter.to_local() if isinstance(parameter, DTensor) else parameter
 
 
 class ShardedDecoder(Decoder):
@@ -184,8 +65,8 @@ class ShardedDecoder(Decoder):
         # during a forward pass FSDP replaces the parameters by gathered tensors
         self.sharded_parameters: dict[str, nn.Parameter] = {}
         for name, parameter in self.hf_parameters().items():
-            module, _, kind = _our_name(name).rpartition(".")
-            sharded = shard_over_tp(parameter, mesh, _placement(name))
+            module, _, kind = our_name(name).rpartition(".")
+            sharded = shard_over_tp(parameter, mesh, placement_of(name))
             setattr(self.get_submodule(module), kind, sharded)
 
     @property
@@ -243,7 +124,7 @@ class ShardedDecoder(Decoder):
     def _find_parameters(self) -> dict[str, nn.Parameter]:
         has_head = self.shape.tied or self.head is not None
         names = [name for name in hf_rows(self.shape) if has_head or name != HEAD]
-        return {name: self.get_parameter(_our_name(name)) for name in names}
+        return {name: self.get_parameter(our_name(name)) for name in names}
 
     def full(self, name: str) -> Tensor:
         """A whole parameter of `hf_parameters`, in every process; collective."""
@@ -276,59 +157,6 @@ class _GatheredWeights(Mapping[str, Tensor]):
 
     def __len__(self) -> int:
         return len(self.names)
-
-
-def check_mesh(shape: ModelShape, mesh: DeviceMesh) -> None:
-    """Raise unless a decoder of this shape can be sharded over the mesh."""
-    if mesh.mesh_dim_names != ("dp", "tp"):
-        raise ValueError(
-            f"the mesh has the dimensions {mesh.mesh_dim_names}; a decoder is sharded over "
-            "('dp', 'tp'), in that order; either may be 1"
-        )
-    check_sizes(shape, *mesh.shape)
-
-
-def check_sizes(shape: ModelShape, dp: int, tp: int) -> None:
-    """Raise unless `tp` processes can share a layer of this shape, and `dp` groups its weights."""
-    sizes = {"heads": shape.heads, "KV heads": shape.kv_heads, "MLP columns": shape.ff}
-    for what, size in sizes.items():
-        if size % tp:
-            most = math.gcd(*sizes.values())
-            fitting = [n for n in range(1, most + 1) if most % n == 0]
-            raise UnsupportedModel(
-                f"tp={tp} does not divide the model's {size} {what}, and each process needs whole "
-                f"ones of its own; tp may be {', '.join(map(str, fitting))}"
-            )
-    for rows in {shape.vocab_size, shape.head_rows}:
-        start, stop = shard_range(rows, tp, tp - 1)
-        if start == stop:
-            raise UnsupportedModel(
-                f"tp={tp} leaves a process without any of the {rows} rows of the vocabulary; use a "
-                "smaller tp"
-            )
-        if rows % tp and shape.width % dp:
-            raise UnsupportedModel(
-                f"tp={tp} does not divide the {rows} rows of the vocabulary, nor dp={dp} the width "
-                f"{shape.width}: one of the two must, or a checkpoint could not be resumed; "
-                "change either number"
-            )
-
-
-def _our_name(name: str) -> str:
-    """The parameter of a ShardedDecoder that has this name in a checkpoint."""
-    module, kind = name.rsplit(".", 1)
-    if module in OUR_NAMES:
-        return f"{OUR_NAMES[module]}.{kind}"
-    _, _, index, *inside = module.split(".")  # model.layers.0.self_attn.q_proj
-    return f"blocks.{index}.{OUR_NAMES.get(inside[-1], inside[-1])}.{kind}"
-
-
-def _placement(name: str) -> Placement:
-    """How a parameter is sharded over tp."""
-    *_, module, kind = name.split(".")
-    if module in BY_ROWS:
-        return Shard(0)
-    return Shard(1) if module in BY_COLUMNS and kind == "weight" else Replicate()
 
 
 def shard_over_tp(parameter: Tensor, mesh: DeviceMesh, placement: Placement) -> nn.Parameter:

@@ -1,0 +1,81 @@
+"""The parameters of a sharded decoder: their names, how each is split over tp, and which sizes can be split.
+
+model.layers.0.self_attn.q_proj.weight   blocks.0.q_proj.weight      by rows
+model.layers.0.mlp.down_proj.weight      blocks.0.down_proj.weight   by columns
+model.norm.weight                        norm.weight                 whole in each process
+"""
+
+from __future__ import annotations
+
+import math
+
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import Placement, Replicate, Shard
+
+from graft.models.parallel.shards import shard_range
+from graft.models.shape import ModelShape, UnsupportedModel
+
+EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+BY_ROWS = ("embed_tokens", "q_proj", "k_proj", "v_proj", "gate_proj", "up_proj", "lm_head")
+BY_COLUMNS = ("o_proj", "down_proj")
+OUR_NAMES = {
+    "model.embed_tokens": "embed",
+    "model.norm": "norm",
+    "lm_head": "head",
+    "input_layernorm": "attn_norm",
+    "post_attention_layernorm": "mlp_norm",
+}
+"""Names of modules in a checkpoint -> ours, where they differ."""
+
+
+def check_mesh(shape: ModelShape, mesh: DeviceMesh) -> None:
+    """Raise unless a decoder of this shape can be sharded over the mesh."""
+    if mesh.mesh_dim_names != ("dp", "tp"):
+        raise ValueError(
+            f"the mesh has the dimensions {mesh.mesh_dim_names}; a decoder is sharded over "
+            "('dp', 'tp'), in that order; either may be 1"
+        )
+    check_sizes(shape, *mesh.shape)
+
+
+def check_sizes(shape: ModelShape, dp: int, tp: int) -> None:
+    """Raise unless `tp` processes can share a layer of this shape, and `dp` groups its weights."""
+    sizes = {"heads": shape.heads, "KV heads": shape.kv_heads, "MLP columns": shape.ff}
+    for what, size in sizes.items():
+        if size % tp:
+            most = math.gcd(*sizes.values())
+            fitting = [n for n in range(1, most + 1) if most % n == 0]
+            raise UnsupportedModel(
+                f"tp={tp} does not divide the model's {size} {what}, and each process needs whole "
+                f"ones of its own; tp may be {', '.join(map(str, fitting))}"
+            )
+    for rows in {shape.vocab_size, shape.head_rows}:
+        start, stop = shard_range(rows, tp, tp - 1)
+        if start == stop:
+            raise UnsupportedModel(
+                f"tp={tp} leaves a process without any of the {rows} rows of the vocabulary; use a "
+                "smaller tp"
+            )
+        if rows % tp and shape.width % dp:
+            raise UnsupportedModel(
+                f"tp={tp} does not divide the {rows} rows of the vocabulary, nor dp={dp} the width "
+                f"{shape.width}: one of the two must, or a checkpoint could not be resumed; "
+                "change either number"
+            )
+
+
+def our_name(name: str) -> str:
+    """The parameter of a ShardedDecoder that has this name in a checkpoint."""
+    module, kind = name.rsplit(".", 1)
+    if module in OUR_NAMES:
+        return f"{OUR_NAMES[module]}.{kind}"
+    _, _, index, *inside = module.split(".")  # model.layers.0.self_attn.q_proj
+    return f"blocks.{index}.{OUR_NAMES.get(inside[-1], inside[-1])}.{kind}"
+
+
+def placement_of(name: str) -> Placement:
+    """How a parameter is sharded over tp."""
+    *_, module, kind = name.split(".")
+    if module in BY_ROWS:
+        return Shard(0)
+    return Shard(1) if module in BY_COLUMNS and kind == "weight" else Replicate()
