@@ -161,6 +161,9 @@ class TaskSection(Section):
     prefill: str = ""
     """Text that every answer begins with, as if the policy had written it; never trained. Left out where the
     prompt ends with an assistant's message that ends with it."""
+    salt: str = ""
+    """A text that the policy cannot know, mixed into the seeds of generated training tasks: code that the
+    policy writes cannot generate them again from run.seed. Empty: run.seed alone decides them."""
 
     @property
     def envs(self) -> list[EnvItem]:

@@ -186,7 +186,7 @@ class Examination:
         with closing(self._make_env(task)) as env:
             observation, info = env.reset(task.seed)
             if env.observe_as == "raw":
-                length = len(chat.tokenizer.encode(str(observation)))
+                length = len(chat.encode(str(observation), is_start=True))
             else:
                 length = len(chat.prompt(as_messages(observation), info.get("tools")))
         most = config.rollout.max_context

@@ -11,6 +11,7 @@ only from its own generator.
 from __future__ import annotations
 
 import copy
+import hmac
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -56,6 +57,17 @@ def forking() -> Iterator[Memo]:
         _memo.reset(token)
 
 
+def salted(seed: int, salt: str) -> int:
+    """`seed` itself without a salt; else 53 bits that only those who know the salt can compute.
+
+    >>> salted(7, ""), salted(7, "a") == salted(7, "b")
+    (7, False)
+    """
+    if not salt:
+        return seed
+    return int(hmac.new(salt.encode(), str(seed).encode(), "sha256").hexdigest(), 16) >> 203
+
+
 class EnvSource:
     """Keeps how `make` built it, to build another one like it."""
 
@@ -89,6 +101,8 @@ class CopyableEnv(EnvSource):
     """Attributes that forks share instead of copying: a dataset, a pool of workers."""
     saved: tuple[str, ...] = ()
     """Attributes that hold the current episode, in plain data; a subclass adds its own."""
+    salt = ""
+    """Mixed into every seed; `task.salt` of a recipe."""
 
     def __init__(self) -> None:
         self.rng = RandomState()
@@ -98,7 +112,7 @@ class CopyableEnv(EnvSource):
         """Begin the stream of `seed`; None draws the next one from the present stream."""
         # 53 bits: a JSON reader that has only doubles reads every seed exactly
         self.seed = self.rng.getrandbits(53) if seed is None else checked_seed(seed)
-        self.rng.seed(self.seed)
+        self.rng.seed(salted(self.seed, self.salt))
 
     def fork(self) -> Self:
         """An independent copy in the same state, generator included."""

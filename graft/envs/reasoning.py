@@ -14,18 +14,17 @@ from __future__ import annotations
 import ast
 import base64
 import json
-import math
 import pickle
 import random
 import re
 import zlib
-from contextlib import suppress
 from functools import lru_cache
 from importlib.util import find_spec
 from typing import Any, NamedTuple
 
-from graft.envs.base import BaseEnv, Trace
+from graft.envs.base import BaseEnv, Trace, salted
 from graft.envs.entry import EnvEntry
+from graft.envs.reasoning_checks import score_item
 from graft.envs.splits import check_split, split_of
 from graft.rewards.answers import in_words
 from graft.rewards.worker_pool import NoWorkers, WorkerError, WorkerPool
@@ -83,7 +82,8 @@ class ReasoningItem(NamedTuple):
 
 
 class Reasoning(BaseEnv):
-    """Reward: the score of the dataset's own scorer, from 0 to 1; 0 without a box.
+    """Reward: the score of the dataset's own scorer, from 0 to 1; 0 without a box, and 0 for answers that
+    solve nothing but that the scorer pays for: see `graft.envs.reasoning_checks`.
 
     `size` items are generated from `dataset_seed`, each on first use, and shared by all envs with
     the same settings; size=10**9 costs nothing more. One in ten, by its text, is held out as split
@@ -112,10 +112,17 @@ class Reasoning(BaseEnv):
         self.name = name
         self.size = size
         self.split = check_split(split)
-        self.settings = json.dumps([name, min(size, BLOCK), dataset_seed, config], sort_keys=True)
+        self.dataset_seed, self.config = dataset_seed, config
         self.idx = 0
         if config:  # a wrong setting is reported here and not in the first episode
             item(self.settings, 0)
+
+    @property
+    def settings(self) -> str:
+        """What fixes the items. With a salt their seed is not the one that the library is published with."""
+        seed = salted(self.dataset_seed, self.salt) >> 22  # 31 bits: numpy takes no more than 32
+        seed = seed if self.salt else self.dataset_seed
+        return json.dumps([self.name, min(self.size, BLOCK), seed, self.config], sort_keys=True)
 
     def pose(self) -> str:
         for _ in range(MAX_TRIES):
@@ -265,13 +272,5 @@ def generate(settings: str, idx: int) -> ReasoningItem:
 def score(settings: str, packed: str, answers: list[str]) -> float:
     """The score of the best of several spellings of one answer; 0 if none can be parsed."""
     entry = pickle.loads(base64.b64decode(packed))  # written by `generate`, above
-    if entry["metadata"].get("source_dataset") == "game_of_life_halting":
-        # the library accepts any text as "True"
-        return float(str(entry["answer"]).lower() in [answer.lower() for answer in answers])
     dataset = _dataset(settings, 0)
-    best = 0.0
-    for answer in answers:
-        with suppress(Exception):  # scorers raise anything on text that they cannot parse
-            value = float(dataset.score_answer(answer, entry))
-            best = max(best, min(value, 1.0) if math.isfinite(value) else 0.0)
-    return best
+    return max(score_item(dataset.score_answer, answer, entry) for answer in answers)

@@ -11,10 +11,13 @@ goes to the inner env, half-written calls included. The other formats are in `gr
 
 from __future__ import annotations
 
+import logging
+import math
 import time
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any, NamedTuple, Self
 
 from graft.data.corpus import without_surrogates
@@ -31,6 +34,12 @@ from graft.tools.schema import schema
 from graft.types import Task, Turn
 from graft.user_code import UserCodeError, UserObject, as_reset, as_turn, check_action, named
 
+log = logging.getLogger(__name__)
+
+MAX_TOOL_REWARD = 0.5
+"""What all calls of an episode may earn: half of a right answer."""
+RIGHT_ANSWER = 1.0
+"""What nearly every environment gives for solving its task."""
 MAX_RESULT = 10_000
 WHOLE_RESULT = 1_000_000
 """Characters kept of a result with `max_result=None`. More fits into no context, and encoding 10 MB
@@ -62,7 +71,9 @@ class ToolEnv(Wrapper):
     `max_uses=None` sets no limit, then only the caller's budget ends a policy that never answers.
 
     A call earns `tool_reward`, and `tool_success_reward` on top if it succeeds. Where
-    `tool_error_reward` is not 0, it is all that a failed call earns. Refused calls earn nothing.
+    `tool_error_reward` is not 0, it is all that a failed call earns. Refused calls earn nothing, and all
+    calls of an episode together at most `max_tool_reward`: where idle calls earn more than a right answer
+    (usually 1.0), the policy learns to make calls.
 
     `instructions` are put at the end of the prompt, before a board; None writes them from the tools'
     descriptions. Each fork of the env has its own copy of a tool with state, and the env resets and
@@ -80,7 +91,16 @@ class ToolEnv(Wrapper):
     """
 
     shared = ("tools", "styles", "format")
-    saved = ("turns", "tool_uses", "is_over", "prompt", "counts", "faults", "previous")
+    saved = (
+        "turns",
+        "tool_uses",
+        "tool_earned",
+        "is_over",
+        "prompt",
+        "counts",
+        "faults",
+        "previous",
+    )
 
     def __init__(
         self,
@@ -94,6 +114,7 @@ class ToolEnv(Wrapper):
         tool_reward: float = 0.0,
         tool_success_reward: float = 0.0,
         tool_error_reward: float = 0.0,
+        max_tool_reward: float | None = MAX_TOOL_REWARD,
         max_result: int | None = MAX_RESULT,
         counters: bool = False,
     ) -> None:
@@ -142,6 +163,9 @@ class ToolEnv(Wrapper):
         self.tool_reward = tool_reward
         self.tool_success_reward = tool_success_reward
         self.tool_error_reward = tool_error_reward
+        self.max_tool_reward = max_tool_reward
+        if self.most_of_calls >= RIGHT_ANSWER:
+            _warn_of_calls(self.most_of_calls)
         self.max_result = max_result
         self.counters = counters
         closes = [style.close for style in self.styles.values()] if self.format.stops else []
@@ -151,6 +175,7 @@ class ToolEnv(Wrapper):
         self.forkable = env.forkable and all(getattr(tool, "forkable", True) for tool in made)
         self.turns = 0
         self.tool_uses = 0
+        self.tool_earned = 0.0
         self.is_over = True
         self.is_checked = False
         self.prompt: Observation = ""
@@ -180,6 +205,7 @@ class ToolEnv(Wrapper):
         for tool in self._stateful():
             tool.reset()
         self.turns = self.tool_uses = 0
+        self.tool_earned = 0.0
         self.counts, self.faults = {}, {}
         self.is_over = False
         self.prompt = with_instructions(observation, self.instructions, info.get("suffix", ""))
@@ -315,9 +341,22 @@ class ToolEnv(Wrapper):
         return answer
 
     def _reward(self, is_ok: bool) -> float:
-        if is_ok:
-            return self.tool_reward + self.tool_success_reward
-        return self.tool_error_reward or self.tool_reward
+        reward = self.tool_reward + self.tool_success_reward
+        if not is_ok:
+            reward = self.tool_error_reward or self.tool_reward
+        if self.max_tool_reward is not None and reward > 0:
+            reward = min(reward, max(0.0, self.max_tool_reward - self.tool_earned))
+        self.tool_earned += max(0.0, reward)
+        return reward
+
+    @property
+    def most_of_calls(self) -> float:
+        """The most that the calls of one episode can earn; infinity without a limit."""
+        once = max(self.tool_reward + self.tool_success_reward, self.tool_reward, 0.0)
+        if once == 0.0:
+            return 0.0
+        uses = math.inf if self.max_uses is None else once * self.max_uses
+        return uses if self.max_tool_reward is None else min(uses, self.max_tool_reward)
 
     def _count_call(self, name: str, is_ok: bool, seconds: float | None) -> None:
         counts = self.counts.setdefault(name, {"calls": 0, "failures": 0})
@@ -402,3 +441,13 @@ def with_instructions(observation: Observation, instructions: str, suffix: str =
         return f"{before}{gap}{instructions}" + (f"\n{suffix}" if suffix else "")
     *others, last = observation
     return [*others, {**last, "content": with_instructions(last["content"], instructions, suffix)}]
+
+
+@lru_cache(maxsize=8)  # once for the environments of a run, which are alike
+def _warn_of_calls(most: float) -> None:
+    log.warning(
+        "the calls of one attempt may earn %s, and a right answer usually earns 1: a policy learns to make "
+        "calls instead. Lower tool_reward and tool_success_reward, or leave max_tool_reward at %g",
+        "any amount" if math.isinf(most) else f"{most:g}",
+        MAX_TOOL_REWARD,
+    )

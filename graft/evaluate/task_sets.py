@@ -128,7 +128,7 @@ def pose_one(tasks: TaskSet, task: Task, chat: Chat, max_turns: int) -> tuple[En
                 raise ValueError("it has no tasks")
             observation, info = env.reset(task.seed)
             if env.observe_as == "raw":  # a wrapper has already applied the chat template
-                chat.tokenizer.encode(str(observation))
+                chat.encode(str(observation), is_start=True)
             else:
                 chat.prompt(as_messages(observation), info.get("tools"))
             if max_turns > 1 and env.observe_as in ("user", "tool"):

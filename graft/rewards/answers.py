@@ -8,11 +8,12 @@ from __future__ import annotations
 import re
 import string
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
 from typing import Any
 
 from graft.rewards.maths.grading import grade
+from graft.rewards.plugins import blocking
 from graft.text.parse import last_boxed, last_tag
 from graft.tools.calculator import CalculatorError, work
 from graft.types import Task, Trajectory
@@ -22,7 +23,21 @@ _MARKED = re.compile(r"####[ \t]*([^\n]*)")
 _WORDED = re.compile(r"\s*\\text(?:bf|tt|rm)?\s*\{([^{}]*)\}\s*")
 _ARTICLE = re.compile(r"\b(?:a|an|the)\b")
 _END_MARKS = re.compile(r"^[\s!-*,/:-@\[-`{-~]+|(?<![\s!-/:-@\[-`{-~])[\s!-/:-@\[-`{-~]+$")
-"""Punctuation around a number, except a sign or a point before it."""
+"""Punctuation around a number, except a sign or a point before it: SQuAD drops all of it."""
+_QUOTES = "'\"`\u2018\u2019\u201c\u201d"
+_CURRENCIES = "$€£"
+_PROSE_MARK = re.compile(
+    rf"(?<![.,;:!?{_QUOTES}])[.,;:!?{_QUOTES}]+(?=\s|$)"  # after a word
+    rf"|(?<!\S)[,;:?{_QUOTES}]+"  # before one
+    r"|(?<=[^\W\d_])[.'\u2019](?=[^\W\d_])"  # U.S.A, don't
+    r"|(?<=[^\W\d_]{2})-(?=[^\W\d_]{2})"  # ice-cream
+    r"|(?<=\d),(?=\d{3}(?!\d))"  # 1,000 people
+)
+_SYMBOL = re.compile(r"[+*/<>=^~|\\\[\]{}]|(?<![^\W\d_]{2})-|-(?![^\W\d_]{2})")
+"""A mark of a formula; the "-" of ice-cream is none."""
+_LONG_WORD = re.compile(r"[^\W\d_]{3}")
+_BRACKETED_WORD = re.compile(r"[(\[{]\s*(\w+)\s*[)\]}]")
+_EMPHASIS = re.compile(r"(\*{1,3}|_{1,3})([^*_]+)\1")
 _WITHOUT_PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 MAX_NUMBER_LENGTH = 200  # characters; int() is quadratic, and no answer is longer
@@ -91,20 +106,70 @@ def in_words(text: str) -> str:
     return (found[1] if found else text).strip()
 
 
-def same_text(a: str, b: str) -> bool:
-    """True if two texts are the same answer: numbers by value, everything else after `normalise`.
+def same_words(a: str, b: str) -> bool:
+    """True if two texts are the same answer to SQuAD: numbers by value, everything else after `normalise`.
 
-    >>> same_text("The Beatles!", "beatles"), same_text("$1,200.", "1200"), same_text("3.5", "35")
+    Question answering benchmarks are defined so. "x<5" and "x>5" are the same to it: see `same_text`.
+
+    >>> same_words("The Beatles!", "beatles"), same_words("$1,200.", "1200"), same_words("3.5", "35")
     (True, True, False)
     """
     a, b = in_words(a), in_words(b)
     numbers = [parse_number(_END_MARKS.sub("", text)) for text in (a, b)]
     if numbers != [None, None]:
         return numbers[0] == numbers[1]  # without punctuation 3.5 would be 35
-    first, second = normalise(a), normalise(b)
+    return _is_same(a, b, normalise)
+
+
+def same_text(a: str, b: str) -> bool:
+    """True if two texts are the same answer: numbers by value, other texts without case, articles and the
+    marks of prose. Every other mark counts.
+
+    >>> same_text("The Beatles!", "beatles"), same_text("x < 5", "x<5"), same_text("(B)", "b")
+    (True, True, True)
+    >>> same_text("x<5", "x>5"), same_text("C", "C++"), same_text("5!", "5")
+    (False, False, False)
+    """
+    a, b = (_unadorned(in_words(text)) for text in (a, b))
+    numbers = [_stated_number(text) for text in (a, b)]
+    if numbers != [None, None]:
+        return numbers[0] == numbers[1]
+    return _is_same(a, b, without_prose_marks)
+
+
+def without_prose_marks(text: str) -> str:
+    """Lower case, no articles, no commas, stops and quotes around words; in a formula only its blanks go.
+
+    >>> without_prose_marks("The U.S.A., of course!"), without_prose_marks("f(x) = [0, 1)")
+    ('usa of course', 'f(x)=[0,1)')
+    """
+    text = " ".join(text.lower().split())
+    if _SYMBOL.search(text) or ("," in text and not _LONG_WORD.search(text)):
+        return re.sub(r" ?([^\w ]) ?", r"\1", text).rstrip(".")
+    return " ".join(_ARTICLE.sub(" ", _PROSE_MARK.sub("", text)).split())
+
+
+def _is_same(a: str, b: str, simplified: Callable[[str], str]) -> bool:
+    first, second = simplified(a), simplified(b)
     if not first and not second:  # "The The" is all articles, "A" may be a choice
         first, second = a.lower(), b.lower()
     return bool(first) and first == second
+
+
+def _unadorned(text: str) -> str:
+    """Without the emphasis or brackets around a word: "**7**" is 7, "(B)" is choice B."""
+    text = text.strip()
+    if emphasised := _EMPHASIS.fullmatch(text):
+        text = emphasised[2].strip()
+    bracketed = _BRACKETED_WORD.fullmatch(text)
+    return bracketed[1] if bracketed else text
+
+
+def _stated_number(text: str) -> Fraction | None:
+    """The number in "$1,200." or "'7'"; a factorial or "<5" is none."""
+    bare = text.strip(_QUOTES + _CURRENCIES + " \t\n").rstrip(f".,;:?%{_QUOTES}{_CURRENCIES} \t\n")
+    number = parse_number(bare.rstrip("!"))
+    return None if bare.endswith("!") and number is not None and number.denominator == 1 else number
 
 
 def word_f1(answer: str, gold: str) -> float:
@@ -151,6 +216,7 @@ def f1(task: Task, trajectory: Trajectory) -> float:
     return max((word_f1(answer, accepted) for accepted in golds), default=0.0)
 
 
+@blocking
 def math_answer(task: Task, trajectory: Trajectory) -> float:
     r"""1.0 if the final answer means the same as the task's answer: "\frac{1}{2}" and "0.5"."""
     return float(grade(last_answer(trajectory.answer_text), final_answers(task.answer)))

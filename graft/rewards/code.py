@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from threading import Event
 from typing import Any
 
+from graft.rewards.plugins import blocking
 from graft.text.parse import code_blocks
 from graft.tools.sandbox import run_python
 from graft.types import Task, Trajectory
@@ -64,6 +65,7 @@ def last_code_block(text: str) -> str | None:
     return blocks[-1].code if blocks else None
 
 
+@blocking
 def code_tests(task: Task, trajectory: Trajectory) -> float:
     """`score_tests` of the last code block; the task's answer holds the tests."""
     code = last_code_block(trajectory.answer_text)
@@ -128,6 +130,13 @@ def read_tests(tests: Any) -> list[TestCase]:
     return [TestCase(_lines(given), _lines(output)) for given, output in pairs]
 
 
+def asks_for_nothing(expected: Any, function: str | None) -> bool:
+    """Whether a program that does nothing gives this result: no output, or None of a function."""
+    if function:
+        return expected in (None, "null", [None])
+    return not _lines(expected).strip()
+
+
 def table_of(tests: Any) -> dict[str, Any]:
     """Tests in any of their forms as {"inputs": [...], "outputs": [...]}, perhaps with "fn_name".
 
@@ -155,15 +164,24 @@ def table_of(tests: Any) -> dict[str, Any]:
         raise ValueError("holds inputs or outputs that are not lists")
     if len(inputs) != len(outputs) or not inputs:
         raise ValueError(f"holds {len(inputs)} inputs and {len(outputs)} outputs, not pairs")
+    if all(asks_for_nothing(one, tests.get("fn_name")) for one in outputs):
+        raise ValueError(
+            "holds only tests that expect no output, which a program that does nothing passes; leave the "
+            "row out"
+        )
     return {name: part for name, part in tests.items() if part is not None}  # fn_name, in parquet
 
 
 def hardest(cases: list[TestCase], limit: int) -> list[TestCase]:
-    """At most `limit` cases, those with the longest inputs, in their order."""
+    """At most `limit` cases, those with the longest inputs, in their order; cases that a program without
+    output passes come last."""
     if limit < 1:
         raise ValueError(f"max_tests={limit} leaves no test")
-    longest = sorted(range(len(cases)), key=lambda at: -cases[at].size)[:limit]
-    return [cases[at] for at in sorted(longest)]
+
+    def ease(at: int) -> tuple[bool, int]:
+        return asks_for_nothing(cases[at].expected, cases[at].function), -cases[at].size
+
+    return [cases[at] for at in sorted(sorted(range(len(cases)), key=ease)[:limit])]
 
 
 def _lines(value: Any) -> str:

@@ -18,16 +18,23 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from graft.protocols import Reward
 from graft.types import Task, Trajectory
 from graft.user_code import named
 
+F = TypeVar("F", bound=Callable[..., Any])
 Collect = Callable[[Task, Trajectory], dict[str, Any]]
 """All arguments that a framework passes; a function gets those it has parameters for."""
 ENV_INFO = "env_info"
 """The key of the environment's last info: an entry of `extra_info`, or a column."""
+
+
+def blocking(function: F) -> F:
+    """Mark a reward that may take time: it runs on a thread, and the other attempts go on meanwhile."""
+    vars(function)["blocking"] = True
+    return function
 
 
 def adapt(function: Callable[..., Any]) -> Reward:

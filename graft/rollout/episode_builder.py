@@ -68,7 +68,7 @@ class EpisodeBuilder(EpisodeDraft):
                 check_json(info.get(key), who, f"info[{key!r}]")
             meta = as_info(info.get("meta"), who)
         messages = (
-            [{"role": "user", "content": observation}]
+            [{"role": "user", "content": setup.chat.visible(observation)}]
             if isinstance(observation, str)
             else list(observation)
         )

@@ -54,7 +54,7 @@ class EpisodeDraft:
         """
         chat, prefill = self.setup.chat, self.setup.prefill
         if isinstance(prompt, str):
-            return chat.prefilled(chat.tokenizer.encode(prompt), prefill), None
+            return chat.prefilled(chat.encode(prompt, is_start=True), prefill), None
         offered = self.tools if tools is None else tools or None
         prefill = chat.due_prefill(prompt, prefill)
         tokens = chat.prefilled(chat.prompt(prompt, offered), prefill)

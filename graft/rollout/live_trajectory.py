@@ -275,7 +275,7 @@ class LiveTrajectory:
             message = {"role": "user", "content": observation}
             return self._new_context(*draft.prompt_tokens([message]), observation)
         if role == "raw":
-            return self._new_context(*draft.prompt_tokens(observation), observation)
+            return self._new_context(*draft.prompt_tokens(observation), chat.visible(observation))
         if role == "messages":  # a request of its own: a sub-agent's, or a rewritten history
             prompt, tools = turn.info["messages"], turn.info.get("tools")
             return self._new_context(*draft.prompt_tokens(prompt, tools), observation)

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -121,8 +122,12 @@ class Chat:
         return render(self.template, messages, tools=tools, **how, **variables)
 
     def prompt(self, messages: Sequence[Message], tools: Tools | None = None) -> list[int]:
-        """Tokens that the policy continues: before a new turn, or the final assistant message."""
-        return self.tokenizer.encode(self.prompt_text(messages, tools))
+        """Tokens that the policy continues: before a new turn, or the final assistant message.
+
+        Contents are plain text, as in `extend`: "<|im_end|>" in a question does not end a message.
+        """
+        hidden = [self.hide(message) for message in messages]
+        return self.encode(self.prompt_text(hidden, tools), is_start=True)
 
     @staticmethod
     def due_prefill(messages: Sequence[Message], prefill: str) -> str:
@@ -210,11 +215,10 @@ class Chat:
         """
         turns = turns_of(messages)
         if not turns:
-            text = self.render(messages, tools)
-            return [Piece(text, self.tokenizer.encode(text), is_trained=False)]
-        texts = [self.prompt_text(messages[: turns[0]], tools)]
+            return self.encode_pieces([self.render([*map(self.hide, messages)], tools)])
+        texts = [self.prompt_text([*map(self.hide, messages[: turns[0]])], tools)]
         for start, stop in zip(turns, [*turns[1:], None], strict=True):
-            message, others = messages[start], messages[start + 1 : stop]
+            message, others = messages[start], [*map(self.hide, messages[start + 1 : stop])]
             after = self._written_after(others, opened=stop is not None, tool=_tool_of(message))
             text, end = self._turn_text(message, tools)
             if not self._closing:  # the start of the next message ends the turn
@@ -224,11 +228,12 @@ class Chat:
 
     def encode_pieces(self, texts: Sequence[str]) -> list[Piece]:
         """Pieces with the tokens of a rollout; every second text is the assistant's."""
-        pieces = [Piece(texts[0], self.tokenizer.encode(texts[0]), is_trained=False)]
+        first = self.encode(texts[0], is_start=True)
+        pieces = [Piece(self.visible(texts[0]), first, is_trained=False)]
         last = pieces[0].tokens[-1] if pieces[0].tokens else None
         for number, text in enumerate(texts[1:], 1):
-            tokens = self.tokenizer.encode_after(text, last)
-            pieces.append(Piece(text, tokens, is_trained=number % 2 == 1))
+            tokens = self.encode(text, last)
+            pieces.append(Piece(self.visible(text), tokens, is_trained=number % 2 == 1))
             last = tokens[-1] if tokens else last
         return pieces
 
@@ -248,9 +253,16 @@ class Chat:
     def hide(self, message: Message) -> Message:
         """The message with placeholders for control tokens; `encode` writes these as plain text."""
         texts = ("content", "reasoning_content", "thinking")
-        hidden = {
-            key: self._hidden(message[key]) for key in texts if isinstance(message.get(key), str)
+        hidden: dict[str, Any] = {
+            key: self.hidden(message[key]) for key in texts if isinstance(message.get(key), str)
         }
+        if isinstance(parts := message.get("content"), list):
+            hidden["content"] = [
+                {**part, "text": self.hidden(part["text"])}
+                if isinstance(part, dict) and isinstance(part.get("text"), str)
+                else part
+                for part in parts
+            ]
         return {**message, **hidden}
 
     def visible(self, text: str) -> str:
@@ -275,8 +287,9 @@ class Chat:
         names = self._name.findall(text)
         ids = self.tokenizer.encode(first) if is_start else self.tokenizer.encode_after(first, last)
         for name, piece in zip(names, others, strict=True):
-            ids += self.tokenizer.encode_plain(self._names[name], ids[-1] if ids else last)
-            ids += self.tokenizer.encode_after(piece, ids[-1])
+            with suppress(ValueError):  # an alphabet that cannot write it leaves it out
+                ids += self.tokenizer.encode_plain(self._names[name], ids[-1] if ids else last)
+            ids += self.tokenizer.encode_after(piece, ids[-1] if ids else last)
         return ids
 
     def check_tokens(self, pieces: Sequence[Piece]) -> None:
@@ -288,7 +301,10 @@ class Chat:
         encode, texts = self.tokenizer.encode, [piece.text for piece in pieces]
         built = [token for piece in pieces for token in piece.tokens]
         whole = encode("".join(texts))
-        if built == whole:
+        special = self.tokenizer.special_ids
+        if built == whole or sum(map(special.__contains__, built)) < sum(
+            map(special.__contains__, whole)  # control tokens that are plain text in a message
+        ):
             return
         for number in range(1, len(texts)):
             before = encode("".join(texts[:number]))
@@ -402,7 +418,8 @@ class Chat:
                 return after[len(closing) :]
         return after
 
-    def _hidden(self, text: str) -> str:
+    def hidden(self, text: str) -> str:
+        """The text with placeholders for control tokens."""
         for name, token in self._names.items():
             text = text.replace(token, name)
         return text

@@ -59,10 +59,11 @@ class Transcript(NamedTuple):
         prefill: str = "",
     ) -> Transcript:
         """The transcript of a prompt with these tokens."""
-        shown, begun = chat.prompt_text(messages, tools), ""
-        if messages[-1]["role"] == "assistant":
-            opened = chat.render(messages[:-1], tools, add_generation_prompt=True)
-            content = str(messages[-1]["content"])
+        plain, messages = messages, [chat.hide(message) for message in messages]
+        shown, begun = chat.visible(chat.prompt_text(messages, tools)), ""
+        if plain[-1]["role"] == "assistant":
+            opened = chat.visible(chat.render(messages[:-1], tools, add_generation_prompt=True))
+            content = str(plain[-1]["content"])
             begun = shown[len(opened) :] if shown.startswith(opened) else content
             messages = messages[:-1]
         return cls(tuple(messages), shown + prefill, len(tokens), tools, begun + prefill)

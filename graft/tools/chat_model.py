@@ -11,6 +11,7 @@ import math
 import os
 import urllib.parse
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from graft.http import HttpClient, HttpFault, json_of, key_for, shown
@@ -60,9 +61,10 @@ class ChatModel:
         deadline: float = math.inf,
         before: Callable[[float], None] | None = None,
         on_fault: Callable[[HttpFault, float | None], None] | None = None,
+        is_whole: bool = False,
         **settings: Any,
     ) -> str:
-        """The text of the model's reply; HttpFault if there is none.
+        """The text of the model's reply; HttpFault if there is none, or (`is_whole`) only its start.
 
         `settings` are parts of the request, such as temperature; the other arguments are those of
         `HttpClient.request`.
@@ -72,7 +74,7 @@ class ChatModel:
         return self._client.request(
             self.url,
             json.dumps(content).encode(),
-            _text_of,
+            partial(_text_of, is_whole=is_whole),
             deadline=deadline,
             before=before,
             on_fault=on_fault,
@@ -92,12 +94,15 @@ def chat_address(url: str, who: str, variable: str) -> str:
     return parts._replace(path=f"{path}/chat/completions").geturl()
 
 
-def _text_of(data: bytes) -> str:
-    """The text of a chat completion; ValueError: it has none."""
+def _text_of(data: bytes, is_whole: bool) -> str:
+    """The text of a chat completion; ValueError: it has none, or was cut off."""
     try:
-        text = json_of(data)["choices"][0]["message"]["content"]
+        choice = json_of(data)["choices"][0]
+        text = choice["message"]["content"]
     except (KeyError, IndexError, TypeError):
         raise ValueError(f"no choices[0].message.content: {shown(data)!r}") from None
     if not isinstance(text, str) or not text.strip():
         raise ValueError(f"a message without text: {text!r}")
+    if is_whole and choice.get("finish_reason") == "length":
+        raise ValueError(f"a message that was cut off: {text[-80:]!r}")
     return text

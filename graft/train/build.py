@@ -10,7 +10,7 @@ from typing import Any
 from graft.actions.actions import Actions
 from graft.algos.presets import Preset
 from graft.config import Config, ConfigError
-from graft.envs.base import Wrapper
+from graft.envs.base import CopyableEnv, Wrapper
 from graft.envs.table import build_env
 from graft.envs.tool_env import ToolEnv
 from graft.models.decoder import Decoder
@@ -216,7 +216,8 @@ def env_factory(
     has_template = model.chat_template not in ("", "no") or model.template_args
     if has_template and any(item.wrappers for item in items):
         tokenizer.chat = make_chat(config, tokenizer)
-    factories = {item.label: _maker(item, tokenizer, held_out) for item in items}
+    salt = "" if held_out else config.task.salt  # scores on held-out tasks compare between runs
+    factories = {item.label: _maker(item, tokenizer, held_out, salt) for item in items}
     if len(factories) == 1:
         return next(iter(factories.values()))
 
@@ -231,10 +232,25 @@ def env_factory(
     return make
 
 
-def _maker(item: EnvItem, tokenizer: FastTokenizer, held_out: bool) -> Callable[[Task], Env]:
+def _maker(
+    item: EnvItem, tokenizer: FastTokenizer, held_out: bool, salt: str
+) -> Callable[[Task], Env]:
     args = item.held_out_args if held_out else item.args or {}
     wrappers = item.wrappers or ()
-    return lambda task: build_env(item.env, wrappers=wrappers, tokenizer=tokenizer, **args)
+
+    def make(task: Task) -> Env:
+        env = build_env(item.env, wrappers=wrappers, tokenizer=tokenizer, **args)
+        if salt:
+            inner = getattr(env, "unwrapped", env)
+            if not isinstance(inner, CopyableEnv):
+                raise ConfigError(
+                    f"task.salt: env {item.env!r} draws its tasks itself, from the seed alone; derive it "
+                    "from graft.BaseEnv, or leave task.salt empty"
+                )
+            inner.salt = salt
+        return env
+
+    return make
 
 
 def make_setup(

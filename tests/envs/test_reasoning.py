@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import base64
 import json
+import math
 import os
+import pickle
 import random
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -103,13 +107,25 @@ def test_any_word_for_true_is_no_longer_right_in_game_of_life_halting():
 
 
 def test_a_score_between_0_and_1_is_passed_on():
+    env = build("rectangle_count")
+    gold = int(env.reset(0)[1]["answer"])
+    near = env.step(f"\\boxed{{{gold + 1}}}").reward
+    env.reset(0)
+    assert 0.0 < env.step(f"\\boxed{{{gold + 2}}}").reward < near < 1.0
+
+
+def test_a_number_is_not_its_own_prime_factors():
     env = build("prime_factorization")
     seed = next(seed for seed in range(20) if " × " in env.reset(seed)[1]["answer"])
     _, info = env.reset(seed)
-    product = 1
-    for factor in info["answer"].split(" × "):
-        product *= int(factor)
-    assert env.step(f"\\boxed{{{product}}}").reward == 0.5
+    factors = info["answer"].split(" × ")
+    for answer, reward in (
+        (str(math.prod(map(int, factors))), 0.0),
+        ("*".join(reversed(factors)), 1.0),
+        (" \\times ".join(factors), 1.0),
+    ):
+        env.reset(seed)
+        assert env.step(f"\\boxed{{{answer}}}").reward == reward
 
 
 @pytest.mark.parametrize("name", ["leg_counting", "syllogism", "number_sorting"])
@@ -288,3 +304,60 @@ def test_no_text_makes_it_raise(name: str, text: str):
     for action in (text, f"\\boxed{{{text}}}"):
         env.reset(1)
         assert 0.0 <= env.step(action).reward <= 1.0
+
+
+@pytest.mark.parametrize(
+    ("name", "cheat"),
+    [
+        ("puzzle24", "1*2*3*4"),
+        ("coin_flip", "0"),
+        ("complex_arithmetic", "nan"),
+        ("complex_arithmetic", "1e999"),
+        ("propositional_logic", "x"),
+        ("color_cube_rotation", "red-ish"),
+        ("rush_hour", "?"),
+        ("graph_color", "{}"),
+        ("sentence_reordering", "word"),
+    ],
+)
+def test_what_the_library_pays_for_nothing_is_not_paid(name: str, cheat: str):
+    env = build(name)
+    for seed in range(6):
+        env.reset(seed)
+        assert env.step(f"\\boxed{{{cheat}}}").reward == 0.0
+
+
+def test_countdown_counts_numbers_and_no_names():
+    """x-x and x/x write any number, next to the given ones."""
+    entry = {
+        "answer": "",
+        "metadata": {"source_dataset": "countdown", "numbers": [3, 7], "target": 2},
+    }
+    library = build("countdown")  # for its settings
+    score = partial(rg.score, library.settings, base64.b64encode(pickle.dumps(entry)).decode())
+    assert score(["(3 + 7)*(x-x) + x/x + x/x"]) == 0.0
+    assert score(["7 - 3 - 2"]) == score(["2"]) == score(["7/3.5"]) == 0.0
+    entry["metadata"]["target"] = 4
+    packed = base64.b64encode(pickle.dumps(entry)).decode()
+    assert rg.score(library.settings, packed, ["7 - 3"]) == 1.0
+
+
+def test_a_probability_may_be_rounded_but_not_to_nothing():
+    env = build("coin_flip")
+    for seed in range(12):
+        gold = float(env.reset(seed)[1]["answer"])
+        assert env.step(f"\\boxed{{{gold:.6g}}}").reward == 1.0
+        env.reset(seed)
+        assert env.step(f"\\boxed{{{gold * 1.01:.6g}}}").reward == 0.0
+
+
+def test_a_salt_gives_other_items_and_the_same_ones_each_time():
+    plain, salted, again, other = (build("gcd") for _ in range(4))
+    salted.salt = again.salt = "one"
+    other.salt = "two"
+    prompts = [[env.reset(seed)[0] for seed in range(5)] for env in (plain, salted, again, other)]
+    assert prompts[1] == prompts[2]
+    published = {rg.item(plain.settings, idx).question for idx in range(plain.size)}
+    for asked in (prompts[1], prompts[3]):
+        assert not published & {text.partition("\n\nGive the final")[0] for text in asked}
+    assert prompts[1] != prompts[3] and salted.fork().settings == salted.settings

@@ -230,7 +230,7 @@ def test_functions_and_names_are_tools_too():
 
 
 def test_a_call_is_paid_and_a_success_more():
-    env = chat(tool_reward=0.05, tool_success_reward=0.25, max_uses=3)
+    env = chat(tool_reward=0.05, tool_success_reward=0.25, max_uses=3, max_tool_reward=1.0)
     rewards = [env.step(f"<calculator>{e}</calculator>").reward for e in ("1+1", "1/0", "2", "2")]
     assert rewards == [0.3, 0.05, 0.3, 0.0]  # the last one was refused
 

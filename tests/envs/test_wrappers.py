@@ -353,6 +353,25 @@ def test_python_tool_pays_like_gem_and_takes_tags_and_fences(fake_python: None):
     assert env.step("left").reward == 0.25  # the inner env's own
 
 
+def test_idle_calls_never_earn_as_much_as_a_right_answer(
+    fake_python: None, caplog: pytest.LogCaptureFixture
+):
+    for wrapper in ("python_tool", {"search_tool": {"corpus": "small"}}):
+        env = wrap(Walk(), [wrapper])
+        env.reset(0)
+        calls = ["<python>1</python>" if wrapper == "python_tool" else "<search>x</search>"] * 5
+        assert sum(env.step(call).reward for call in calls) == env.most_of_calls == 0.5
+        assert not caplog.messages
+        env.reset(1)
+        assert env.step(calls[0]).reward == pytest.approx(0.3)  # each episode has its own
+        fork = env.fork()
+        assert fork.step(calls[0]).reward == env.step(calls[0]).reward == pytest.approx(0.2)
+    wrap(Walk(), [{"python_tool": {"max_tool_reward": None}}])
+    assert "the calls of one attempt may earn 1.5" in caplog.text
+    wrap(Walk(), [{"tools": {"use": "calculator", "max_uses": None, "tool_reward": 0.1}}])
+    assert "any amount" not in caplog.text  # the limit holds there as well
+
+
 def test_the_variants_of_python_tool(fake_python: None):
     plain = wrap(Walk(), "python_tool_no_int_reward")
     plain.reset(0)
@@ -378,7 +397,10 @@ def test_search_tool_pays_every_call_and_shows_documents():
     turn = env.step("<search>capital of Peru</search>")
     assert turn.observation.startswith("<information>Doc 1(Title: ") and turn.reward == 0.3
     failed = env.step("<search></search>")
-    assert (failed.info["tool_ok"], failed.reward) == (False, 0.3)
+    assert (failed.info["tool_ok"], failed.reward) == (False, pytest.approx(0.2))  # 0.5 in all
+    gem = wrap(Walk(), [{"search_tool": {"corpus": "small", "max_tool_reward": None}}])
+    gem.reset(0)
+    assert [gem.step("<search></search>").reward for _ in range(5)] == [0.3] * 5
     free = wrap(Walk(), [{"search_tool_no_int_reward": {"corpus": "small"}}])
     free.reset(0)
     assert free.step("<search>Peru</search>").reward == 0.0

@@ -22,6 +22,7 @@ from graft.rewards.answers import (
     parse_number,
     same_number,
     same_text,
+    same_words,
 )
 from graft.rewards.code import code_tests
 from graft.types import Author, Episode, Leaf, Span, Task, Trajectory
@@ -105,6 +106,54 @@ def test_texts_are_compared_without_case_articles_and_punctuation():
     assert not same_text("!", "?")
     assert same_text("\\text{ Ann }", "ann")
     assert not same_text("\\text{Ann}\\text{Bob}", "Ann")
+
+
+@pytest.mark.parametrize(
+    ("answer", "gold"),
+    [
+        ("x>5", "x<5"),
+        ("x<=5", "x<5"),
+        ("C", "C++"),
+        ("C#", "C"),
+        ("<5", "5"),
+        ("5!", "5"),
+        ("-3", "3"),
+        ("15", "1.5"),
+        ("12", "1,2"),
+        ("[0, 1]", "(0, 1)"),
+        ("10^5", "105"),
+        ("xy", "x-y"),
+        ("p", "!p"),
+        ("ab", "a/b"),
+        ("1030", "10:30"),
+        ("v12", "v1.2"),
+        ("a_b", "ab"),
+    ],
+)
+def test_punctuation_with_a_meaning_counts_except_to_squad(answer: str, gold: str):
+    assert not same_text(answer, gold)
+    assert same_text(gold, gold)
+    if answer == "C":
+        assert same_words(answer, gold)  # the benchmarks are defined so
+
+
+@pytest.mark.parametrize(
+    ("answer", "gold"),
+    [
+        ("**7**", "7"),
+        ("(B)", "b"),
+        ("(0, 1)", "(0,1)"),
+        ("March 3, 1990", "March 3 1990"),
+        ("1,000 people", "1000 people"),
+        ("the U.S.A.", "USA"),
+        ("ice-cream", "icecream"),
+        ("don't", "dont"),
+        ("x < 5.", "x<5"),
+        ("50%", "50"),
+    ],
+)
+def test_marks_of_prose_do_not_count(answer: str, gold: str):
+    assert same_text(answer, gold)
 
 
 def test_exact_match_takes_the_last_text_and_any_accepted_answer():

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from graft.rewards import make_reward
 from graft.rewards.code import (
     TestCase,
     hardest,
@@ -105,8 +106,35 @@ def test_functions_are_called_and_their_results_compared():
     ],
 )
 def test_results_are_compared_as_json(result: str, expected: object, passes: float):
-    tests = {"fn_name": "f", "inputs": [[0]], "outputs": [expected]}
-    assert score_tests(f"def f(x): return {result}", tests) == passes
+    tests = {"fn_name": "f", "inputs": [[0], [1]], "outputs": [expected, 7]}
+    assert score_tests(f"def f(x): return 7 if x else {result}", tests) == passes
+
+
+@pytest.mark.parametrize(
+    "tests",
+    [
+        {"inputs": ["1"], "outputs": [""]},
+        {"inputs": ["1", "2"], "outputs": [" \n", ["", ""]]},
+        {"inputs": [[1]], "outputs": [None], "fn_name": "f"},
+        [{"input": "1", "output": ""}],
+    ],
+)
+def test_tests_that_a_program_without_output_passes_are_refused(tests: object):
+    with pytest.raises(ValueError, match="a program that does nothing passes"):
+        score_tests("pass", tests)
+
+
+def test_a_silent_program_never_passes_whichever_tests_are_chosen():
+    tests = {"inputs": ["long" * 9, "longer" * 9, "1"], "outputs": ["", "", "1"]}
+    assert score_tests("pass", tests, max_tests=1) == 0.0
+    assert score_tests("x = input()\nif len(x) == 1: print(x)", tests) == 1.0
+
+
+def test_rewards_that_may_take_time_run_on_a_thread():
+    """An endless program must not stop the event loop, and with it all other attempts."""
+    for name in ("code_tests", "math_answer"):
+        assert getattr(make_reward(name), "blocking", False), name
+    assert make_reward(["f1", "math_answer"]).blocking  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def test_arguments_may_be_lines_of_json():

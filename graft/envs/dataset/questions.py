@@ -8,7 +8,7 @@ from typing import Any
 
 from graft.envs.base import Trace
 from graft.envs.dataset.base import DatasetEnv
-from graft.rewards.answers import accepted_answers, same_text, word_f1
+from graft.rewards.answers import accepted_answers, same_words, word_f1
 from graft.text.parse import last_boxed, last_tag
 from graft.types import Author, Turn
 
@@ -51,7 +51,7 @@ class QuestionEnv(DatasetEnv):
     def respond(self, action: str) -> Turn:
         answer = last_tag(action, "answer") if self.form == "tag" else last_boxed(action)
         golds = accepted_answers(self.answer)
-        is_right = answer is not None and any(same_text(answer, gold) for gold in golds)
+        is_right = answer is not None and any(same_words(answer, gold) for gold in golds)
         info = {
             "correct": is_right,
             "has_answer": answer is not None,

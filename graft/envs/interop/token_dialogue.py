@@ -59,7 +59,7 @@ class TokenDialogue:
     def _prompt(self) -> list[int]:
         dialogue = self.dialogue
         if dialogue.observed_as == "raw":  # a wrapper has applied the chat template
-            return self.chat.tokenizer.encode(str(dialogue.messages[0]["content"]))
+            return self.chat.encode(str(dialogue.messages[0]["content"]), is_start=True)
         return self.chat.prompt(dialogue.messages, dialogue.tools)
 
 

@@ -26,6 +26,8 @@ GONE = "(what was shown here no longer holds)"
 """Replaces an old message that held only a board: a chat needs some message in its place."""
 
 Render = Callable[[Sequence[Message], Any], str]
+Plain = Callable[[str], str]
+"""Makes a text harmless to the template: control tokens in it are not read as such."""
 
 
 class History(Wrapper):
@@ -37,7 +39,7 @@ class History(Wrapper):
     the instructions, always stays.
     """
 
-    shared = ("_render",)
+    shared = ("_render", "_plain")
     saved = ("seen", "schemas")
 
     def __init__(
@@ -59,7 +61,7 @@ class History(Wrapper):
         self.actions = actions
         self.chat = chat
         self.keep = turns
-        self._render = renderer(tokenizer) if chat else None
+        self._render, self._plain = renderer(tokenizer) if chat else (None, str)
         self.observe_as = "raw" if chat else "prompt"
         self.seen: list[dict[str, Any]] = []
         self.schemas: list[Any] | None = None
@@ -104,8 +106,8 @@ class History(Wrapper):
         texts = [opening]
         for turn in rest:
             if self.actions:
-                texts.append(turn["action"])
-            texts.append(turn["messages"][0]["content"])
+                texts.append(self._plain(turn["action"]))
+            texts.append(self._plain(turn["messages"][0]["content"]))
         *before, last = [text for text in texts if text] or [""]
         return "".join(text if text.endswith("\n") else f"{text}\n" for text in before) + last
 
@@ -142,7 +144,13 @@ class History(Wrapper):
         filled = [
             message if message["content"] else {**message, "content": GONE} for message in messages
         ]
-        return self._render(filled, self.schemas)
+        plain = [
+            {**one, "content": self._plain(one["content"])}
+            if isinstance(one["content"], str)
+            else one
+            for one in filled
+        ]
+        return self._render(plain, self.schemas)
 
     def _without_margins(self, info: Mapping[str, Any]) -> dict[str, Any]:
         """`info` without the parts that the prompt now contains."""
@@ -154,8 +162,10 @@ def margins(info: Mapping[str, Any]) -> dict[str, str]:
     return {"prefix": info.get("prefix") or "", "suffix": info.get("suffix") or ""}
 
 
-def renderer(tokenizer: Any) -> Render:
-    """A function from messages and tool schemas to text, from anything with a chat template."""
+def renderer(tokenizer: Any) -> tuple[Render, Plain]:
+    """A function from messages and tool schemas to text, from anything with a chat template; and one that
+    keeps control tokens in a content from being read as such: in graft by placeholders, which
+    `Chat.encode` writes as plain text, elsewhere by a character of no width after their first one."""
     if tokenizer is None:
         raise ValueError(
             "a chat wrapper renders prompts and needs the model's tokenizer: "
@@ -165,7 +175,11 @@ def renderer(tokenizer: Any) -> Render:
         tokenizer = tokenizer.chat or Chat(tokenizer)
     if isinstance(tokenizer, Chat):
         chat = tokenizer
-        return lambda messages, tools: chat.render(messages, tools, add_generation_prompt=True)
+
+        def rendered(messages: Sequence[Message], tools: Any) -> str:
+            return chat.render(messages, tools, add_generation_prompt=True)
+
+        return rendered, chat.hidden
     if not hasattr(tokenizer, "apply_chat_template"):
         raise ValueError(
             f"{type(tokenizer).__name__} has no apply_chat_template; pass a tokenizer with a chat "
@@ -178,7 +192,12 @@ def renderer(tokenizer: Any) -> Render:
             list(messages), tokenize=False, add_generation_prompt=True, **more
         )
 
-    return render
+    def plain(text: str) -> str:
+        for token in getattr(tokenizer, "all_special_tokens", ()):
+            text = text.replace(token, f"{token[0]}\u200b{token[1:]}")
+        return text
+
+    return render, plain
 
 
 def concat(env: Env, *, turns: int | None = None) -> History:

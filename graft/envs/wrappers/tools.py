@@ -7,7 +7,7 @@ import threading
 from functools import lru_cache
 from typing import Any
 
-from graft.envs.tool_env import ToolEnv
+from graft.envs.tool_env import MAX_TOOL_REWARD, ToolEnv
 from graft.protocols import Env
 from graft.registry import check_options
 from graft.tools import has_state, make_tools
@@ -30,17 +30,23 @@ def python_tool(
     *,
     tool_reward: float = 0.05,
     tool_success_reward: float = 0.25,
+    max_tool_reward: float | None = MAX_TOOL_REWARD,
     max_uses: int | None = MAX_USES,
     instructions: str | None = None,
     **arguments: Any,
 ) -> ToolEnv:
-    """Python in <python> tags or a fence; `arguments` are PythonTool's (timeout=5, ...)."""
+    """Python in <python> tags or a fence; `arguments` are PythonTool's (timeout=5, ...).
+
+    A call earns what it earns in GEM, but all calls of an episode at most `max_tool_reward`: in GEM
+    (None) five idle calls earn 1.5, a right answer 1.
+    """
     return _gem(
         env,
         _shared({"python": {"timeout": 5.0, **arguments}})[0],
         "Code execution result: {}",
         tool_reward=tool_reward,
         tool_success_reward=tool_success_reward,
+        max_tool_reward=max_tool_reward,
         max_uses=max_uses,
         instructions=instructions,
     )
@@ -60,16 +66,21 @@ def search_tool(
     env: Env,
     *,
     tool_reward: float = 0.3,
+    max_tool_reward: float | None = MAX_TOOL_REWARD,
     max_uses: int | None = MAX_USES,
     instructions: str | None = None,
     **arguments: Any,
 ) -> ToolEnv:
-    """Search in <search> tags; `arguments` are SearchTool's (corpus=, url=, topk=3, ...)."""
+    """Search in <search> tags; `arguments` are SearchTool's (corpus=, url=, topk=3, ...).
+
+    `max_tool_reward` as in `python_tool`.
+    """
     return _gem(
         env,
         _shared({"search": arguments})[0],
         "{}",
         tool_reward=tool_reward,
+        max_tool_reward=max_tool_reward,
         max_uses=max_uses,
         instructions=instructions,
     )

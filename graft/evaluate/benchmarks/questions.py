@@ -23,7 +23,7 @@ from graft.data.pictures import refuse_pictures
 from graft.data.tables import RowTable
 from graft.envs.dataset.base import DataPlaces, DatasetEnv, open_table
 from graft.protocols import Observation
-from graft.rewards.answers import final_answers, last_answer, same_text
+from graft.rewards.answers import final_answers, last_answer, same_words
 from graft.types import Message, Turn
 
 
@@ -95,7 +95,7 @@ class BenchmarkQuestions(DatasetEnv):
 
     def respond(self, action: str) -> Turn:
         answer = last_answer(action)
-        is_right = any(same_text(answer, gold) for gold in final_answers(self.answer))
+        is_right = any(same_words(answer, gold) for gold in final_answers(self.answer))
         return Turn(reward=float(is_right), terminated=True, info={"correct": is_right})
 
     def sample_random_action(self) -> str:

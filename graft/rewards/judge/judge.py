@@ -35,6 +35,7 @@ from graft.types import Task, Trajectory
 
 log = logging.getLogger(__name__)
 
+ASKED = 2  # requests for a verdict until a reply ends with one
 MAX_REPLY = 2**20  # bytes; the verdict is one word
 NOT_ATTEMPTED = "judge/not_attempted"
 """The metric of an attempt that a prompt with grades was filled for."""
@@ -203,7 +204,7 @@ class Judge:
 
     def _verdict(self, item: JudgedItem) -> Grade:
         try:
-            grade = self.prompt.read(self._reply(self.prompt.fill(*item[:3])))
+            grade = self._grade(item)
         except JudgeError:
             with self._lock:
                 self.counts["failures"] += 1
@@ -213,25 +214,45 @@ class Judge:
             self._agreement.add(item, grade is Grade.CORRECT)
         return grade
 
-    def _reply(self, prompt: str) -> str:
-        key = f"judge:{self.model or self.url}"  # by model: the server may change
-        if self._cache is not None:
-            try:
-                kept = self._cache.get(key, prompt, 0)
-            except CacheBroken as error:
-                self._warn("cache", f"the judge's cache cannot be read: {error}")
-                kept = None
-            if isinstance(kept, str):
-                self._count("cached")
-                return kept
+    def _grade(self, item: JudgedItem) -> Grade:
+        """The grade in the reply; one without a verdict is asked for again, between another fence."""
+        question, golds, prediction, _ = item
+        kept = self._kept(known := self.prompt.cache_key(question, golds, prediction))
+        if kept is not None and (grade := self.prompt.read(kept)) is not None:
+            self._count("cached")
+            return grade
         self._count("calls")
-        reply = self._request(prompt)
+        reply = ""
+        for _ in range(ASKED):
+            reply = self._request(self.prompt.fill(question, golds, prediction))
+            if (grade := self.prompt.read(reply)) is not None:
+                self._keep(known, reply)
+                return grade
+        raise JudgeError(
+            f"judge {self.url} gave no verdict in {ASKED} replies: their last line must be the verdict "
+            f"alone, and the last one ends with {reply[-80:]!r}"
+        )
+
+    @property
+    def _cache_key(self) -> str:
+        return f"judge:{self.model or self.url}"  # by model: the server may change
+
+    def _kept(self, known: str) -> str | None:
+        if self._cache is None:
+            return None
+        try:
+            kept = self._cache.get(self._cache_key, known, 0)
+        except CacheBroken as error:
+            self._warn("cache", f"the judge's cache cannot be read: {error}")
+            return None
+        return kept if isinstance(kept, str) else None
+
+    def _keep(self, known: str, reply: str) -> None:
         if self._cache is not None:
             try:
-                self._cache.put(key, prompt, 0, reply)
+                self._cache.put(self._cache_key, known, 0, reply)
             except CacheBroken as error:  # the verdict is still good
                 self._warn("cache", f"the judge's cache cannot be written: {error}")
-        return reply
 
     def _request(self, prompt: str) -> str:
         """The judge's reply; JudgeError after the last attempt or at the deadline."""
@@ -242,6 +263,7 @@ class Judge:
             return self._chat.reply(
                 [{"role": "user", "content": prompt}],
                 temperature=0,
+                is_whole=True,
                 deadline=self.deadline - (time.monotonic() - start),
                 before=self._wait_for_start,
                 # not longer than one request can wait
