@@ -116,7 +116,7 @@ def evaluate(
     progress     None: a line in a terminal or a notebook; True or False: always, never
     """
     from graft.evaluate.evaluator import pose, temperature_of
-    from graft.evaluate.run import prompted, with_given
+    from graft.evaluate.run import prompted, refuse_actions, with_given
     from graft.train.build import sampling_of
 
     ks = [] if k is None else sorted({k} if isinstance(k, int) else set(k))
@@ -145,9 +145,10 @@ def evaluate(
     sampling = sampling_of(config, held_out=True)
     samples = samples or (config.eval.samples if sampling.temperature else 0) or None
     temperature_of(sampling.temperature, None, samples, "samples=1")
+    refuse_actions(config, True, None, prompt)
     spec = EvalSpec(
         config=config,
-        sets=prompted(_sets(owner, on, config, data, reward), prompt, config),
+        sets=prompted(_sets(owner, on, config, data, reward), prompt),
         tasks=tasks,
         samples=samples,
         sampling=sampling,

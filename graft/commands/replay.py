@@ -10,7 +10,7 @@ import typer
 from graft.commands.options import AsJson, Overrides, Run, progress
 
 if TYPE_CHECKING:
-    from graft.replay.replay import Replay
+    from graft.replay.result import Replay
 
 
 def replay(

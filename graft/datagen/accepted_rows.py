@@ -73,10 +73,9 @@ def gather(
                 elif "unwritable" in attempt:
                     sampled.unwritable += 1
                 else:
-                    fresh = [row for row in _rows(line, attempt) if _is_new(row, seen)]
+                    fresh = [row for row in _rows(task, line, attempt) if _is_new(row, seen)]
                     sampled.duplicates += not fresh
                     for row in fresh:
-                        row["extra_info"]["index"] = task
                         file.append(row)
                     sampled.rows += len(fresh)
         sampled.reward = rewards / max(sampled.attempts - sampled.failed, 1)
@@ -87,7 +86,7 @@ def gather(
     return sampled
 
 
-def _rows(line: Row, attempt: Row) -> Iterable[Row]:
+def _rows(task: int, line: Row, attempt: Row) -> Iterable[Row]:
     names = ("sample", "reward", "turns", "tool_calls", "length", "status")
     for context in attempt["contexts"]:
         yield {
@@ -96,7 +95,7 @@ def _rows(line: Row, attempt: Row) -> Iterable[Row]:
             **({"tools": line["tools"]} if "tools" in line else {}),
             "data_source": line["data_source"],
             "extra_info": {
-                "index": 0,
+                "index": task,
                 "seed": line["seed"],
                 "split": "train",
                 **{name: attempt[name] for name in names},

@@ -118,17 +118,9 @@ def evaluate_checkpoints(
     if samples is None and config.eval.samples and sampling.temperature:
         ks, samples = (config.eval.samples,), config.eval.samples
     temperature_of(sampling.temperature, None, samples, "one attempt")
-    if not tools and config.actions.file:
-        raise ConfigError(
-            f"--no-tools, and actions.file={config.actions.file} makes calls; add actions.file="
-        )
-    if server is not None and config.actions.file:
-        raise ConfigError(
-            f"actions.file={config.actions.file} makes calls by a grammar, which no server can apply; add "
-            "actions.file= to let the model write its calls as plain text (task.args.syntax=tags)"
-        )
+    refuse_actions(config, tools, server, prompt)
     sets = read_sets(on, args, config.task, config.held_out_envs, has_tools=tools)
-    sets = prompted(sets, prompt, config)
+    sets = prompted(sets, prompt)
     found = _models(source, run, every_checkpoint, server, say)
     spec = EvalSpec(
         config=config if server is not None else sampling_only(config, found[-1].path),
@@ -174,16 +166,29 @@ def with_given(config: Config, given: Mapping[str, Any]) -> Config:
     return evaluated
 
 
-def prompted(sets: list[TaskSet], prompt: str, config: Config) -> list[TaskSet]:
-    """The sets with this system prompt, by its name or file; "": as they are."""
-    if not prompt:
-        return sets
-    if config.actions.file:
+def refuse_actions(config: Config, tools: bool, server: EndpointSpec | None, prompt: str) -> None:
+    """Refuse what calls made by actions exclude."""
+    if not config.actions.file:
+        return
+    if not tools:
+        raise ConfigError(
+            f"--no-tools, and actions.file={config.actions.file} makes calls; add actions.file="
+        )
+    if server is not None:
+        raise ConfigError(
+            f"actions.file={config.actions.file} makes calls by a grammar, which no server can apply; add "
+            "actions.file= to let the model write its calls as plain text (task.args.syntax=tags)"
+        )
+    if prompt:
         raise ConfigError(
             f"--prompt describes calls in tags, and actions.file={config.actions.file} makes calls "
             "by actions; leave one out"
         )
-    return [with_prompt(one, read_prompt(prompt)) for one in sets]
+
+
+def prompted(sets: list[TaskSet], prompt: str) -> list[TaskSet]:
+    """The sets with this system prompt, by its name or file; "": as they are."""
+    return [with_prompt(one, read_prompt(prompt)) for one in sets] if prompt else sets
 
 
 def read_endpoint(

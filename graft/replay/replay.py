@@ -18,29 +18,33 @@ last bit. Elsewhere sums have another order, and numbers are compared with a tol
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from graft.config import Config, ConfigError, EngineSection, TaskSection, load_config
-from graft.evaluate.candidates import is_gone
-from graft.models.io.load import ModelFileError
+from graft.config import Config, ConfigError, EngineSection
 from graft.protocols import Stateful
 from graft.replay.comparison import (
     DIFFERS,
-    NOT_LEARNED,
     StepDifference,
     compare_step,
     compare_weights,
 )
 from graft.replay.learner_snapshot import LearnerSnapshot, cosine, first_gradient
 from graft.replay.recorded_step import CannotReplay, RecordedStep
+from graft.replay.result import OtherSettings, Replay
+from graft.replay.source import (
+    choose_checkpoint,
+    is_among,
+    kept,
+    prepared,
+    recorded_metrics,
+    settings_of,
+    with_rates,
+)
 from graft.tolerances import tolerances
 from graft.train.algorithm import Algorithm, preset_of
 from graft.train.build import build_run, refuse_critic
@@ -52,69 +56,12 @@ from graft.train.model import load_reference
 from graft.train.rl import StepResult, learn
 from graft.train.rollout_engine import make_engine
 from graft.train.rollout_source import StepRollouts
-from graft.train.run_dir.checkpoint import Checkpoint, checkpoints, set_random_states
+from graft.train.run_dir.checkpoint import Checkpoint, set_random_states
 from graft.train.run_dir.checkpoint_writer import get_random_states
 from graft.train.run_dir.fingerprint import StepRecord, device_name
-from graft.train.run_dir.folder import RunStopped
-from graft.train.run_dir.metrics_log import read_metrics
-
-CHANGEABLE = ("algo.", "train.")
-"""Sections whose keys may be changed in a replay."""
 
 PROBE_TOKENS = 1024
 """KV pool of the engine that checks the adapters."""
-
-
-@dataclass(frozen=True, slots=True)
-class OtherSettings:
-    """The step under other settings."""
-
-    overrides: list[str]
-    metrics: dict[str, float]
-    cosine: float
-    """Cosine of the two gradients of the first update; 1 means the same direction."""
-
-
-@dataclass(slots=True)
-class Replay:
-    """A replayed step."""
-
-    run: Path
-    step: int
-    checkpoint: str
-    inexact: str
-    """Why results need not be bit-equal here; "" if they must be."""
-    tolerance: float
-    """Relative; 0: to the last bit."""
-    findings: list[StepDifference] = field(default_factory=list[StepDifference])
-    recorded: dict[str, float] = field(default_factory=dict[str, float])
-    metrics: dict[str, float] = field(default_factory=dict[str, float])
-    other: OtherSettings | None = None
-
-    @property
-    def first(self) -> StepDifference | None:
-        """The first difference."""
-        return next((f for f in self.findings if f.verdict == DIFFERS), None)
-
-    def to_json(self) -> dict[str, Any]:
-        first, other = self.first, self.other
-        return {
-            "run": str(self.run),
-            "step": self.step,
-            "checkpoint": self.checkpoint,
-            "same": first is None,
-            "exact": not self.inexact,
-            "tolerance": self.tolerance,
-            "first": None if first is None else first._asdict(),
-            "findings": [finding._asdict() for finding in self.findings],
-            "metrics": _beside(self.recorded, self.metrics),
-            "asked": other
-            and {
-                "overrides": other.overrides,
-                "metrics": _beside(self.recorded, other.metrics),
-                "gradientcosine": _finite(other.cosine),
-            },
-        }
 
 
 def replay(
@@ -132,28 +79,21 @@ def replay(
     overrides  key=value of algo.* and train.*: also compute the step under these
     device     where to compute; "": as in the run's settings
     """
-    settings, other_settings = _settings(run, overrides)
-    metrics = _metrics_of(run)
+    settings, other_settings = settings_of(run, overrides)
+    metrics = recorded_metrics(run)
     if step not in metrics:
         known = f"it has steps {min(metrics)} to {max(metrics)}" if metrics else "it has none yet"
         raise ConfigError(f"'{run}' has no RL step {step}; {known}")
-    checkpoint = _choose(run, step, start, settings)
+    checkpoint = choose_checkpoint(run, step, start, settings)
     numbers = range(checkpoint.step + 1, step + 1)
     chain = [RecordedStep(run, number, metrics.get(number, {})) for number in numbers]
     for each in chain:
         _ = each.episodes  # missing files are reported before anything is loaded
     last = chain[-1]
-    config = _prepared(settings, last.record, device)
+    config = prepared(settings, last.record, device)
     before = get_random_states(), torch.get_num_threads()
     try:
-        with _kept(checkpoint, config):
-            components = _assemble(config, checkpoint)
-            learner = _learner(components, run)
-            checkpoint.restore(learner)
-            if isinstance(components.algo.branch, Stateful) and "branch" in (
-                state := checkpoint.state()
-            ):
-                components.algo.branch.restore(state["branch"])
+        components, learner = _restored(config, checkpoint, run)
         inexact = _why_inexact([each.record for each in chain], learner)
         tolerance = tolerances(learner.policy.dtype).relative if inexact else 0.0
         found = Replay(
@@ -163,7 +103,7 @@ def replay(
         for each in chain[:-1]:
             report(f"learning step {each.number} again")
             if each.record is not None:
-                set_rates(learner, _with_rates(config, each.record))
+                set_rates(learner, with_rates(config, each.record))
             made = _learn(components, learner, each)
             compared = compare_step(each, made, learner, found.tolerance, bool(found.inexact))
             found.findings += [f for f in compared if f.verdict == DIFFERS]
@@ -178,7 +118,7 @@ def replay(
         found.findings += compare_step(last, made, learner, found.tolerance, bool(found.inexact))
         if snapshot is not None:
             report(f"and with {' '.join(overrides)}")
-            other = _prepared(other_settings, last.record, device, overrides)
+            other = prepared(other_settings, last.record, device, overrides)
             found.other = _learn_otherwise(
                 other, overrides, components, learner, snapshot, last, gradient
             )
@@ -188,98 +128,16 @@ def replay(
         torch.set_num_threads(before[1])
 
 
-# what there is
-
-
-def _metrics_of(run: Path) -> dict[int, dict[str, float]]:
-    try:
-        lines = read_metrics(run / "metrics.jsonl")
-    except OSError:
-        return {}
-    return {
-        line["step"]: {
-            name: math.nan if value is None else float(value)
-            for name, value in line.items()
-            if name != "step" and (value is None or isinstance(value, int | float))
-        }
-        for line in lines
-        if line["phase"] == "rl" and isinstance(line["step"], int)
-    }
-
-
-def _settings(run: Path, overrides: Sequence[str]) -> tuple[Config, Config]:
-    """The run's settings, and the same with the overrides."""
-    file = run / "config.yaml"
-    if not file.is_file():
-        raise ConfigError(f"'{run}' has no config.yaml, so its settings are unknown")
-    for override in overrides:
-        if not override.startswith(CHANGEABLE):
-            raise ConfigError(
-                f"{override}: a replay may change algo.* and train.*; anything else "
-                "would have given other episodes"
-            )
-    return load_config(str(file)), load_config(str(file), overrides)
-
-
-def _choose(run: Path, step: int, start: int | None, config: Config) -> Checkpoint:
-    existing = [c for c in checkpoints(run / "checkpoints") if c.phase == "rl"]
-    there = ", ".join(c.path.name for c in existing) or "none of RL"
-    if start is not None and start >= step:
-        raise ConfigError(f"--from {start} is not before step {step}: it contains {start} steps")
-    if start is not None:
-        existing = [c for c in existing if c.step == start]
-        if not existing:
-            raise ConfigError(f"'{run}' has no checkpoint rl-{start:06d}; there are: {there}")
-    earlier = [c for c in existing if c.step < step]
-    if not earlier:
-        section = config.run
-        first = f"; steps from {existing[0].step + 1} on can be replayed" if existing else ""
-        raise CannotReplay(
-            f"'{run}' has no checkpoint from before step {step} (there are: {there}): one is written "
-            f"every run.save_every={section.save_every} steps, and the last "
-            f"run.keep_last={section.keep_last} are kept{first}"
-        )
-    return earlier[-1]
-
-
-def _prepared(
-    config: Config, record: StepRecord | None, device: str, overrides: Sequence[str] = ()
-) -> Config:
-    """The run's settings for one process that attempts no tasks: no environment, no reward."""
-    keys: dict[str, object] = {"parallel.tp": 1, "engine.tp": 1}
-    if device:
-        keys["model.device"] = device
-    if record is not None:
-        keys["model.dtype"] = record.dtype
-        config = _with_rates(config, record, overrides)
-    return config.changed(keys).model_copy(update={"task": TaskSection()})
-
-
-def _with_rates(config: Config, record: StepRecord, overrides: Sequence[str] = ()) -> Config:
-    """With the learning rates of the step, which may have been changed on resume."""
-    rates = {**record.rates, "train.steps": record.train_steps}
-    return config.changed({k: value for k, value in rates.items() if not _is_among(k, overrides)})
-
-
-def _is_among(key: str, overrides: Sequence[str]) -> bool:
-    return any(override.startswith(f"{key}=") for override in overrides)
-
-
-@contextmanager
-def _kept(checkpoint: Checkpoint, config: Config) -> Iterator[None]:
-    """A run that still trains may remove a checkpoint while it is read."""
-    try:
-        yield
-    except (OSError, ModelFileError, RunStopped) as error:
-        if not is_gone(checkpoint.path):
-            raise
-        raise CannotReplay(
-            f"{checkpoint.path.name} was removed while it was read: the run still trains and keeps its last "
-            f"run.keep_last={config.run.keep_last}; try a later step"
-        ) from error
-
-
-# the learner of the run
+def _restored(config: Config, checkpoint: Checkpoint, run: Path) -> tuple[RunComponents, Learner]:
+    """The learner as it was when the checkpoint was written."""
+    with kept(checkpoint, config):
+        components = _assemble(config, checkpoint)
+        learner = _learner(components, run)
+        checkpoint.restore(learner)
+        branch = components.algo.branch
+        if isinstance(branch, Stateful) and "branch" in (state := checkpoint.state()):
+            branch.restore(state["branch"])
+    return components, learner
 
 
 def _assemble(config: Config, checkpoint: Checkpoint) -> RunComponents:
@@ -341,9 +199,6 @@ def _learn(
     return learn(step.number, rollouts, components.algo, learner)
 
 
-# comparing
-
-
 def _loaded(
     step: RecordedStep, checkpoint: Checkpoint, learner: Learner, is_inexact: bool
 ) -> Iterator[StepDifference]:
@@ -391,20 +246,5 @@ def _learn_otherwise(
         other.anchor = learner.anchor
     snapshot.resume(other)
     with first_gradient(other, True) as instead:
-        made = _learn(changed, other, step, _is_among("train.tokens_per_micro", overrides))
+        made = _learn(changed, other, step, is_among("train.tokens_per_micro", overrides))
     return OtherSettings(list(overrides), made.metrics, cosine(gradient, instead))
-
-
-def _beside(
-    recorded: Mapping[str, float], now: Mapping[str, float]
-) -> dict[str, dict[str, float | None]]:
-    return {
-        name: {"recorded": _finite(recorded.get(name, math.nan)), "now": _finite(value)}
-        for name, value in now.items()
-        if not name.startswith(NOT_LEARNED)
-    }
-
-
-def _finite(value: float) -> float | None:
-    """JSON has no NaN."""
-    return value if math.isfinite(value) else None

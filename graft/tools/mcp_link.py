@@ -210,7 +210,7 @@ def _close_late(link: weakref.ref[Link]) -> None:
 async def transport(entry: Mapping[str, Any], stderr: Any, faults: list[str]) -> AsyncIterator[Any]:
     """The streams to and from a server; the stderr of a command goes to the file `stderr`.
 
-    What is refused of an HTTP server is added to `faults`: the library tells only of a lost connection.
+    What is refused of an HTTP server is added to `faults`: the library reports only a lost connection.
     """
     if "command" in entry:
         from mcp import StdioServerParameters, stdio_client

@@ -16,8 +16,8 @@ from graft.config import ConfigError
 from graft.data.readers import ChatRow
 from graft.data.rows import read_rows
 from graft.datagen import rejection_sampling
-from graft.datagen.attempt_log import AttemptLog
 from graft.datagen.accepted_rows import RejectionSampling
+from graft.datagen.attempt_log import AttemptLog
 from graft.datagen.rejection_sampling import sample_rows
 from graft.engine.errors import EngineError
 from graft.engine.remote import endpoint

@@ -118,6 +118,17 @@ def test_a_template_of_columns_and_a_system_message_replace_those_of_the_row():
         make("prompts", rows=rows, template="Make {goal}.")
 
 
+def test_braces_inside_a_column_are_text_and_a_row_without_the_column_is_named():
+    rows = [{"prompt": "Is {ground_truth} right?", "ground_truth": "5"}]
+    env = make("prompts", rows=rows, template="{prompt} ({ground_truth})")
+    assert env.reset(0)[0][0]["content"] == "Is {ground_truth} right? (5)"
+    rows = [{"prompt": "a", "ground_truth": "5", "unit": "m"}, {"prompt": "b", "ground_truth": "6"}]
+    env = make("prompts", rows=rows, template="{prompt} in {unit}")
+    assert env.reset(idx=0)[0][0]["content"] == "a in m"
+    with pytest.raises(DataError, match="row 2 has no column 'unit', which template= names"):
+        env.reset(idx=1)
+
+
 def test_other_columns_are_named_by_their_keys():
     rows = [{"chat": [ASKED], "answer": "Paris"}, {"chat": [ASKED], "answer": "Lyon"}]
     env = make("prompts", rows=rows, prompt_key="chat", answer_key="answer")

@@ -18,7 +18,8 @@ from graft.commands.replay import table
 from graft.config import ConfigError
 from graft.replay.comparison import DIFFERS, PASS, UNKNOWN
 from graft.replay.recorded_step import CannotReplay
-from graft.replay.replay import Replay, replay
+from graft.replay.replay import replay
+from graft.replay.result import Replay
 from tests.training import train_recipe
 
 TINY = "{width: 16, layers: 1, heads: 2, kv_heads: 1, head_dim: 8, ff: 16, max_positions: 96}"

@@ -26,6 +26,7 @@ from graft.engine.native.scoring import Scores, score
 from graft.engine.stop_strings import StopStrings, TokenPieces
 from graft.models.decoder import Decoder
 from graft.models.device import has_kernels
+from graft.models.shape import ModelShape
 from graft.protocols import Grammar, Tokenizer
 from graft.types import Sampling
 
@@ -71,15 +72,7 @@ class NativeEngine:
         page_size = (64 if kernels else 16) if page_size is None else page_size
         prefill_chunk = (8192 if kernels else 2048) if prefill_chunk is None else prefill_chunk
         space = space or ActionSpace(shape.vocab_size)
-        if space.extra > shape.extra:
-            raise EngineError(
-                f"the action space has {space.extra} actions beyond the vocabulary; extra actions "
-                f"need head rows, and the model has {shape.extra} (see graft.models.extra_actions.extend)"
-            )
-        if space.vocab_size != shape.vocab_size:
-            raise EngineError(
-                f"the action space has {space.vocab_size} tokens, the model has {shape.vocab_size}"
-            )
+        _check_space(space, shape)
         if min(page_size, prefill_chunk, max_running) < 1:
             raise ValueError(
                 f"{page_size=}, {prefill_chunk=}, {max_running=}: each must be 1 or more"
@@ -108,15 +101,7 @@ class NativeEngine:
         if kernels:
             from graft.engine.native.cuda.runner import CudaRunner
 
-            if page_size & (page_size - 1) or page_size < 16:
-                raise ValueError(
-                    f"page_size={page_size}: the kernels need a power of two of 16 or more"
-                )
-            if shape.heads > MAX_GROUP * shape.kv_heads:
-                raise EngineError(
-                    f"{shape.heads // shape.kv_heads} query heads share a KV head; the kernels take "
-                    f"up to {MAX_GROUP}; pass kernels=False"
-                )
+            _check_kernels(shape, page_size)
             runner = CudaRunner(decoder, self._tree, space, self._masks, seed)
         else:
             runner = CpuRunner(decoder, self._tree, self._masks, seed)
@@ -306,4 +291,26 @@ class NativeEngine:
             budget=min(sampling.max_tokens, window),
             version=self.version,
             future=asyncio.get_running_loop().create_future(),
+        )
+
+
+def _check_space(space: ActionSpace, shape: ModelShape) -> None:
+    if space.extra > shape.extra:
+        raise EngineError(
+            f"the action space has {space.extra} actions beyond the vocabulary; extra actions "
+            f"need head rows, and the model has {shape.extra} (see graft.models.extra_actions.extend)"
+        )
+    if space.vocab_size != shape.vocab_size:
+        raise EngineError(
+            f"the action space has {space.vocab_size} tokens, the model has {shape.vocab_size}"
+        )
+
+
+def _check_kernels(shape: ModelShape, page_size: int) -> None:
+    if page_size & (page_size - 1) or page_size < 16:
+        raise ValueError(f"page_size={page_size}: the kernels need a power of two of 16 or more")
+    if shape.heads > MAX_GROUP * shape.kv_heads:
+        raise EngineError(
+            f"{shape.heads // shape.kv_heads} query heads share a KV head; the kernels take "
+            f"up to {MAX_GROUP}; pass kernels=False"
         )

@@ -146,14 +146,19 @@ class PromptsEnv(DatasetEnv):
         self.meta, self.tools = task.meta, task.tools
         messages = task.messages
         if self.template:
-            text = self.template
-            for name in placeholders(text, self.table):
-                text = text.replace(f"{{{name}}}", str(row[name]))
-            messages = [{"role": "user", "content": text}]
+            messages = [{"role": "user", "content": self._filled(row)}]
         if self.system:
             others = [message for message in messages if message["role"] != "system"]
             messages = [{"role": "system", "content": self.system}, *others]
         return messages
+
+    def _filled(self, row: Mapping[str, Any]) -> str:
+        """The template with the columns of a row, in which braces are text."""
+        names = placeholders(self.template, self.table)
+        if lacking := [name for name in names if name not in row]:
+            raise DataError(f"{self.where} has no column {lacking[0]!r}, which template= names")
+        pattern = "|".join(re.escape(f"{{{name}}}") for name in names)
+        return re.sub(pattern, lambda found: str(row[found[0][1:-1]]), self.template)
 
     def describe(self) -> dict[str, Any]:
         return {**super().describe(), **self.meta}

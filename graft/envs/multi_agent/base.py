@@ -190,12 +190,12 @@ class MultiAgentEnv(CopyableEnv):
 
     def _answers(self) -> dict[str, Turn]:
         self._play_programs()
-        told = [
-            agent for agent in self.agents if agent not in self.players and self._is_told(agent)
+        answered = [
+            agent for agent in self.agents if agent not in self.players and self._is_answered(agent)
         ]
-        return {agent: self._taken(agent) or Turn() for agent in told}
+        return {agent: self._taken(agent) or Turn() for agent in answered}
 
-    def _is_told(self, agent: str) -> bool:
+    def _is_answered(self, agent: str) -> bool:
         return agent in self.active or (agent not in self.live and agent in self.pending)
 
     def _play_programs(self) -> None:
