@@ -120,7 +120,7 @@ def until_stop(text: str, stop: Sequence[str]) -> str:
     return text[: min(ends)] if ends else text
 
 
-def checked_seed(row: Mapping[str, Any], trainer: str) -> int:
+def row_seed(row: Mapping[str, Any], trainer: str) -> int:
     """The seed of a row; without one the attempts of a group would get different tasks.
 
     A label of OpenRLHF's is a text: {"seed": "7"} -> 7

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from copy import deepcopy
 from typing import Any
 
-from graft.envs.interop.dialogue import Dialogue, checked_seed, posed_rows
+from graft.envs.interop.dialogue import Dialogue, posed_rows, row_seed
 from graft.envs.interop.token_dialogue import TokenDialogue, chat_of
 
 TRAINER = "OpenRLHF"
@@ -50,7 +50,7 @@ def agent_executor(env_id: str, **kwargs: Any) -> type[Any]:
             images: Any = None,
         ) -> dict[str, Any]:
             """One attempt at the task of the seed `label`; `prompt` shows the same task."""
-            seed = checked_seed({"seed": label}, TRAINER)
+            seed = row_seed({"seed": label}, TRAINER)
             dialogue = Dialogue(env_id, kwargs, TRAINER)
             try:
                 tokens = TokenDialogue(dialogue, chat_of(hf_tokenizer))

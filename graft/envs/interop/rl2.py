@@ -18,7 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from graft.envs.interop.dialogue import Dialogue, checked_seed, posed_rows
+from graft.envs.interop.dialogue import Dialogue, posed_rows, row_seed
 from graft.envs.interop.token_dialogue import TokenDialogue, chat_of
 
 TRAINER = "RL2"
@@ -55,7 +55,7 @@ def generator(env_id: str, **kwargs: Any) -> Callable[..., Any]:
             sample.episode = SampleEpisode(TokenDialogue(dialogue, chat_of(tokenizer)))
         try:
             if not is_begun:
-                seed = checked_seed(sample.sample, TRAINER)
+                seed = row_seed(sample.sample, TRAINER)
                 start(sample, await sample.episode.tokens.begin(seed))
             while sample.status == status.RUNNING:
                 await take_turn(config, router_url, sample)

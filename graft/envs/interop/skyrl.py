@@ -13,7 +13,7 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-from graft.envs.interop.dialogue import Dialogue, checked_seed, posed_rows
+from graft.envs.interop.dialogue import Dialogue, posed_rows, row_seed
 
 TRAINER = "SkyRL-Gym"
 
@@ -59,7 +59,7 @@ def env_class() -> type[Any]:
             self, env_id: str, args: dict[str, Any], env_config: Any = None, extras: Any = None
         ) -> None:
             super().__init__()
-            self.seed = checked_seed(extras or {}, TRAINER)
+            self.seed = row_seed(extras or {}, TRAINER)
             self.max_turns = (extras or {}).get("max_turns", self.max_turns)
             self.dialogue = Dialogue(env_id, args, TRAINER)
 

@@ -21,7 +21,7 @@ from functools import cache
 from typing import Any
 from uuid import uuid4
 
-from graft.envs.interop.dialogue import Dialogue, checked_seed, posed_rows
+from graft.envs.interop.dialogue import Dialogue, posed_rows, row_seed
 from graft.envs.interop.token_dialogue import TokenDialogue, chat_of
 
 TRAINER = "verl"
@@ -69,7 +69,7 @@ def loop_class() -> type[Any]:
 
         async def run(self, sampling_params: dict[str, Any], **row: Any) -> Any:
             """Play one episode: the prompt, then the policy's turns and observations as the response."""
-            seed = checked_seed(row.get("extra_info") or {}, TRAINER)
+            seed = row_seed(row.get("extra_info") or {}, TRAINER)
             chat = chat_of(self.tokenizer, self.apply_chat_template_kwargs)
             dialogue = Dialogue(self.env_id, self.args, TRAINER)
             try:

@@ -9,7 +9,7 @@ import pytest
 from scripted import END, ScriptedPolicy, byte_tokenizer
 
 from graft.envs import ENVS
-from graft.envs.interop.dialogue import Dialogue, checked_seed, posed_rows, until_stop
+from graft.envs.interop.dialogue import Dialogue, posed_rows, row_seed, until_stop
 from graft.envs.interop.token_dialogue import TokenDialogue, chat_of, kept_tokens
 from graft.text.tokenizer import FastTokenizer
 from tests.envs.env_kit import build
@@ -69,11 +69,11 @@ def test_a_wrapper_that_rewrites_is_refused_where_a_trainer_only_appends():
 @pytest.mark.parametrize("seed", [None, "", "x", True, 1.5])
 def test_a_row_must_name_its_task(seed: Any):
     with pytest.raises(ValueError, match="different tasks"):
-        checked_seed({"seed": seed}, "verl")
+        row_seed({"seed": seed}, "verl")
 
 
 def test_rows_show_the_tasks_that_the_seeds_pose():
-    assert checked_seed({"seed": "7"}, "OpenRLHF") == checked_seed({"seed": 7}, "verl") == 7
+    assert row_seed({"seed": "7"}, "OpenRLHF") == row_seed({"seed": 7}, "verl") == 7
     rows = list(posed_rows("calculator", 2, 5, {"operands": (2, 2)}))
     dialogue = Dialogue("calculator", {"operands": (2, 2)}, "x")
     assert [row["seed"] for row in rows] == [5, 6]
