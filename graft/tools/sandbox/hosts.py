@@ -18,12 +18,16 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 from graft.tools.errors import ToolError
+from graft.tools.sandbox.inside import HEAD
+from graft.tools.sandbox.inside.cleanup import remove
 
 INSIDE = Path(__file__).parent / "inside"
 BOOT = "import sys; sys.path.insert(0, sys.argv[1]); from inside.host import main; main()"
 FLAGS = ("-S", "-s", "-P", "-B", "-X", "utf8")  # no site, no user folder, nothing written
 START_SECONDS = 60.0
 """How long a host may take to start; importing the preloaded modules is the slow part."""
+SEND_SECONDS = 30.0
+"""How long a request may wait for a host that does not read."""
 BUSY = 4
 """Programs at a time in one host before another host is started."""
 MAX_HOSTS = max(4, min(16, (os.cpu_count() or 1) // 2))
@@ -43,6 +47,8 @@ PYTHON, SHELL = "python", "shell"
 SCRATCH = "/scratch"
 TMP = "/tmp"
 PACKAGE_FOLDERS = ("site-packages", "dist-packages")
+HIDDEN_PACKAGES = ("graft", "reasoning_gym", "gem", "textarena")
+"""Packages that make tasks: code that can import them can make a task again, with its answer."""
 SHARED_PREFIXES = ("/", "/usr", "/usr/local")  # hold far more than Python
 DEVICES = ("null", "zero", "full", "random", "urandom")
 
@@ -81,27 +87,29 @@ class SandboxHost:
         self.running: set[object] = set()
         """The programs that run now; sessions, which mostly wait, are not counted."""
         self.scratch = "/scratch" if method == "bubblewrap" else ""  # inside
-        with contextlib.ExitStack() as files:  # all are closed if the host cannot be started
-            if method in ("landlock", "none"):
-                self.scratch = tempfile.mkdtemp(prefix="graft-scratch-")
-                files.callback(shutil.rmtree, self.scratch, ignore_errors=True)
-                Path(self.scratch).chmod(
-                    0o711
-                )  # root's children are other users, each with a folder
-            self._errors: BinaryIO = files.enter_context(tempfile.TemporaryFile())
-            self._requests, theirs = socket.socketpair()
-            files.enter_context(self._requests)
-            try:
-                with theirs:
-                    self._process = self._start(theirs.fileno(), preload, VIEWS[view]())
-            except OSError as error:
-                raise SandboxError(f"cannot start {method}: {error}") from error
-            self._files = files.pop_all()
+        try:
+            self._open(preload, view)
+        except OSError as error:  # no processes, descriptors or disk left
+            raise SandboxError(f"cannot start {method}: {error}") from error
         try:
             self._await_ready()
         except BaseException:
             self.close()
             raise
+
+    def _open(self, preload: tuple[str, ...], view: str) -> None:
+        with contextlib.ExitStack() as files:  # all are closed if the host cannot be started
+            if self.method in ("landlock", "none"):
+                self.scratch = tempfile.mkdtemp(prefix="graft-scratch-")
+                files.callback(remove, self.scratch)
+                # root's children are other users, each with a folder
+                Path(self.scratch).chmod(0o711)
+            self._errors: BinaryIO = files.enter_context(tempfile.TemporaryFile())
+            self._requests, theirs = socket.socketpair()
+            files.enter_context(self._requests)
+            with theirs:
+                self._process = self._start(theirs.fileno(), preload, VIEWS[view]())
+            self._files = files.pop_all()
 
     def _start(
         self, requests: int, preload: tuple[str, ...], view: View
@@ -116,6 +124,7 @@ class SandboxHost:
             "readable": view.readable,
             "links": view.links,
             "site": view.site,
+            "hidden": view.hidden,
             "users": secrets.randbits(22),
             "scratch": self.scratch,
         }
@@ -133,10 +142,10 @@ class SandboxHost:
         finally:
             os.close(caller)
 
-    def send(self, descriptors: list[int]) -> None:
-        """Request a child with these descriptors; HostDied if the host has ended."""
+    def send(self, head: bytes, descriptors: list[int]) -> None:
+        """Request a child with these limits and descriptors; HostDied if the host has ended."""
         try:
-            socket.send_fds(self._requests, [b"C"], descriptors)
+            socket.send_fds(self._requests, [head.ljust(HEAD)], descriptors)
         except OSError as error:
             raise HostDied(f"the {self.method} sandbox has ended: {error}") from error
 
@@ -162,7 +171,7 @@ class SandboxHost:
             is_ready = self._requests.recv(1) == b"R"
         except OSError as error:
             raise SandboxError(f"{self.method} did not start: {error}") from error
-        self._requests.settimeout(None)
+        self._requests.settimeout(SEND_SECONDS)
         if not is_ready:
             self._errors.seek(0)
             lines = self._errors.read().decode(errors="replace").strip().splitlines()
@@ -176,6 +185,8 @@ class View(NamedTuple):
     """Symbolic links that must exist too: path -> target."""
     site: list[str]
     """The folders of installed packages."""
+    hidden: list[str]
+    """Folders and files below `readable` that must not be seen."""
     executable: str
 
 
@@ -216,7 +227,39 @@ def _view(system: Sequence[str]) -> View:
     links = {path: real for path, real in links.items() if not _is_below(path, {*outermost})}
     if not any(path.startswith(f"{TMP}/") for path in (*outermost, *links)):
         links[TMP] = SCRATCH  # else Python is installed there, and /tmp is a real folder
-    return View(outermost, links, packages, executable)
+    return View(outermost, links, packages, hidden_below(outermost, packages), executable)
+
+
+def hidden_below(readable: list[str], packages: list[str]) -> list[str]:
+    """The paths of `HIDDEN_PACKAGES` in every folder of packages that can be read, and the other
+    environments and downloads of a conda installation, which may hold them too."""
+    folders = {os.path.realpath(path) for path in packages}
+    for root in readable:
+        for name in PACKAGE_FOLDERS:
+            for pattern in (name, f"python3*/{name}", f"lib/python3*/{name}", f"*/python3*/{name}"):
+                folders.update(map(str, Path(root).glob(pattern)))
+    found = [path for folder in folders for path in packages_in(folder, HIDDEN_PACKAGES)]
+    conda = [f"{sys.base_prefix}/{name}" for name in ("envs", "pkgs")]
+    found += [path for path in conda if os.path.isdir(path) and not _holds(path, packages)]  # noqa: PTH112
+    return sorted({path for path in map(os.path.realpath, found) if _is_below(path, {*readable})})
+
+
+def packages_in(folder: str, names: Sequence[str]) -> list[str]:
+    """The folder, module or compiled module of each of these packages."""
+    stems = {*names, *(f"{name}.py" for name in names)}
+    try:
+        entries = os.listdir(folder)  # noqa: PTH208
+    except OSError:
+        return []
+    return [
+        f"{folder}/{entry}"
+        for entry in entries
+        if entry in stems or (entry.endswith(".so") and entry.partition(".")[0] in names)
+    ]
+
+
+def _holds(folder: str, paths: list[str]) -> bool:
+    return any(_is_below(os.path.realpath(path), {os.path.realpath(folder)}) for path in paths)
 
 
 def _is_below(path: str, folders: set[str]) -> bool:
@@ -243,6 +286,13 @@ def _command(method: str, view: View, config: dict[str, Any]) -> list[str]:
         command += ["--perms", "0755", "--dir", folder]  # bwrap's default would let only root pass
     for path in view.readable:
         command += ["--ro-bind", path, path]
+    for path in view.hidden:
+        if os.path.isdir(path):  # noqa: PTH112
+            command += ["--perms", "0755", "--tmpfs", path]
+            command += ["--ro-bind", str(INSIDE / "hidden.py"), f"{path}/__init__.py"]
+            command += ["--remount-ro", path]
+        else:
+            command += ["--ro-bind", "/dev/null", path]
     for path, target in view.links.items():
         command += ["--symlink", target, path]
     for name in DEVICES:

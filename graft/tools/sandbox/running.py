@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import select
 import socket
@@ -17,6 +18,7 @@ DISK_MB = 64
 PROCESSES = 64
 FILES = 128
 MAX_REPLY = 16  # bytes; an exit code and a newline
+ADD_SEALS, ALL_SEALS = 1033, 0b1111  # of fcntl; missing in Python on other systems
 STOP_SECONDS = 30.0
 """How long the kernel may take to end a killed program before its host is discarded."""
 
@@ -66,9 +68,9 @@ class Running:
         # a limit on processor time, in case the clock below fails
         cpu = 0 if timeout is None else int(timeout) + 2
         limits = (cpu, memory_mb * MEGABYTE, disk_mb * MEGABYTE, PROCESSES, FILES)
-        head = " ".join(map(str, (int(echo), *limits)))
+        head = " ".join(map(str, (int(echo), *limits))).encode()
         # a policy's code may hold lone surrogates
-        request = f"{head}\n{code or ''}".encode(errors="surrogatepass")
+        program = (code or "").encode(errors="surrogatepass")
         self.host = host
         self.stdout, self.stderr = bytearray(), bytearray()
         self.replies = bytearray()
@@ -76,9 +78,20 @@ class Running:
         self.ending: tuple[int, str] | None = None
         """The exit code of a child that has ended, and the limit that it exceeded."""
         self._status_text = bytearray()
+        try:
+            self._begin(head, program, stdin, is_session=code is None)
+        except OSError as error:
+            raise SandboxError(f"cannot start a program in the sandbox: {error}") from error
+        self._poll = select.poll()
+        for descriptor in self._streams:
+            os.set_blocking(descriptor, False)
+            self._poll.register(descriptor, select.POLLIN)
+
+    def _begin(self, head: bytes, program: bytes, stdin: bytes, *, is_session: bool) -> None:
+        host = self.host
         # closes everything if the host is gone or no descriptors are left
         with contextlib.ExitStack() as ours, contextlib.ExitStack() as theirs:
-            if code is not None:
+            if not is_session:
                 host.running.add(self)
                 ours.callback(host.running.discard, self)
             self._status, status = _sockets(ours, theirs)
@@ -91,17 +104,13 @@ class Running:
             }
             passed = [their_out, their_err, status.fileno()]
             self.control = None
-            if code is None:
+            if is_session:
                 self.control, control = _sockets(ours, theirs)
                 self._streams[self.control.fileno()] = self.replies
                 passed.append(control.fileno())
-            with _file(request) as request_file, _file(stdin) as stdin_file:
-                host.send([request_file.fileno(), stdin_file.fileno(), *passed])
+            with _file(program) as program_file, _file(stdin) as stdin_file:
+                host.send(head, [program_file.fileno(), stdin_file.fileno(), *passed])
             self._files = ours.pop_all()
-        self._poll = select.poll()
-        for descriptor in self._streams:
-            os.set_blocking(descriptor, False)
-            self._poll.register(descriptor, select.POLLIN)
 
     def read(self, wait: float) -> None:
         """Read the available output, waiting at most `wait` seconds for it."""
@@ -156,7 +165,8 @@ class Running:
             stderr=stderr,
             exit_code=exit_code,
             seconds=time.monotonic() - began,
-            is_timeout=why == "timeout",
+            # one that ended without being killed has ended in time: only the report was late
+            is_timeout=why == "timeout" and exit_code < 0,
             is_out_of_memory=exceeded == "memory" or ran_out_of_memory(stderr),
             is_output_cut=why == "output",
         )
@@ -239,10 +249,13 @@ def _pipe(ours: contextlib.ExitStack, theirs: contextlib.ExitStack) -> tuple[int
 
 
 def _file(content: bytes) -> BinaryIO:
-    """A file without a name that holds `content`, positioned at its start."""
+    """A file without a name that holds `content`, positioned at its start. Nobody can change it: the
+    program could otherwise store more in it than its limits allow."""
     if not content:
         return open(os.devnull, "rb")  # noqa: PTH123
-    file = open(os.memfd_create("graft"), "w+b", buffering=0)  # noqa: PTH123, SIM115
+    descriptor = os.memfd_create("graft", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    file = open(descriptor, "w+b", buffering=0)  # noqa: PTH123, SIM115
     file.write(content)
     file.seek(0)
+    fcntl.fcntl(descriptor, ADD_SEALS, ALL_SEALS)
     return file  # pyright: ignore[reportReturnType]

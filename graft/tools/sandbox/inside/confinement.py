@@ -12,11 +12,14 @@ import resource
 import sys
 from typing import NamedTuple
 
-from . import kernel, landlock, rootfs, seccomp
+from . import kernel, landlock, rootfs, seccomp, usage
 
 SIGKILL = 9
+DEVICES = [f"/dev/{name}" for name in rootfs.DEVICES]
 FIRST_USER = 1_000_000_000  # in a range that no system assigns
 USERS_PER_HOST = 256
+RLIMIT_SIGPENDING = 11  # missing in `resource`
+SIGNALS = 256  # queued signals and timers, which take kernel memory
 PLACEHOLDER = 0x7A5B_C3D1  # stands for the process id in a prepared filter
 COUNTS_PER_USER_NAMESPACE = (5, 14)  # the Linux version since which RLIMIT_NPROC does
 
@@ -29,7 +32,7 @@ class Limits(NamedTuple):
     memory: int
     """Bytes of address space beyond the size of the host."""
     disk: int
-    """Bytes, of any file and of the scratch folder."""
+    """Bytes of the scratch folder."""
     processes: int
     """Processes and threads at one time."""
     files: int
@@ -51,6 +54,8 @@ class Confinement:
         """Whether every child gets its own pid and mount namespace."""
         self.has_landlock = method == "landlock"
         self.scratch = scratch
+        self.num_scratch = 0
+        self.hiding_rules: int | None = None
         self.filters: dict[bool, bytes] = {}
         if method != "none":
             for is_nested, process in ((True, None), (False, PLACEHOLDER)):
@@ -72,6 +77,12 @@ class Confinement:
         with open("/proc/self/statm") as file:  # noqa: PTH123
             self.loaded = int(file.read().split()[0]) * resource.getpagesize()
 
+    def hide(self, hidden: list[str]) -> None:
+        """Where the file tree is the machine's own: children cannot read these paths."""
+        if hidden:
+            writable = [self.scratch, *DEVICES]
+            self.hiding_rules = landlock.hiding_rules(hidden, self.readable, writable)
+
     def user(self, slot: int) -> int:
         """A user id for this child alone, so that its limits, files and signals are separate."""
         offset = self.users * USERS_PER_HOST + slot % USERS_PER_HOST
@@ -83,7 +94,9 @@ class Confinement:
         """A folder for a child without its own disk; the host removes it afterwards."""
         if self.is_nested:
             return None
-        path = f"{self.scratch}/{slot}"
+        # a new name for every call: what an earlier one left cannot be in the way
+        self.num_scratch += 1
+        path = f"{self.scratch}/{self.num_scratch}"
         os.mkdir(path, 0o700)  # noqa: PTH102
         if self.is_root and self.method != "none":
             os.chown(path, self.user(slot), self.user(slot))
@@ -91,9 +104,10 @@ class Confinement:
 
     def enter(self, slot: int, limits: Limits, scratch: str | None) -> None:
         """Confine this process. After any exception here it must end: no code may run half confined."""
+        # also a process group of its own: kill(0, ...) must not reach the host and other calls
+        os.setsid()
         if self.method == "none":
-            os.setsid()
-            kernel_limits(limits, None, self.loaded)
+            kernel_limits(limits, None, self.loaded, limits.disk // usage.FILE_SHARE)
             os.chdir(str(scratch))
             return
         user = self.user(slot) if self.is_root else None
@@ -104,16 +118,17 @@ class Confinement:
             self._enter_namespaces(user, limits)
         else:
             parent = os.getppid()
-            os.setsid()
             self._drop_privileges(user)
             # only now: the change of user would clear it
             kernel.prctl(kernel.PR_SET_PDEATHSIG, SIGKILL)
             if os.getppid() != parent:
                 raise OSError("the host is gone")
-        kernel_limits(limits, processes, self.loaded)
+        file_size = limits.disk if self.is_nested else limits.disk // usage.FILE_SHARE
+        kernel_limits(limits, processes, self.loaded, file_size)
         if self.has_landlock:
-            devices = [f"/dev/{name}" for name in rootfs.DEVICES]
-            landlock.restrict(self.readable, [str(scratch), *devices])
+            if self.hiding_rules is not None:
+                landlock.enforce(self.hiding_rules)
+            landlock.restrict(self.readable, [str(scratch), *DEVICES])
         if not (self.is_nested and self.is_root):  # such a child has no privileges to use
             own = os.getpid().to_bytes(4, sys.byteorder)
             placeholder = PLACEHOLDER.to_bytes(4, sys.byteorder)
@@ -141,7 +156,7 @@ class Confinement:
     def _enter_namespaces(self, user: int | None, limits: Limits) -> None:
         kernel.unshare(kernel.NEWNS)
         flags = kernel.MS_NOSUID | kernel.MS_NODEV
-        disk = b"size=%d,nr_inodes=4096,mode=1777" % limits.disk
+        disk = b"size=%d,nr_inodes=%d,mode=1777" % (limits.disk, usage.MAX_FILES)
         kernel.mount(b"tmpfs", b"/scratch", b"tmpfs", flags, disk)
         kernel.mount(b"/empty", b"/proc", b"", kernel.MS_BIND)
         if user is None:
@@ -162,12 +177,13 @@ class Confinement:
             kernel.keep_capability(kernel.CAP_DAC_READ_SEARCH)
 
 
-def kernel_limits(limits: Limits, processes: int | None, loaded: int) -> None:
+def kernel_limits(limits: Limits, processes: int | None, loaded: int, file_size: int) -> None:
     """The kernel's own limits on this process and its children."""
     _limit(resource.RLIMIT_CORE, 0)
-    _limit(resource.RLIMIT_FSIZE, limits.disk)
+    _limit(resource.RLIMIT_FSIZE, file_size)
     _limit(resource.RLIMIT_NOFILE, limits.files)
     _limit(resource.RLIMIT_AS, loaded + limits.memory)
+    _limit(RLIMIT_SIGPENDING, SIGNALS)
     if limits.cpu:
         _limit(resource.RLIMIT_CPU, limits.cpu)
     if processes is not None:

@@ -1,8 +1,9 @@
 """The warm process: one fork per request.
 
-A request is one byte on the socket with descriptors: the request file (a line of numbers, then the
-code), stdin, stdout and stderr of the child, a status socket, and for a session its control socket.
-The numbers are: 1 to echo the last value, then `Limits`. On the status socket the host writes the exit
+A request is a line of numbers on the socket with descriptors: a file with the code, stdin, stdout and
+stderr of the child, a status socket, and for a session its control socket. The numbers are: 1 to echo
+the last value, then `Limits`. Only the child reads the code: what the host has had in memory, every
+later child could find in its own. On the status socket the host writes the exit
 code when the child has ended; when the caller closes it, the child is killed. The host ends when its
 caller does.
 """
@@ -13,25 +14,30 @@ import contextlib
 import gc
 import json
 import os
-import resource
 import select
 import sys
+import time
 from _socket import socket  # the module `socket` is large
 from typing import Any, NoReturn
 
-from . import kernel, landlock, rootfs, runner
+from . import HEAD, cleanup, kernel, landlock, rootfs, runner, usage
 from .confinement import Confinement, Limits
 
 CONTROL = 3  # the descriptor of a session's control socket
 SIGKILL = 9  # importing `signal` would slow down every fork
 MAX_FILES = 1 << 16
-WATCH = 0.1  # seconds between two checks of the memory and disk of long calls
+WATCH = 0.01
+"""Seconds between two checks of running calls; quick calls end before the first."""
+REST = 3
+"""After a check the host does not check again for this multiple of its duration."""
+IDLE = 0.05
+"""Seconds between two checks while no call uses the processor."""
 
 
 class HostCall:
     """A running child."""
 
-    __slots__ = ("exceeded", "head", "is_killed", "pid", "scratch", "slot", "status")
+    __slots__ = ("began", "exceeded", "head", "is_killed", "pid", "scratch", "slot", "status")
 
     def __init__(self, pid: int, slot: int, scratch: str | None, status: int, head: bytes) -> None:
         self.pid = pid
@@ -40,6 +46,7 @@ class HostCall:
         self.status = status
         self.head = head
         """Its limits as text, parsed only for long calls."""
+        self.began = time.monotonic()
         self.is_killed = False
         """Its caller has closed the status socket."""
         self.exceeded = ""
@@ -67,14 +74,18 @@ def main() -> None:
         kernel.prctl(kernel.PR_SET_PDEATHSIG, SIGKILL)
         own_pids = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
     if method == "namespaces":
-        rootfs.build_root(config["readable"], config["links"])
+        rootfs.build_root(config["readable"], config["links"], config["hidden"])
     elif method == "landlock":
         landlock.version()
     runner.prepare(config["preload"])
     confinement = Confinement(method, config["readable"], config["users"], config["scratch"])
     if method == "bubblewrap" and not confinement.try_nesting(own_pids):
         confinement.is_nested = False  # bwrap may be the only program that is allowed namespaces
-        confinement.has_landlock = landlock.is_available()
+        confinement.has_landlock = True
+        if not landlock.is_available():  # a call could open /proc/1/mem, the memory of the host
+            sys.exit("programs in bwrap may not create namespaces here, and there is no Landlock")
+    if method == "landlock":
+        confinement.hide(config["hidden"])
     host = ForkServer(confinement, config["requests"], config["caller"], own_pids)
     try:
         host.serve()
@@ -82,7 +93,7 @@ def main() -> None:
         for call in host.by_process.values():
             host.kill(call)
         if not confinement.is_nested:
-            _remove(confinement.scratch)
+            cleanup.remove(confinement.scratch)
 
 
 class ForkServer:
@@ -97,6 +108,9 @@ class ForkServer:
         self.by_status: dict[int, HostCall] = {}
         # by the descriptor that becomes readable at its end
         self.by_process: dict[int, HostCall] = {}
+        self.trash = None if confinement.is_nested else cleanup.Trash(confinement.scratch)
+        self.ticks = 0
+        """Processor time of all calls at the last check."""
 
     def serve(self) -> None:
         """Answer requests until the caller is gone."""
@@ -109,8 +123,12 @@ class ForkServer:
         poll.register(requests, select.POLLIN)
         poll.register(caller, select.POLLIN)
         self.requests.send(b"R")
+        self.meter = usage.MemoryMeter(self.confinement.loaded)
+        due = 0.0
         while True:
-            events = poll.poll(WATCH * 1000 if self.by_process else None)
+            is_clean = self.trash is None or not self.trash.folders
+            wait = max(0.0, due - time.monotonic()) * 1000 if self.by_process else None
+            events = poll.poll(wait if is_clean else 0)
             for descriptor, _ in events:
                 if descriptor == requests:
                     if not self.take():
@@ -123,29 +141,34 @@ class ForkServer:
                     poll.unregister(descriptor)
                 elif descriptor == caller:
                     return
-            if not events:
-                self.watch()
+            if self.by_process and (now := time.monotonic()) >= due:  # also of a busy host
+                is_idle = self.watch(now)
+                cost = time.monotonic() - now
+                due = now + cost + max(IDLE if is_idle else WATCH, REST * cost)
+            if self.trash is not None:
+                self.trash.step()
+                if self.trash.has_failed and not self.by_process:
+                    return  # the caller starts another host, with another folder
 
     def take(self) -> bool:
         """Start the requested child; False if the caller has closed the socket."""
-        _, ancillary, _, _ = self.requests.recvmsg(1, 64)
+        head, ancillary, _, _ = self.requests.recvmsg(HEAD, 64)
         if not ancillary:
             return False
         descriptors = memoryview(ancillary[0][2]).cast("i").tolist()
-        request, status = descriptors[0], descriptors[4]
+        status = descriptors[4]
         slot = 0
         for call in self.by_process.values():
             slot = max(slot, call.slot + 1)
         confinement = self.confinement
         try:
-            head, _, code = os.pread(request, os.fstat(request).st_size, 0).partition(b"\n")
             scratch = confinement.open_scratch(slot)
             if confinement.is_nested:
                 kernel.unshare(kernel.NEWPID)
             try:
                 pid = os.fork()
                 if pid == 0:
-                    self.run_child(head, code, descriptors, slot, scratch)
+                    self.run_child(head, descriptors, slot, scratch)
             finally:
                 if confinement.is_nested:
                     kernel.setns(self.own_pids, kernel.NEWPID)
@@ -164,10 +187,10 @@ class ForkServer:
         return True
 
     def run_child(
-        self, head: bytes, code: bytes, descriptors: list[int], slot: int, scratch: str | None
+        self, head: bytes, descriptors: list[int], slot: int, scratch: str | None
     ) -> NoReturn:
         """The child: confine itself, run the code, end."""
-        _, stdin, stdout, stderr, status, *control = descriptors
+        program, stdin, stdout, stderr, status, *control = descriptors
         exit_code = 1
         try:
             self.requests.detach()
@@ -187,9 +210,9 @@ class ForkServer:
                 runner.run_session(CONTROL)
                 exit_code = 0
             else:
+                text = read_whole(program).decode(errors="surrogatepass")
                 os.closerange(3, MAX_FILES)
                 gc.enable()
-                text = code.decode(errors="surrogatepass")
                 exit_code = runner.run_program(text, echo=bool(echo))
         finally:
             os._exit(exit_code)
@@ -208,8 +231,8 @@ class ForkServer:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(call.pid, SIGKILL)
         status = os.waitpid(call.pid, 0)[1]
-        if call.scratch is not None:
-            _remove(call.scratch)
+        if self.trash is not None and call.scratch is not None:
+            self.trash.add(call.scratch.rpartition("/")[2])
         _report(call.status, f"ended {os.waitstatus_to_exitcode(status)} {call.exceeded}")
         del self.by_status[call.status]
         self.poll.unregister(ended)
@@ -218,63 +241,33 @@ class ForkServer:
         os.close(ended)
         os.close(call.status)
 
-    def watch(self) -> None:
-        """Kill calls that exceed a limit which the kernel does not enforce.
-
-        RLIMIT_AS is per process and RLIMIT_FSIZE per file, and control groups may be missing. Only
-        long calls are checked: quick ones cannot grow far.
-        """
+    def watch(self, now: float) -> bool:
+        """Kill calls that exceed a limit which the kernel does not enforce. True if none of them has
+        used the processor since the last check."""
+        calls = [call for call in self.by_process.values() if now - call.began > WATCH]
         if self.confinement.is_nested:
-            totals = memory_of([call.pid for call in self.by_process.values()])
-            for call in self.by_process.values():
-                if totals.get(call.pid, 0) > call.limits.memory:
-                    call.exceeded = "memory"
-                    self.kill(call)
-        else:
-            for call in self.by_process.values():
-                if call.scratch and disk_of(call.scratch) > call.limits.disk:
-                    call.exceeded = "disk"
-                    self.kill(call)
+            trees = usage.by_root(usage.process_table(), [call.pid for call in calls])
+        else:  # a call is one process
+            trees = {call.pid: usage.alone(call.pid) for call in calls}
+        for call in calls:
+            if call.exceeded or not (processes := trees[call.pid]):
+                continue
+            limits = call.limits
+            if self.meter.is_above(processes, limits.memory):
+                call.exceeded = "memory"
+            elif sum(process.num_threads for process in processes) > limits.processes:
+                call.exceeded = "processes"
+            elif call.scratch and usage.disk(call.pid, call.scratch, limits.disk) > limits.disk:
+                call.exceeded = "disk"
+            if call.exceeded:
+                self.kill(call)
+        ticks = sum(process.ticks for tree in trees.values() for process in tree)
+        is_idle, self.ticks = ticks == self.ticks, ticks
+        return is_idle
 
 
-def memory_of(roots: list[int]) -> dict[int, int]:
-    """Bytes used by each of these processes and its descendants, without the pages of the host."""
-    parents: dict[int, int] = {}
-    pages: dict[int, int] = {}
-    for name in filter(str.isdigit, os.listdir("/proc")):  # noqa: PTH208
-        try:
-            with open(f"/proc/{name}/stat", "rb") as file:  # noqa: PTH123
-                fields = file.read().rpartition(b")")[2].split()
-        except OSError:
-            continue  # ended meanwhile
-        parents[int(name)], pages[int(name)] = int(fields[1]), int(fields[21])
-    shared = pages.get(os.getpid(), 0)
-    totals = dict.fromkeys(roots, 0)
-    for pid in parents:
-        root = pid
-        while root not in totals and root in parents:
-            root = parents[root]
-        if root in totals:
-            totals[root] += max(0, pages[pid] - shared) * resource.getpagesize()
-    return totals
-
-
-def disk_of(folder: str) -> int:
-    """Bytes of the files below a folder, without those that cannot be read."""
-    total = 0
-    for path, _, names in os.walk(folder):
-        for name in names:
-            try:
-                total += os.lstat(f"{path}/{name}").st_blocks * 512
-            except OSError:
-                continue  # removed meanwhile
-    return total
-
-
-def _remove(folder: str) -> None:
-    import shutil
-
-    shutil.rmtree(folder, ignore_errors=True)
+def read_whole(descriptor: int) -> bytes:
+    return os.pread(descriptor, os.fstat(descriptor).st_size, 0)
 
 
 def _report(status: int, message: str) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from . import kernel
 
 EXECUTE, WRITE_FILE, READ_FILE, READ_DIR = 1, 2, 4, 8
+REFER = 1 << 13  # move between folders
 TRUNCATE = 1 << 14
 RIGHTS = {1: (1 << 13) - 1, 2: (1 << 14) - 1, 3: (1 << 15) - 1, 5: (1 << 16) - 1}
 """Version of the interface -> the file rights that exist from that version on."""
@@ -49,6 +50,32 @@ def restrict(readable: Iterable[str], writable: Iterable[str]) -> None:
         kernel.syscall("landlock_restrict_self", rules, 0)
     finally:
         os.close(rules)
+
+
+def hiding_rules(hidden: list[str], readable: Iterable[str], writable: Iterable[str]) -> int:
+    """A descriptor for `enforce`: only files below `readable`, without `hidden`, can be read.
+
+    Landlock only adds permissions, so the folders that lead to a hidden one are replaced by their
+    entries. Names can still be listed. This takes one rule per entry, so the host does it once, and
+    its children enforce the rules.
+    """
+    refer = REFER if version() >= 2 else 0  # every set of rules refuses it that does not name it
+    attributes = struct.pack("=Q", READ_FILE | refer)
+    rules = kernel.syscall("landlock_create_ruleset", attributes, len(attributes), 0)
+    paths = list(readable)
+    while paths:
+        path = paths.pop()
+        if any(entry.startswith(f"{path}/") for entry in hidden):
+            paths += [f"{path}/{name}" for name in os.listdir(path)]  # noqa: PTH208
+        elif path not in hidden and not os.path.islink(path):  # noqa: PTH114
+            _allow(rules, path, READ_FILE)
+    for path in writable:
+        _allow(rules, path, READ_FILE | refer)
+    return rules
+
+
+def enforce(rules: int) -> None:
+    kernel.syscall("landlock_restrict_self", rules, 0)
 
 
 def _allow(rules: int, path: str, rights: int) -> None:

@@ -16,6 +16,7 @@ from . import kernel
 DEVICES = ("null", "zero", "full", "random", "urandom")
 SCRATCH = "/scratch"
 EMPTY = "/empty"
+STAND_IN = __file__.replace("rootfs", "hidden")
 
 _SITE = "/tmp"  # any folder: the new root is mounted over it for a moment
 
@@ -49,9 +50,11 @@ def enter_namespaces(is_root: bool) -> None:
     kernel.mount(b"none", b"/", b"", kernel.MS_REC | kernel.MS_PRIVATE)
 
 
-def build_root(readable: list[str], links: dict[str, str]) -> None:
+def build_root(readable: list[str], links: dict[str, str], hidden: list[str]) -> None:
     """Build the file tree and make it the root. Must run as the first process of the pid namespace."""
     devices = [f"/dev/{name}" for name in DEVICES]
+    with open(STAND_IN) as file:  # noqa: PTH123
+        stand_in = file.read()
     # opened first: the new root may cover some of them
     sources = {path: os.open(path, os.O_PATH) for path in [*readable, *devices]}
     kernel.mount(b"tmpfs", _SITE.encode(), b"tmpfs", kernel.MS_NOSUID, b"size=4m,mode=0755")
@@ -67,6 +70,15 @@ def build_root(readable: list[str], links: dict[str, str]) -> None:
         if path not in devices:
             kernel.make_read_only(target)
         os.close(source)
+    for path in hidden:
+        target = os.fsencode(_SITE + path)
+        if os.path.isdir(target):  # noqa: PTH112
+            flags = kernel.MS_NOSUID | kernel.MS_NODEV
+            kernel.mount(b"tmpfs", target, b"tmpfs", flags, b"size=64k,mode=0755")
+            _write(f"{_SITE}{path}/__init__.py", stand_in)
+            kernel.mount(b"none", target, b"", flags | kernel.MS_REMOUNT | kernel.MS_RDONLY)
+        else:
+            kernel.mount(f"{_SITE}/dev/null".encode(), target, b"", kernel.MS_BIND)
     for path, target in links.items():
         os.makedirs(_SITE + os.path.dirname(path), exist_ok=True)  # noqa: PTH103, PTH120
         os.symlink(target, _SITE + path)  # noqa: PTH211

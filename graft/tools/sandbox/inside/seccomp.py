@@ -28,7 +28,9 @@ def refuse(number: int) -> int:
 NO = refuse(errno.EPERM)
 
 REFUSED = """
-    socket=41/198
+    socket=41/198 bind=49/200 listen=50/201 accept=43/202 accept4=288/242 connect=42/203
+    sendmsg=46/211 sendmmsg=307/269 setsockopt=54/208
+    inotify_init=253/ inotify_init1=294/26 io_setup=206/0
     ptrace=101/117 process_vm_readv=310/270 process_vm_writev=311/271 kcmp=312/272
     process_madvise=440/440 process_mrelease=448/448
     pidfd_getfd=438/438 pidfd_send_signal=424/424
@@ -50,10 +52,14 @@ REFUSED = """
     nfsservctl=180/42 iopl=172/ ioperm=173/ modify_ldt=154/ uselib=134/ ustat=136/ sysfs=139/
 """
 """name=number on x86_64/number on aarch64, with none where the call does not exist. memfd_create:
-memory that RLIMIT_AS does not see. shmget and its kin: memory that outlives its maker."""
+memory that RLIMIT_AS does not see. shmget and its kin: memory that outlives its maker. bind and
+connect: a socket of socketpair could reach others by name. sendmsg: it can pass open files, which then
+are in no process's table and escape the count. setsockopt: larger buffers, which are kernel memory.
+inotify and io_setup: few exist per user or machine, so one call could take all."""
 
 NEEDED_BY_THE_HOST = """
     mount=165/40 unshare=272/97 setns=308/268 pidfd_open=434/434
+    landlock_create_ruleset=444/444 landlock_add_rule=445/445 landlock_restrict_self=446/446
 """
 """Refused to children only."""
 
@@ -77,13 +83,26 @@ a privilege; a host without privileges creates the third, and its children are r
 NAMESPACE_FLAGS = 0x7E02_0000  # every CLONE_NEW*
 CLONE_THREAD = 0x0001_0000
 AF_UNIX = 1
+STREAMS = (1, 1 | 0o2000000, 1 | 0o4000, 1 | 0o2004000)
+"""SOCK_STREAM, with close-on-exec or not, blocking or not. Datagram sockets of a pair can still send to
+a name; pairs of streams cannot."""
 PR_SET_PDEATHSIG = 1
-TERMINAL_INJECTION = (0x5412, 0x541C)  # TIOCSTI, TIOCLINUX: type into the terminal
+PR_SET_DUMPABLE = 4  # without it the host could not look into the process
+IOCTLS = (0x5412, 0x541C, 0x8901, 0x8902)
+"""TIOCSTI, TIOCLINUX: type into the terminal; FIOSETOWN, SIOCSPGRP: as F_SETOWN."""
+FCNTLS = (8, 10, 15, 1026, 1031)
+"""F_SETOWN, F_SETSIG, F_SETOWN_EX, F_NOTIFY: the kernel then sends signals to a process of the caller's
+choice, on another's behalf; F_SETPIPE_SZ: larger buffers, which are kernel memory."""
+MADV_PAGEOUT = 21  # memory in swap is not in any count
+O_ACCMODE, O_TRUNC = 3, 0o1000
 CHECKED = {
     "x86_64": {"clone": 56, "clone3": 435, "socketpair": 53, "prctl": 157, "ioctl": 16,
-               "kill": 62, "tgkill": 234, "prlimit64": 302, "unshare": 272},
+               "kill": 62, "tgkill": 234, "prlimit64": 302, "unshare": 272, "fcntl": 72,
+               "sendto": 44, "madvise": 28, "open": 2, "openat": 257, "openat2": 437,
+               "fallocate": 285},
     "aarch64": {"clone": 220, "clone3": 435, "socketpair": 199, "prctl": 167, "ioctl": 29,
-                "kill": 129, "tgkill": 131, "prlimit64": 261, "unshare": 97},
+                "kill": 129, "tgkill": 131, "prlimit64": 261, "unshare": 97, "fcntl": 25,
+                "sendto": 206, "madvise": 233, "openat": 56, "openat2": 437, "fallocate": 47},
 }  # fmt: skip
 """Calls that depend on an argument."""
 
@@ -146,6 +165,18 @@ def if_equal(index: int, values: Iterable[int], verdict: int) -> list[Instructio
     return [argument(index), *tests]
 
 
+def unless_null(index: int, verdict: int) -> list[Instruction]:
+    """`verdict` unless the argument, a pointer of 64 bits, is 0."""
+    low, high = argument(index), load(16 + 8 * index + 4)
+    return [low, jump_if_equal(0, 0, 2), high, jump_if_equal(0, 1, 0), back(verdict)]
+
+
+def if_truncated_by_reader(index: int) -> list[Instruction]:
+    """Refuse the flags O_RDONLY | O_TRUNC, which empty a file that is opened for reading."""
+    flags = [jump_if_any_bit(O_TRUNC, 0, 2), jump_if_any_bit(O_ACCMODE, 1, 0)]
+    return [argument(index), *flags, back(NO)]
+
+
 def host_program(machine: str, *, is_root: bool) -> list[Instruction]:
     """The filter of the host and its children. A host that is root needs no user namespaces, so that
     its children cannot have them either."""
@@ -160,7 +191,12 @@ def host_program(machine: str, *, is_root: bool) -> list[Instruction]:
     code += [jump_if_equal(call["clone3"], 0, 1), back(refuse(errno.ENOSYS))]
     code += when(call["clone"], [argument(0), jump_if_any_bit(NAMESPACE_FLAGS, 0, 1), back(NO)])
     code += when(call["socketpair"], unless_equal(0, [AF_UNIX], NO))
-    code += when(call["ioctl"], if_equal(1, TERMINAL_INJECTION, NO))
+    code += when(call["socketpair"], unless_equal(1, STREAMS, NO))
+    code += when(call["sendto"], unless_null(4, NO))
+    code += when(call["ioctl"], if_equal(1, IOCTLS, NO))
+    code += when(call["fcntl"], if_equal(1, FCNTLS, NO))
+    code += when(call["madvise"], if_equal(2, [MADV_PAGEOUT], refuse(errno.EINVAL)))
+    code += when(call["prctl"], if_equal(0, [PR_SET_DUMPABLE], NO))
     code += when(call["unshare"], unless_equal(0, namespaces, NO))
     return [*code, back(ALLOW)]
 
@@ -178,6 +214,13 @@ def child_program(machine: str, *, only_process: int | None) -> list[Instruction
         code += when(call["kill"], unless_equal(0, [only_process], NO))
         code += when(call["tgkill"], unless_equal(0, [only_process], NO))
         code += when(call["prlimit64"], unless_equal(0, [0, only_process], NO))
+        # with FALLOC_FL_KEEP_SIZE it takes disk beyond RLIMIT_FSIZE; the C library then writes zeros
+        code += when(call["fallocate"], [back(refuse(errno.EOPNOTSUPP))])
+        # Landlock knows O_TRUNC since Linux 6.2; before, a file that may be read could be emptied
+        code += when(call["openat2"], [back(refuse(errno.ENOSYS))])
+        for name, index in (("open", 1), ("openat", 2)):
+            if name in call:
+                code += when(call[name], if_truncated_by_reader(index))
     return [*code, back(ALLOW)]
 
 
