@@ -52,7 +52,10 @@ HIDDEN_PACKAGES = ("graft", "reasoning_gym", "gem", "textarena")
 SHARED_PREFIXES = ("/", "/usr", "/usr/local")  # hold far more than Python
 DEVICES = ("null", "zero", "full", "random", "urandom")
 
-CAPABILITIES = ("CAP_SYS_ADMIN", "CAP_SETUID", "CAP_SETGID", "CAP_KILL")
+CAPABILITIES = (
+    "CAP_SYS_ADMIN", "CAP_SETUID", "CAP_SETGID", "CAP_KILL",
+    "CAP_SYS_PTRACE",  # to measure children, which are other users
+)  # fmt: skip
 
 ENVIRONMENT = {
     "PATH": "/usr/bin:/bin",
@@ -64,6 +67,7 @@ ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     "OPENBLAS_NUM_THREADS": "1",
     "MKL_NUM_THREADS": "1",
+    "MALLOC_ARENA_MAX": "2",  # each reserves 64 MB of address space, which is limited
 }
 
 

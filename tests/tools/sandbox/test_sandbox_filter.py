@@ -84,10 +84,38 @@ def test_only_a_host_without_privileges_makes_user_namespaces(machine: str):
             assert verdict(code, machine, unshare, flags) == NO
 
 
-def test_pairs_of_sockets_are_for_unix_only(machine: str):
+def test_pairs_of_sockets_are_streams_of_unix_and_reach_no_one_by_name(machine: str):
     code = seccomp.host_program(machine, is_root=False)
-    pair = seccomp.CHECKED[machine]["socketpair"]
-    assert [verdict(code, machine, pair, family) for family in (1, 2, 16)] == [ALLOW, NO, NO]
+    call = seccomp.CHECKED[machine]
+    stream, datagram, packets, close_on_exec = 1, 2, 5, 0o2000000
+    pair = call["socketpair"]
+    assert [verdict(code, machine, pair, family, stream) for family in (1, 2, 16)] == [
+        ALLOW,
+        NO,
+        NO,
+    ]
+    assert verdict(code, machine, pair, 1, stream | close_on_exec) == ALLOW
+    for kind in (datagram, packets, datagram | close_on_exec):
+        assert verdict(code, machine, pair, 1, kind) == NO
+    for address in (1, 2**32, 2**63):  # sendto with an address
+        assert verdict(code, machine, call["sendto"], 5, 0, 0, 0, address) == NO
+    assert verdict(code, machine, call["sendto"], 5, 0, 0, 0, 0) == ALLOW
+    # only the host's own channel, a descriptor above the limit of user code
+    assert verdict(code, machine, call["sendmsg"], seccomp.LISTENERS) == ALLOW
+    assert verdict(code, machine, call["sendmsg"], 3) == NO
+
+
+def test_no_signal_can_be_sent_by_way_of_a_file_and_no_buffer_grows(machine: str):
+    code = seccomp.host_program(machine, is_root=False)
+    call = seccomp.CHECKED[machine]
+    set_flags, set_owner, set_signal, set_owner_ex, notify, set_pipe = 4, 8, 10, 15, 1026, 1031
+    for command in (set_owner, set_signal, set_owner_ex, notify, set_pipe):
+        assert verdict(code, machine, call["fcntl"], 0, command) == NO
+    assert verdict(code, machine, call["fcntl"], 0, set_flags) == ALLOW
+    for request in (0x8901, 0x8902):  # FIOSETOWN, SIOCSPGRP
+        assert verdict(code, machine, call["ioctl"], 0, request) == NO
+    set_option = {"x86_64": 54, "aarch64": 208}[machine]
+    assert verdict(code, machine, set_option, 3, 1, 7) == NO
 
 
 def test_a_child_is_refused_the_calls_that_the_host_needs(machine: str):
@@ -103,6 +131,24 @@ def test_a_child_is_refused_the_calls_that_the_host_needs(machine: str):
     assert verdict(child, machine, kill, 77, 9) == ALLOW  # its namespace has no other processes
 
 
+def test_with_namespaces_the_host_is_asked_about_new_processes_and_sets_their_memory(machine: str):
+    call = seccomp.CHECKED[machine]
+    memory, files = 9, 7
+    for can_ask, answer in ((True, seccomp.ASK), (False, refuse(errno.EAGAIN))):
+        child = seccomp.child_program(machine, only_process=None, can_ask=can_ask)
+        assert verdict(child, machine, call["clone"], SIGCHLD) == answer
+        assert verdict(child, machine, call["clone"], seccomp.CLONE_THREAD) == ALLOW
+        assert all(
+            verdict(child, machine, call[n]) == answer for n in ("fork", "vfork") if n in call
+        )
+        assert verdict(child, machine, call["setrlimit"], memory) == seccomp.IGNORE
+        assert verdict(child, machine, call["setrlimit"], files) == ALLOW
+        for pointer in (8, 2**40):
+            assert verdict(child, machine, call["prlimit64"], 0, memory, pointer) == seccomp.IGNORE
+            assert verdict(child, machine, call["prlimit64"], 0, files, pointer) == ALLOW
+        assert verdict(child, machine, call["prlimit64"], 0, memory, 0) == ALLOW  # only reads it
+
+
 def test_without_namespaces_there_is_one_process_and_no_other(machine: str):
     child = seccomp.child_program(machine, only_process=OWN)
     call = seccomp.CHECKED[machine]
@@ -115,6 +161,21 @@ def test_without_namespaces_there_is_one_process_and_no_other(machine: str):
     assert verdict(child, machine, call["prlimit64"], 0) == ALLOW
     assert verdict(child, machine, call["prlimit64"], 1) == NO
     assert verdict(child, machine, READ[machine]) == ALLOW
+
+
+def test_without_namespaces_nothing_is_emptied_by_a_reader_or_allocated_unseen(machine: str):
+    """Landlock does not guard O_TRUNC before Linux 6.2."""
+    child = seccomp.child_program(machine, only_process=OWN)
+    call = seccomp.CHECKED[machine]
+    read, write, create, truncate = 0, 1, 0o100, 0o1000
+    for name, before in (("open", [0]), ("openat", [0, 0])):
+        if name in call:
+            for flags in (read, write | truncate, write | truncate | create, read | create):
+                assert verdict(child, machine, call[name], *before, flags) == ALLOW
+            for flags in (read | truncate, read | truncate | create):
+                assert verdict(child, machine, call[name], *before, flags) == NO
+    assert verdict(child, machine, call["openat2"]) == refuse(errno.ENOSYS)
+    assert verdict(child, machine, call["fallocate"]) == refuse(errno.EOPNOTSUPP)
 
 
 def test_jumps_fit_and_the_kernel_takes_the_length(machine: str):

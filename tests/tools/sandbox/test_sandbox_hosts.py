@@ -310,7 +310,7 @@ def test_a_program_for_which_no_descriptors_are_left_leaves_nothing_open(
             return made[0]
 
         monkeypatch.setattr(os, "pipe", one_pipe)
-        with pytest.raises(OSError, match="Too many open files") as caught:
+        with pytest.raises(SandboxError, match="Too many open files") as caught:
             Running(host, "pass")
         assert open_files() == before, caught.value
         assert not host.running

@@ -46,7 +46,7 @@ class Trash:
         os.close(self.root)
 
     def _empty(self, name: str) -> None:
-        os.chmod(name, 0o700, dir_fd=self.root)  # noqa: PTH101 (its program has ended: no race)
+        os.chmod(name, 0o700, dir_fd=self.root)
         folder = os.open(name, READ, dir_fd=self.root)
         try:
             with os.scandir(folder) as found:
@@ -55,18 +55,18 @@ class Trash:
                 if entry.is_dir(follow_symlinks=False):
                     self._move_up(folder, entry.name)
                 else:
-                    os.unlink(entry.name, dir_fd=folder)  # noqa: PTH108
+                    os.unlink(entry.name, dir_fd=folder)
         finally:
             os.close(folder)
         if len(entries) < ENTRIES:
-            os.rmdir(name, dir_fd=self.root)  # noqa: PTH106
+            os.rmdir(name, dir_fd=self.root)
             self.folders.remove(name)
 
     def _move_up(self, folder: int, name: str) -> None:
-        os.chmod(name, 0o700, dir_fd=folder)  # noqa: PTH101 (a move writes the folder's "..")
+        os.chmod(name, 0o700, dir_fd=folder)
         self._count += 1
         above = f".graft-{os.getpid()}-{self._count}"
-        os.rename(name, above, src_dir_fd=folder, dst_dir_fd=self.root)  # noqa: PTH104
+        os.rename(name, above, src_dir_fd=folder, dst_dir_fd=self.root)
         self.folders.append(above)
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import resource
 import sys
+from _socket import SCM_RIGHTS, SOL_SOCKET, socket
 from typing import NamedTuple
 
 from . import kernel, landlock, rootfs, seccomp, usage
@@ -22,6 +23,7 @@ RLIMIT_SIGPENDING = 11  # missing in `resource`
 SIGNALS = 256  # queued signals and timers, which take kernel memory
 PLACEHOLDER = 0x7A5B_C3D1  # stands for the process id in a prepared filter
 COUNTS_PER_USER_NAMESPACE = (5, 14)  # the Linux version since which RLIMIT_NPROC does
+CONTINUES = (5, 5)  # the Linux version since which a listener can let a call continue
 
 
 class Limits(NamedTuple):
@@ -57,13 +59,18 @@ class Confinement:
         self.num_scratch = 0
         self.hiding_rules: int | None = None
         self.filters: dict[bool, bytes] = {}
+        release = os.uname().release.split(".")
+        linux = int(release[0]), int(release[1].partition("-")[0])
+        self.counts_per_namespace = linux >= COUNTS_PER_USER_NAMESPACE
+        self.can_ask = self.is_nested and linux >= CONTINUES and _can_listen()
+        """Whether the kernel can ask the host about new processes; else none can be started."""
         if method != "none":
             for is_nested, process in ((True, None), (False, PLACEHOLDER)):
-                program = seccomp.child_program(kernel.machine, only_process=process)
+                program = seccomp.child_program(
+                    kernel.machine, only_process=process, can_ask=self.can_ask
+                )
                 self.filters[is_nested] = seccomp.assemble(program)
         self.num_users = rootfs.num_users() if self.is_root else 0
-        release = os.uname().release.split(".")
-        self.counts_per_namespace = (int(release[0]), int(release[1])) >= COUNTS_PER_USER_NAMESPACE
         self.loaded = 0
 
     def restrict_host(self) -> None:
@@ -102,12 +109,16 @@ class Confinement:
             os.chown(path, self.user(slot), self.user(slot))
         return path
 
-    def enter(self, slot: int, limits: Limits, scratch: str | None) -> None:
-        """Confine this process. After any exception here it must end: no code may run half confined."""
+    def enter(self, slot: int, limits: Limits, scratch: str | None, serial: int = 0) -> None:
+        """Confine this process. After any exception here it must end: no code may run half confined.
+
+        `serial`: the number of the call, which the host gets with its listener.
+        """
         # also a process group of its own: kill(0, ...) must not reach the host and other calls
         os.setsid()
         if self.method == "none":
             kernel_limits(limits, None, self.loaded, limits.disk // usage.FILE_SHARE)
+            _limit(resource.RLIMIT_NOFILE, limits.files)
             os.chdir(str(scratch))
             return
         user = self.user(slot) if self.is_root else None
@@ -129,10 +140,15 @@ class Confinement:
             if self.hiding_rules is not None:
                 landlock.enforce(self.hiding_rules)
             landlock.restrict(self.readable, [str(scratch), *DEVICES])
-        if not (self.is_nested and self.is_root):  # such a child has no privileges to use
+        if self.is_nested and self.can_ask:
+            _send_listener(serial, kernel.install_filter_and_listen(self.filters[True]))
+        elif self.is_nested:
+            kernel.install_filter(self.filters[True])
+        else:
             own = os.getpid().to_bytes(4, sys.byteorder)
             placeholder = PLACEHOLDER.to_bytes(4, sys.byteorder)
-            kernel.install_filter(self.filters[self.is_nested].replace(placeholder, own))
+            kernel.install_filter(self.filters[False].replace(placeholder, own))
+        _limit(resource.RLIMIT_NOFILE, limits.files)
         os.chdir(scratch or rootfs.SCRATCH)
         if scratch is not None:
             os.environ["HOME"] = os.environ["TMPDIR"] = scratch
@@ -181,13 +197,34 @@ def kernel_limits(limits: Limits, processes: int | None, loaded: int, file_size:
     """The kernel's own limits on this process and its children."""
     _limit(resource.RLIMIT_CORE, 0)
     _limit(resource.RLIMIT_FSIZE, file_size)
-    _limit(resource.RLIMIT_NOFILE, limits.files)
     _limit(resource.RLIMIT_AS, loaded + limits.memory)
     _limit(RLIMIT_SIGPENDING, SIGNALS)
     if limits.cpu:
         _limit(resource.RLIMIT_CPU, limits.cpu)
     if processes is not None:
         _limit(resource.RLIMIT_NPROC, processes)
+
+
+def _can_listen() -> bool:
+    """Whether a process can have a listener here; in some containers the runtime has the only one."""
+    pid = os.fork()
+    if pid == 0:
+        status = 1
+        try:
+            kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
+            allow_all = seccomp.assemble([seccomp.back(seccomp.ALLOW)])
+            kernel.install_filter_and_listen(allow_all)
+            status = 0
+        finally:
+            os._exit(status)
+    return os.waitpid(pid, 0)[1] == 0
+
+
+def _send_listener(serial: int, listener: int) -> None:
+    channel = socket(fileno=seccomp.LISTENERS)
+    rights = [(SOL_SOCKET, SCM_RIGHTS, listener.to_bytes(4, sys.byteorder))]
+    channel.sendmsg([serial.to_bytes(8, sys.byteorder)], rights)
+    channel.detach()
 
 
 def _limit(what: int, value: int) -> None:

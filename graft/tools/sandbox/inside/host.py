@@ -11,9 +11,11 @@ caller does.
 from __future__ import annotations
 
 import contextlib
+import errno
 import gc
 import json
 import os
+import resource
 import select
 import sys
 import time
@@ -22,12 +24,16 @@ from typing import Any, NoReturn
 
 from . import HEAD, cleanup, kernel, landlock, rootfs, runner, usage
 from .confinement import Confinement, Limits
+from .forks import ForkGate
+from .seccomp import LISTENERS
 
 CONTROL = 3  # the descriptor of a session's control socket
 SIGKILL = 9  # importing `signal` would slow down every fork
 MAX_FILES = 1 << 16
 WATCH = 0.01
 """Seconds between two checks of running calls; quick calls end before the first."""
+WATCH_DIVIDED = 0.003
+"""The same while several processes share the memory of a call: one that ends gives its part back."""
 REST = 3
 """After a check the host does not check again for this multiple of its duration."""
 IDLE = 0.05
@@ -37,9 +43,15 @@ IDLE = 0.05
 class HostCall:
     """A running child."""
 
-    __slots__ = ("began", "exceeded", "head", "is_killed", "pid", "scratch", "slot", "status")
+    __slots__ = (
+        "began", "exceeded", "full", "gate", "head", "is_killed", "pid", "scratch", "serial",
+        "slot", "status",
+    )  # fmt: skip
 
-    def __init__(self, pid: int, slot: int, scratch: str | None, status: int, head: bytes) -> None:
+    def __init__(
+        self, serial: int, pid: int, slot: int, scratch: str | None, status: int, head: bytes
+    ) -> None:
+        self.serial = serial
         self.pid = pid
         self.slot = slot
         self.scratch = scratch
@@ -47,6 +59,10 @@ class HostCall:
         self.head = head
         """Its limits as text, parsed only for long calls."""
         self.began = time.monotonic()
+        self.gate: ForkGate | None = None
+        """Decides on its new processes."""
+        self.full = 0.0
+        """When it last had as many processes as it may."""
         self.is_killed = False
         """Its caller has closed the status socket."""
         self.exceeded = ""
@@ -78,6 +94,7 @@ def main() -> None:
     elif method == "landlock":
         landlock.version()
     runner.prepare(config["preload"])
+    listeners = open_listeners()
     confinement = Confinement(method, config["readable"], config["users"], config["scratch"])
     if method == "bubblewrap" and not confinement.try_nesting(own_pids):
         confinement.is_nested = False  # bwrap may be the only program that is allowed namespaces
@@ -86,7 +103,7 @@ def main() -> None:
             sys.exit("programs in bwrap may not create namespaces here, and there is no Landlock")
     if method == "landlock":
         confinement.hide(config["hidden"])
-    host = ForkServer(confinement, config["requests"], config["caller"], own_pids)
+    host = ForkServer(confinement, config["requests"], config["caller"], own_pids, listeners)
     try:
         host.serve()
     finally:
@@ -100,7 +117,17 @@ class ForkServer:
     """Serves requests. It does little work here and in `run_child` on purpose: after a fork every page
     that either process writes is copied, and that is most of the cost of a call."""
 
-    def __init__(self, confinement: Confinement, requests: int, caller: int, own_pids: int) -> None:
+    def __init__(
+        self,
+        confinement: Confinement,
+        requests: int,
+        caller: int,
+        own_pids: int,
+        listeners: socket,
+    ) -> None:
+        self.listeners = listeners
+        self.by_listener: dict[int, HostCall] = {}
+        self.num_calls = 0
         self.confinement = confinement
         self.requests = socket(fileno=requests)
         self.caller = caller
@@ -109,6 +136,8 @@ class ForkServer:
         # by the descriptor that becomes readable at its end
         self.by_process: dict[int, HostCall] = {}
         self.trash = None if confinement.is_nested else cleanup.Trash(confinement.scratch)
+        self.due = 0.0
+        """When to check the running calls."""
         self.ticks = 0
         """Processor time of all calls at the last check."""
 
@@ -122,14 +151,15 @@ class ForkServer:
         requests, caller = self.requests.fileno(), self.caller
         poll.register(requests, select.POLLIN)
         poll.register(caller, select.POLLIN)
+        listeners = self.listeners.fileno()
+        poll.register(listeners, select.POLLIN)
         self.requests.send(b"R")
         self.meter = usage.MemoryMeter(self.confinement.loaded)
-        due = 0.0
         while True:
             is_clean = self.trash is None or not self.trash.folders
-            wait = max(0.0, due - time.monotonic()) * 1000 if self.by_process else None
+            wait = max(0.0, self.due - time.monotonic()) * 1000 if self.by_process else None
             events = poll.poll(wait if is_clean else 0)
-            for descriptor, _ in events:
+            for descriptor, event in events:
                 if descriptor == requests:
                     if not self.take():
                         return
@@ -139,12 +169,20 @@ class ForkServer:
                     self.by_status[descriptor].is_killed = True
                     self.kill(self.by_status[descriptor])
                     poll.unregister(descriptor)
+                elif descriptor == listeners:
+                    self.take_listener()
+                elif descriptor in self.by_listener:
+                    if event & select.POLLIN:
+                        self.decide(self.by_listener[descriptor])
+                    else:  # its last process has ended; to receive would block
+                        del self.by_listener[descriptor]
+                        poll.unregister(descriptor)
                 elif descriptor == caller:
                     return
-            if self.by_process and (now := time.monotonic()) >= due:  # also of a busy host
-                is_idle = self.watch(now)
-                cost = time.monotonic() - now
-                due = now + cost + max(IDLE if is_idle else WATCH, REST * cost)
+            if self.by_process and (now := time.monotonic()) >= self.due:  # also of a busy host
+                rest = self.watch(now)
+                done = time.monotonic()
+                self.due = done + max(rest, REST * (done - now))
             if self.trash is not None:
                 self.trash.step()
                 if self.trash.has_failed and not self.by_process:
@@ -157,7 +195,8 @@ class ForkServer:
             return False
         descriptors = memoryview(ancillary[0][2]).cast("i").tolist()
         status = descriptors[4]
-        slot = 0
+        self.num_calls += 1
+        serial, slot = self.num_calls, 0
         for call in self.by_process.values():
             slot = max(slot, call.slot + 1)
         confinement = self.confinement
@@ -168,7 +207,7 @@ class ForkServer:
             try:
                 pid = os.fork()
                 if pid == 0:
-                    self.run_child(head, descriptors, slot, scratch)
+                    self.run_child(head, descriptors, slot, scratch, serial)
             finally:
                 if confinement.is_nested:
                     kernel.setns(self.own_pids, kernel.NEWPID)
@@ -177,7 +216,7 @@ class ForkServer:
             _report(status, f"broken cannot start a process: {error}")
             os.close(status)
         else:
-            call = HostCall(pid, slot, scratch, status, head)
+            call = HostCall(serial, pid, slot, scratch, status, head)
             self.by_status[status] = self.by_process[ended] = call
             self.poll.register(status, select.POLLIN)
             self.poll.register(ended, select.POLLIN)
@@ -187,7 +226,7 @@ class ForkServer:
         return True
 
     def run_child(
-        self, head: bytes, descriptors: list[int], slot: int, scratch: str | None
+        self, head: bytes, descriptors: list[int], slot: int, scratch: str | None, serial: int
     ) -> NoReturn:
         """The child: confine itself, run the code, end."""
         program, stdin, stdout, stderr, status, *control = descriptors
@@ -198,7 +237,7 @@ class ForkServer:
             os.dup2(stdout, 1)
             os.dup2(stderr, 2)
             echo, *limits = map(int, head.split())
-            self.confinement.enter(slot, Limits(*limits), scratch)
+            self.confinement.enter(slot, Limits(*limits), scratch, serial)
         except BaseException as error:  # no code may run half confined
             _report(status, f"broken {type(error).__name__}: {error}")
             os._exit(126)
@@ -216,6 +255,41 @@ class ForkServer:
                 exit_code = runner.run_program(text, echo=bool(echo))
         finally:
             os._exit(exit_code)
+
+    def take_listener(self) -> None:
+        """The listener of a call that has confined itself."""
+        number, ancillary, _, _ = self.listeners.recvmsg(8, 64)
+        serial = int.from_bytes(number, sys.byteorder)
+        for _, _, data in ancillary:
+            listener = int.from_bytes(data[:4], sys.byteorder)
+            for call in self.by_process.values():
+                if call.serial == serial:
+                    confinement = self.confinement
+                    user = confinement.user(call.slot) if confinement.is_root else None
+                    memory = call.limits.memory
+                    call.gate = ForkGate(listener, memory, confinement.loaded, user)
+                    self.by_listener[listener] = call
+                    self.poll.register(listener, select.POLLIN)
+                    break
+            else:  # it has ended already
+                os.close(listener)
+
+    def decide(self, call: HostCall) -> None:
+        """Answer a call that wants to start a process."""
+        assert call.gate is not None
+        with contextlib.suppress(OSError):  # it may be killed meanwhile
+            request, thread, shares_memory = call.gate.receive()
+            refusal = errno.EAGAIN
+            if time.monotonic() - call.full > WATCH:  # else a fork bomb would keep the host busy
+                with contextlib.suppress(OSError):
+                    tree = usage.by_root(usage.process_table(), [call.pid])[call.pid]
+                    if sum(process.num_threads for process in tree) < call.limits.processes:
+                        parent = usage.leader(thread)
+                        refusal = call.gate.admit(tree, parent, shares_memory=shares_memory)
+                    else:
+                        call.full = time.monotonic()
+            call.gate.answer(request, refusal)
+            self.due = 0.0  # the limits are divided anew as soon as the process is seen
 
     def kill(self, call: HostCall) -> None:
         """Kill a child, the first process of its pid namespace: all others in it end too."""
@@ -236,15 +310,23 @@ class ForkServer:
         _report(call.status, f"ended {os.waitstatus_to_exitcode(status)} {call.exceeded}")
         del self.by_status[call.status]
         self.poll.unregister(ended)
+        if call.gate is not None:
+            if self.by_listener.pop(call.gate.listener, None):
+                self.poll.unregister(call.gate.listener)
+            os.close(call.gate.listener)
         if not call.is_killed:
             self.poll.unregister(call.status)
         os.close(ended)
         os.close(call.status)
 
-    def watch(self, now: float) -> bool:
-        """Kill calls that exceed a limit which the kernel does not enforce. True if none of them has
-        used the processor since the last check."""
-        calls = [call for call in self.by_process.values() if now - call.began > WATCH]
+    def watch(self, now: float) -> float:
+        """Kill calls that exceed a limit which the kernel does not enforce. The seconds until the next
+        check: many if none of them has used the processor."""
+        calls = [
+            call
+            for call in self.by_process.values()
+            if now - call.began > WATCH or (call.gate and call.gate.is_divided)
+        ]
         if self.confinement.is_nested:
             trees = usage.by_root(usage.process_table(), [call.pid for call in calls])
         else:  # a call is one process
@@ -259,11 +341,27 @@ class ForkServer:
                 call.exceeded = "processes"
             elif call.scratch and usage.disk(call.pid, call.scratch, limits.disk) > limits.disk:
                 call.exceeded = "disk"
+            elif call.gate is not None:
+                call.gate.rebalance(processes)
             if call.exceeded:
                 self.kill(call)
         ticks = sum(process.ticks for tree in trees.values() for process in tree)
         is_idle, self.ticks = ticks == self.ticks, ticks
-        return is_idle
+        if is_idle:
+            return IDLE
+        return WATCH_DIVIDED if any(c.gate and c.gate.is_divided for c in calls) else WATCH
+
+
+def open_listeners() -> socket:
+    """The host's end of the socket on which children send their listeners; theirs is LISTENERS."""
+    from _socket import AF_UNIX, SOCK_STREAM, socketpair
+
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))  # a session takes four here
+    ours, theirs = socketpair(AF_UNIX, SOCK_STREAM)
+    os.dup2(theirs.fileno(), LISTENERS)
+    theirs.close()
+    return ours
 
 
 def read_whole(descriptor: int) -> bytes:

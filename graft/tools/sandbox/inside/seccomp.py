@@ -18,6 +18,7 @@ ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 NEWEST_KNOWN = 462  # mseal, Linux 6.10
 
 ALLOW = 0x7FFF_0000
+ASK = 0x7FC0_0000  # the host decides
 KILL = 0x8000_0000
 
 
@@ -26,10 +27,11 @@ def refuse(number: int) -> int:
 
 
 NO = refuse(errno.EPERM)
+IGNORE = refuse(0)  # does nothing, and reports success
 
 REFUSED = """
     socket=41/198 bind=49/200 listen=50/201 accept=43/202 accept4=288/242 connect=42/203
-    sendmsg=46/211 sendmmsg=307/269 setsockopt=54/208
+    sendmmsg=307/269 setsockopt=54/208
     inotify_init=253/ inotify_init1=294/26 io_setup=206/0
     ptrace=101/117 process_vm_readv=310/270 process_vm_writev=311/271 kcmp=312/272
     process_madvise=440/440 process_mrelease=448/448
@@ -88,6 +90,10 @@ STREAMS = (1, 1 | 0o2000000, 1 | 0o4000, 1 | 0o2004000)
 a name; pairs of streams cannot."""
 PR_SET_PDEATHSIG = 1
 PR_SET_DUMPABLE = 4  # without it the host could not look into the process
+PR_SET_MM = 35  # would give false addresses to the host
+RLIMIT_AS = 9
+LISTENERS = 250
+"""The descriptor on which children send the host their listeners; user code cannot have one so high."""
 IOCTLS = (0x5412, 0x541C, 0x8901, 0x8902)
 """TIOCSTI, TIOCLINUX: type into the terminal; FIOSETOWN, SIOCSPGRP: as F_SETOWN."""
 FCNTLS = (8, 10, 15, 1026, 1031)
@@ -99,10 +105,12 @@ CHECKED = {
     "x86_64": {"clone": 56, "clone3": 435, "socketpair": 53, "prctl": 157, "ioctl": 16,
                "kill": 62, "tgkill": 234, "prlimit64": 302, "unshare": 272, "fcntl": 72,
                "sendto": 44, "madvise": 28, "open": 2, "openat": 257, "openat2": 437,
-               "fallocate": 285},
+               "fallocate": 285, "sendmsg": 46, "setrlimit": 160,
+               "fork": 57, "vfork": 58},
     "aarch64": {"clone": 220, "clone3": 435, "socketpair": 199, "prctl": 167, "ioctl": 29,
                 "kill": 129, "tgkill": 131, "prlimit64": 261, "unshare": 97, "fcntl": 25,
-                "sendto": 206, "madvise": 233, "openat": 56, "openat2": 437, "fallocate": 47},
+                "sendto": 206, "madvise": 233, "openat": 56, "openat2": 437, "fallocate": 47,
+                "sendmsg": 211, "setrlimit": 164},
 }  # fmt: skip
 """Calls that depend on an argument."""
 
@@ -196,18 +204,32 @@ def host_program(machine: str, *, is_root: bool) -> list[Instruction]:
     code += when(call["ioctl"], if_equal(1, IOCTLS, NO))
     code += when(call["fcntl"], if_equal(1, FCNTLS, NO))
     code += when(call["madvise"], if_equal(2, [MADV_PAGEOUT], refuse(errno.EINVAL)))
-    code += when(call["prctl"], if_equal(0, [PR_SET_DUMPABLE], NO))
+    code += when(call["prctl"], if_equal(0, [PR_SET_DUMPABLE, PR_SET_MM], NO))
+    code += when(call["sendmsg"], unless_equal(0, [LISTENERS], NO))
     code += when(call["unshare"], unless_equal(0, namespaces, NO))
     return [*code, back(ALLOW)]
 
 
-def child_program(machine: str, *, only_process: int | None) -> list[Instruction]:
+def child_program(
+    machine: str, *, only_process: int | None, can_ask: bool = True
+) -> list[Instruction]:
     """The additional filter of children; the first filter checks the architecture. `only_process`:
-    there are no namespaces, and this is the only process that the child may be and may signal."""
+    there are no namespaces, and this is the only process that the child may be and may signal. With
+    namespaces the host decides on new processes; where it cannot be asked, there are none."""
     call = CHECKED[machine]
     code = [NUMBER, *refuse_all(numbers(NEEDED_BY_THE_HOST, machine))]
     code += when(call["prctl"], if_equal(0, [PR_SET_PDEATHSIG], NO))
-    if only_process is not None:
+    if only_process is None:
+        new_process = ASK if can_ask else refuse(errno.EAGAIN)
+        for name in ("fork", "vfork"):
+            code += when(call[name], [back(new_process)]) if name in call else []
+        thread = [argument(0), jump_if_any_bit(CLONE_THREAD, 1, 0), back(new_process)]
+        code += when(call["clone"], thread)
+        # the host sets this limit; a program that lowers its own is no reason for an error
+        code += when(call["setrlimit"], if_equal(0, [RLIMIT_AS], IGNORE))
+        limit = [argument(1), jump_if_equal(RLIMIT_AS, 0, 5), *unless_null(2, IGNORE)]
+        code += when(call["prlimit64"], limit)
+    else:
         code += [NUMBER, *refuse_all(numbers(REFUSED_WITHOUT_NAMESPACES, machine))]
         thread = [argument(0), jump_if_any_bit(CLONE_THREAD, 1, 0), back(NO)]
         code += when(call["clone"], thread)

@@ -27,7 +27,7 @@ UNKNOWN = 1 << 60
 class Process:
     """A line of the process table."""
 
-    __slots__ = ("num_threads", "parent", "pid", "size", "ticks")
+    __slots__ = ("heap", "num_threads", "parent", "pid", "size", "ticks")
 
     def __init__(self, pid: int) -> None:
         """OSError if it has ended."""
@@ -38,12 +38,25 @@ class Process:
         self.ticks = int(fields[11]) + int(fields[12])
         self.num_threads = int(fields[17])
         self.size = int(fields[20])
+        self.heap = int(fields[44])
+        """Where its heap begins, which differs after it has started a program (exec)."""
+
+    def base(self, loaded: int) -> int:
+        """The part of its address space that it has inherited from the host."""
+        return loaded if self.heap == OWN_HEAP else 0
+
+    def excess(self, loaded: int) -> int:
+        """Address space beyond the host's."""
+        return max(0, self.size - self.base(loaded))
 
     def measure(self) -> int:
         """Bytes of memory of its own: neither files nor shared memory."""
         with open(f"/proc/{self.pid}/statm", "rb") as file:  # noqa: PTH123
             _, resident, shared = map(int, file.read().split()[:3])
         return (resident - shared) * PAGE
+
+
+OWN_HEAP = Process(os.getpid()).heap
 
 
 def process_table() -> dict[int, Process]:
@@ -70,6 +83,12 @@ def by_root(table: dict[int, Process], roots: list[int]) -> dict[int, list[Proce
     return trees
 
 
+def leader(thread: int) -> int:
+    """The process of a thread."""
+    with open(f"/proc/{thread}/status", "rb") as lines:  # noqa: PTH123
+        return next(int(line.split()[1]) for line in lines if line.startswith(b"Tgid:"))
+
+
 def alone(pid: int) -> list[Process]:
     """This process, without those below it; none if it has ended."""
     try:
@@ -91,12 +110,13 @@ class MemoryMeter:
         """Whether the processes together have more than `limit` bytes."""
         buffers = sum(self._buffers(process.pid) for process in processes)
         # an upper bound that costs nothing: address space includes what cannot be seen
-        if sum(max(0, process.size - self.loaded) for process in processes) + buffers <= limit:
+        if sum(process.excess(self.loaded) for process in processes) + buffers <= limit:
             return False
         total, shared = buffers, dict[bytes, int]()
         for process in processes:
             try:
-                total += max(0, process.measure() - self.inherited)
+                inherited = self.inherited if process.heap == OWN_HEAP else 0
+                total += max(0, process.measure() - inherited)
                 if len(processes) > 1 or buffers:
                     for inode, size in shared_memory(process.pid).items():
                         shared[inode] = max(size, shared.get(inode, 0))
@@ -118,10 +138,8 @@ class MemoryMeter:
                     total += self.socket_buffer
                 elif target.startswith("pipe:"):
                     total += PIPE_BUFFER // 2  # both ends are counted
-        except FileNotFoundError:
-            return 0  # the process or a file of it is gone
         except OSError:
-            return 0
+            return 0  # the process or a file of it is gone
         return total
 
 
