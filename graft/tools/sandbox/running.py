@@ -16,7 +16,9 @@ from graft.tools.sandbox.hosts import HostDied, SandboxError, SandboxHost
 MEGABYTE = 1 << 20
 DISK_MB = 64
 PROCESSES = 64
-FILES = 128
+FILES, FEWEST_FILES = 128, 32
+SOCKET_BUFFER = 212_992
+"""Bytes of kernel memory that one open file can take: those of a full socket."""
 MAX_REPLY = 16  # bytes; an exit code and a newline
 ADD_SEALS, ALL_SEALS = 1033, 0b1111  # of fcntl; missing in Python on other systems
 STOP_SECONDS = 30.0
@@ -67,7 +69,10 @@ class Running:
     ) -> None:
         # a limit on processor time, in case the clock below fails
         cpu = 0 if timeout is None else int(timeout) + 2
-        limits = (cpu, memory_mb * MEGABYTE, disk_mb * MEGABYTE, PROCESSES, FILES)
+        memory = memory_mb * MEGABYTE
+        # the buffers of one process shall be at most a tenth of its memory
+        files = max(FEWEST_FILES, min(FILES, memory // 10 // SOCKET_BUFFER))
+        limits = (cpu, memory, disk_mb * MEGABYTE, PROCESSES, files)
         head = " ".join(map(str, (int(echo), *limits))).encode()
         # a policy's code may hold lone surrogates
         program = (code or "").encode(errors="surrogatepass")

@@ -100,7 +100,7 @@ def test_sabotage_does_not_pay(name: str):
 
 BUFFERS = """
 import socket, time
-kept = []
+kept = [b"x" * (12 << 20)]
 try:
     while True:
         for end in socket.socketpair():
@@ -147,7 +147,8 @@ def test_what_no_limit_of_the_kernel_counts_is_counted_on_a_busy_host(method: st
 
 
 def test_processes_divide_the_memory_of_their_call(method: str):
-    """200 MB, of which u are used: both have u + (200 - 2u) / 2 = 100 after the fork, half of it."""
+    """200 MB, of which u are used, and 98 open files of 0.2 MB each: 20 MB. After the fork both may use
+    u + (200 - 2u - 20) / 2 = 90 MB, which is 110 less."""
     if method == "landlock":
         pytest.skip("there are no further processes")
     code = (
@@ -163,7 +164,7 @@ def test_processes_divide_the_memory_of_their_call(method: str):
         "resource.setrlimit(resource.RLIMIT_AS, (before, before))\n"
     )
     outcome = run_python(code, memory_mb=200, sandbox=method)
-    assert (outcome.stdout, outcome.stderr) == ("100\n100\nTrue\n", "")
+    assert (outcome.stdout, outcome.stderr) == ("110\n110\nTrue\n", "")
 
 
 def test_the_input_cannot_be_used_to_store_more(method: str):
@@ -218,6 +219,8 @@ def test_every_copy_of_a_package_that_makes_tasks_is_hidden(tmp_path: Path):
 
 def test_a_hostile_tree_is_removed_without_recursion_and_without_following_links(tmp_path: Path):
     outside, folder = tmp_path / "outside", tmp_path / "scratch"
+    if os.access("/dev/shm", os.W_OK):  # quicker: some disks take 2 ms to remove a folder
+        folder = Path(tempfile.mkdtemp(dir="/dev/shm"))
     outside.mkdir()
     (outside / "kept").touch()
     (folder / "1").mkdir(parents=True)
@@ -246,7 +249,7 @@ def test_a_hostile_tree_is_removed_without_recursion_and_without_following_links
         steps == 1 + 4 and not trash.has_failed
     )  # "2", then 200 entries by 64, the last 8 and the folder
     cleanup.remove(str(folder))
-    assert [path.name for path in tmp_path.iterdir()] == ["outside"]
+    assert not folder.exists() and [path.name for path in tmp_path.iterdir()] == ["outside"]
     assert (outside / "kept").exists()
 
 

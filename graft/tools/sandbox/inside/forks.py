@@ -5,8 +5,10 @@ first process may use all of them. Before it forks, the kernel asks the host (a 
 Linux 5.5); the host divides what is left among the processes and lowers their limits first:
 
     M = 100, one process that uses 20     limit 100
-    it forks                              (100 - 20 - 20) / 2 = 30 more for each: limits 50 and 50
+    it forks                              (100 - 20 - 20 - 4) / 2 = 28 more for each: limits 48 and 48
     the child ends                        limit 100 again, at the next check
+
+The 4 are kernel memory: the buffers that the open files of the second process can have.
 """
 
 from __future__ import annotations
@@ -56,12 +58,16 @@ class Approval:
 class ForkGate:
     """The notifications of one call."""
 
-    def __init__(self, listener: int, memory: int, loaded: int, user: int | None) -> None:
-        """`user`: the id of the call's processes, if it is not the host's own."""
+    def __init__(
+        self, listener: int, memory: int, loaded: int, buffers: int, user: int | None
+    ) -> None:
+        """`buffers`: kernel memory that the open files of one process can take. `user`: the id of the
+        call's processes, if it is not the host's own."""
         self.listener = listener
         self.user = user
         self.memory = memory
         self.loaded = loaded
+        self.buffers = buffers
         self.approvals: list[Approval] = []
         self.is_divided = False
 
@@ -88,7 +94,8 @@ class ForkGate:
         self._forget(processes)
         used = [process.excess(self.loaded) for process in processes]
         child = EXECUTED if shares_memory else forking.excess(self.loaded)
-        reserved = sum(approval.bytes for approval in self.approvals)
+        reserved = sum(approval.bytes + self.buffers for approval in self.approvals)
+        reserved += self.buffers * len(processes)  # those of the first process are not counted
         left = self.memory - sum(used) - child - reserved
         share = left // (len(processes) + 1)
         if share < SMALLEST:
@@ -112,7 +119,8 @@ class ForkGate:
         if self.approvals:
             return  # one that has not been seen yet must not get more than it was approved with
         used = [process.excess(self.loaded) for process in processes]
-        if (left := self.memory - sum(used)) < 0:  # a child shares memory until it starts a program
+        left = self.memory - sum(used) - self.buffers * (len(processes) - 1)
+        if left < 0:  # a child shares its parent's memory until it starts a program
             return
         self._limit(processes, used, left // len(processes))
         self.is_divided = len(processes) > 1

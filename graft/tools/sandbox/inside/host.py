@@ -266,8 +266,9 @@ class ForkServer:
                 if call.serial == serial:
                     confinement = self.confinement
                     user = confinement.user(call.slot) if confinement.is_root else None
-                    memory = call.limits.memory
-                    call.gate = ForkGate(listener, memory, confinement.loaded, user)
+                    limits = call.limits
+                    buffers = limits.files * self.meter.socket_buffer
+                    call.gate = ForkGate(listener, limits.memory, confinement.loaded, buffers, user)
                     self.by_listener[listener] = call
                     self.poll.register(listener, select.POLLIN)
                     break
