@@ -26,6 +26,8 @@ LOOKS_AT: dict[str, set[str]] = {}
 
 GROUND = {
     "masking",
+    "guard",
+    "listening",
     "types",
     "protocols",
     "registry",
@@ -104,7 +106,6 @@ MORE_THAN_ONE_FILE: dict[str, set[str]] = {
     "gguf": {"graft/models/io/gguf_read.py", "graft/models/io/gguf_write.py"},
     # two servers that have nothing in common: documents for rollouts, pages for people
     "starlette": {"graft/tools/search/server.py", "graft/viewer/server.py"},
-    "uvicorn": {"graft/tools/search/server.py", "graft/viewer/server.py"},
     # its files, the types of the values in them, and a file that is written
     "pyarrow": {"graft/data/arrow.py", "graft/data/arrow_values.py", "graft/datagen/row_file.py"},
 }

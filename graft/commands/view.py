@@ -26,11 +26,13 @@ def view(
 ) -> None:
     """Show runs in the browser: curves, steps, episodes as trees, every token with its numbers."""
     from graft.config import ConfigError
-    from graft.tools.search.server import listening
+    from graft.guard import new_token
+    from graft.http import is_loopback
+    from graft.listening import address_of, listening
     from graft.viewer.runs import open_runs
-    from graft.viewer.server import new_token, serve
+    from graft.viewer.server import serve
 
-    if not _is_loopback(host):
+    if not is_loopback(host):
         raise ConfigError(
             f"--host {host}: runs are shown on this machine only. From another one, forward the port: "
             "ssh -L 8000:127.0.0.1:8000 THIS_MACHINE, and here graft view RUN --port 8000"
@@ -38,13 +40,15 @@ def view(
     opened = open_runs(runs)
     token = new_token()
     with listening(host, port) as listener:
-        address = listener.getsockname()
-        named = f"[{address[0]}]" if ":" in address[0] else address[0]
-        url = f"http://{named}:{address[1]}/?token={token}"
+        url = f"{address_of(listener)}/?token={token}"
 
         def ready() -> None:
             if as_json:
-                answer = {"url": url, "port": address[1], "runs": [str(run.path) for run in opened]}
+                answer = {
+                    "url": url,
+                    "port": listener.getsockname()[1],
+                    "runs": [str(run.path) for run in opened],
+                }
                 typer.echo(json.dumps(answer))
             else:
                 names = ", ".join(run.name for run in opened)
@@ -93,15 +97,6 @@ def report(
         typer.echo(json.dumps(about))
     else:
         typer.echo(str(path))
-
-
-def _is_loopback(host: str) -> bool:
-    import ipaddress
-
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def _open_browser(url: str) -> None:

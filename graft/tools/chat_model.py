@@ -15,6 +15,7 @@ from functools import partial
 from typing import Any
 
 from graft.http import HttpClient, HttpFault, json_of, key_for, shown
+from graft.masking import remember_all
 from graft.types import Message
 
 
@@ -42,6 +43,7 @@ class ChatModel:
     ) -> None:
         variable = f"{who.upper()}_URL"
         self.url = chat_address(url or os.environ.get(variable, ""), who, variable)
+        remember_all(self.url)
         self.name = os.environ.get(f"{who.upper()}_MODEL", "") if model is None else model
         headers = {"Content-Type": "application/json"}
         if key := key_for(self.url, api_key_env):

@@ -16,6 +16,7 @@ import inspect
 import json
 import os
 import re
+import sys
 import tempfile
 import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
@@ -23,13 +24,16 @@ from contextlib import asynccontextmanager
 from encodings.utf_8 import IncrementalDecoder
 from typing import Any
 
+from graft.guard import Guard, Rules, local_token, new_token, stored_token
 from graft.http import HttpFault, refuse_other_origin
+from graft.listening import address_of, listening, serve_app
 from graft.tools import event_loop
 from graft.tools.errors import ERROR, ToolError
 
 MAX_MESSAGE = 8 * 2**20
 """Bytes of one message of a server: a list of tools, a result."""
 MAX_CLOSE = 10.0  # seconds for a server to end before it is cancelled
+METHODS = ("GET", "POST", "DELETE")  # of streamable HTTP
 MAX_PAGES = 100  # of a list of tools
 MAX_TOOLS = 1000
 CONNECTION_CLOSED = -32000  # the library's code for a connection that is gone
@@ -245,9 +249,12 @@ async def transport(entry: Mapping[str, Any], stderr: Any, faults: list[str]) ->
             kind = reply.headers.get("content-type", "")
             reply.stream = bounded(reply.stream, kind.startswith("text/event-stream"), refuse)
 
+        headers = {**entry["headers"], "Accept-Encoding": "identity"}
+        if (token := local_token(entry["url"])) and "Authorization" not in headers:
+            headers["Authorization"] = f"Bearer {token}"
         async with (
             httpx2.AsyncClient(
-                headers={**entry["headers"], "Accept-Encoding": "identity"},
+                headers=headers,
                 timeout=limits,
                 follow_redirects=True,
                 event_hooks={"response": [check]},
@@ -358,7 +365,10 @@ def library() -> Any:
 
 
 def serve(functions: Sequence[Callable[..., Any]], name: str, port: int | None = None) -> None:
-    """Run typed functions as an MCP server: on stdio, or at http://127.0.0.1:port/mcp."""
+    """Run typed functions as an MCP server: on stdio, or at http://127.0.0.1:port/mcp with a token.
+
+    `McpTools` of the same user finds the token by itself; other clients get it from the printed line.
+    """
     library()
     from mcp.server.mcpserver import MCPServer
 
@@ -367,5 +377,14 @@ def serve(functions: Sequence[Callable[..., Any]], name: str, port: int | None =
         server.add_tool(function, description=inspect.getdoc(function))
     if port is None:
         server.run("stdio")
-    else:
-        server.run("streamable-http", port=port)
+        return
+    token = new_token()
+    with listening("127.0.0.1", port) as listener, stored_token(token, port):
+        rules = Rules(token, listener.getsockname(), "send Authorization: Bearer TOKEN", METHODS)
+        guarded = Guard(server.streamable_http_app(), rules, MAX_MESSAGE)
+
+        def ready() -> None:  # stdout belongs to the protocol
+            said = f"{address_of(listener)}/mcp, Authorization: Bearer {token}, end with Ctrl-C"
+            print(said, file=sys.stderr, flush=True)
+
+        serve_app(guarded, listener, ready, seconds=None)  # answers are streams

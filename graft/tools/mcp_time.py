@@ -57,8 +57,6 @@ def main(arguments: list[str]) -> None:
     if len(arguments) > 1 or not all(text.isdecimal() for text in arguments):
         sys.exit("usage: python -m graft.tools.mcp_time [PORT]    without a port: on stdio")
     port = int(arguments[0]) if arguments else None
-    if port is not None:  # stdout belongs to the protocol
-        print(f"http://127.0.0.1:{port}/mcp, end with Ctrl-C", file=sys.stderr, flush=True)
     serve([now, convert, between], "time", port)
 
 

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import importlib.resources
 import json
-import secrets
 import socket
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from graft.guard import App, Guard, Rules
+from graft.listening import serve_app
 from graft.masking import mask, mask_shapes
 from graft.viewer.answers import Answers, BadRequest, Query
-from graft.viewer.guard import App, Guard
 from graft.viewer.runs import NotThere, ViewedRun
 
 TYPES = {
@@ -25,8 +25,8 @@ TYPES = {
 }
 
 
-def build_app(runs: Sequence[ViewedRun], token: str, port: int, host: str = "127.0.0.1") -> App:
-    """The page and its answers as one ASGI application, guarded."""
+def build_app(runs: Sequence[ViewedRun], token: str, address: Sequence[Any]) -> App:
+    """The page and its answers as one ASGI application, guarded; `address` is the bound one."""
     try:
         from starlette.applications import Starlette
         from starlette.requests import Request
@@ -84,36 +84,15 @@ def build_app(runs: Sequence[ViewedRun], token: str, port: int, host: str = "127
     }
     routes = [Route(f"/api/{name}", answering(answer)) for name, answer in handlers.items()]
     routes += [Route("/", static), Route("/static/{name}", static)]
-    return Guard(Starlette(routes=routes), token, port, host)
+    where = "open the address that `graft view` printed, which has it"
+    return Guard(Starlette(routes=routes), Rules(token, address, where))
 
 
 def serve(
     runs: Sequence[ViewedRun], listener: socket.socket, token: str, ready: Callable[[], None]
 ) -> None:
     """Serve on a bound socket until interrupted; `ready` is called when it listens."""
-    host, port = listener.getsockname()[:2]
-    app = build_app(runs, token, port, host)
-    try:
-        import uvicorn
-    except ImportError as error:
-        raise ImportError(_MISSING) from error
-    listener.listen()
-    ready()
-    config = uvicorn.Config(
-        app,
-        log_level="warning",
-        access_log=False,
-        server_header=False,
-        proxy_headers=False,
-        ws="none",
-        lifespan="off",
-        timeout_graceful_shutdown=1,
-    )
-    uvicorn.Server(config).run(sockets=[listener])
-
-
-def new_token() -> str:
-    return secrets.token_urlsafe(24)
+    serve_app(build_app(runs, token, listener.getsockname()), listener, ready)
 
 
 def static_files() -> dict[str, bytes]:

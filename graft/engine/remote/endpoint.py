@@ -16,6 +16,7 @@ from typing import Any
 
 from graft.engine.errors import EngineError
 from graft.http import HttpClient, HttpFault, json_of, key_for
+from graft.masking import remember_all
 
 RETRIES = 6
 """The default of `Endpoint.ask`."""
@@ -55,6 +56,7 @@ class Endpoint:
         self.url = url.rstrip("/")
         for ending in ("/chat/completions", "/completions"):
             self.url = self.url.removesuffix(ending)
+        remember_all(self.url)
         self.timeout, self.deadline = timeout, deadline
         headers = {"Accept": "application/json", "Content-Type": "application/json"}
         try:

@@ -4,7 +4,8 @@
     request.messages, request.tools     what it contains
     request.answer({"role": "assistant", "content": "42"})
 
-It implements what OpenAI's clients need, streamed or not, on the loopback interface.
+It implements what OpenAI's clients need, streamed or not, on the loopback interface. Its address has a token
+in its path, since a client's key may come from the environment: http://127.0.0.1:PORT/TOKEN/v1.
 """
 
 from __future__ import annotations
@@ -17,7 +18,12 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from queue import SimpleQueue
 from typing import Any
 
+from graft.guard import Rules, new_token
+from graft.listening import HEAD_SECONDS
 from graft.types import Message
+
+MOST_CONNECTIONS = 64
+MAX_BODY = 64 * 2**20
 
 NO_USAGE = {"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0}
 
@@ -50,10 +56,13 @@ class ModelServer:
     def __init__(self, timeout: float) -> None:
         """`timeout`: seconds a request may wait for its answer."""
         self.requests: SimpleQueue[ModelRequest] = SimpleQueue()
-        self._http = ThreadingHTTPServer(("127.0.0.1", 0), ModelRequestHandler)
-        self._http.daemon_threads = True
-        vars(self._http).update(requests=self.requests, answer_timeout=timeout)
-        self.url = f"http://127.0.0.1:{self._http.server_address[1]}/v1"
+        self._http = LimitedServer(("127.0.0.1", 0), ModelRequestHandler)
+        token = new_token()
+        rules = Rules(
+            token, self._http.server_address, "it is in the server's url", ("GET", "POST")
+        )
+        vars(self._http).update(requests=self.requests, answer_timeout=timeout, rules=rules)
+        self.url = f"http://127.0.0.1:{self._http.server_address[1]}/{token}/v1"
         self._thread = threading.Thread(
             target=self._http.serve_forever, args=(0.1,), name="graft-model", daemon=True
         )
@@ -64,14 +73,54 @@ class ModelServer:
         self._http.server_close()
 
 
+class LimitedServer(ThreadingHTTPServer):
+    """A thread per connection, of at most MOST_CONNECTIONS; others are closed."""
+
+    daemon_threads = True
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.slots = threading.BoundedSemaphore(MOST_CONNECTIONS)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        if not self.slots.acquire(blocking=False):
+            return self.shutdown_request(request)
+        super().process_request(request, client_address)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self.slots.release()
+
+
 class ModelRequestHandler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    timeout = HEAD_SECONDS
+    """Seconds for one piece of a request."""
+
+    def is_refused(self) -> bool:
+        server: Any = self.server
+        headers = {name.lower(): value for name, value in self.headers.items()}
+        token, _, path = self.path.lstrip("/").partition("/")
+        refused = server.rules.refusal(self.command, f"/{path}", headers, [token])
+        length = self.headers.get("Content-Length") or "0"
+        if refused is None and not (length.isdecimal() and int(length) <= MAX_BODY):
+            refused = 413, f"the body needs a length of at most {MAX_BODY} bytes"
+        if refused is not None:
+            self.close_connection = True  # its body is not read
+            self.reply(refused[0], {"error": {"message": refused[1]}})
+        return refused is not None
 
     def do_GET(self) -> None:
+        if self.is_refused():
+            return
         self.reply(200, {"object": "list", "data": [{"id": "policy", "object": "model"}]})
 
     def do_POST(self) -> None:
-        raw = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        if self.is_refused():
+            return None
+        raw = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         try:
             body = json.loads(raw)
         except ValueError:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import urllib.parse
 from collections.abc import Sequence
 
+from graft.guard import local_token
 from graft.http import HttpClient, HttpFault
-from graft.masking import mask
+from graft.masking import mask, remember_all
 from graft.tools.errors import ToolError
 from graft.tools.search.source import Hit
 from graft.tools.search.wire import TYPES, load_msgpack, read_reply, write_request
@@ -21,13 +22,22 @@ class Malformed(ToolError):
     """The service could not read the message."""
 
 
+def with_token(url: str) -> str:
+    """The address with the token of a local service of graft, if it has none."""
+    parts = urllib.parse.urlsplit(url)
+    token = "" if "token=" in parts.query else local_token(url)
+    query = "&".join(filter(None, [parts.query, f"token={token}"]))
+    return parts._replace(query=query).geturl() if token else url
+
+
 class HttpSource:
     """A service at `url`, Search-R1's (`wire="json"`) or GEM's (`wire="msgpack"`).
 
     `wire="auto"` sends JSON; if the service refuses its first request as malformed, msgpack is tried and
     kept where it is understood.
 
-    "http://host:8000" means http://host:8000/retrieve. `timeout` is for a request with all its attempts:
+    "http://host:8000" means http://host:8000/retrieve. A service of `graft serve search` that this user
+    runs on this machine needs no token in the address. `timeout` is for a request with all its attempts:
     a refused connection and the answers 429 and 5xx are retried after 0.1, 0.2, ... seconds while time
     is left. Other answers are final.
     """
@@ -45,6 +55,7 @@ class HttpSource:
         if timeout <= 0 or retries < 0:
             raise ValueError(f"timeout={timeout} must be above 0, retries={retries} at least 0")
         self.url = parts._replace(path="/retrieve").geturl() if parts.path in "/" else url
+        remember_all(self.url)
         self.wire = wire
         self.fingerprint = f"http:{mask(self.url)}"
         self._clients = {
@@ -87,7 +98,7 @@ class HttpSource:
     def _request(self, queries: Sequence[str], topk: int, wire: str) -> list[list[Hit]]:
         content = write_request(queries, topk, wire)
         try:
-            data = self._clients[wire].request(self.url, content, bytes)
+            data = self._clients[wire].request(with_token(self.url), content, bytes)
         except HttpFault as fault:
             kind = Malformed if fault.code in MALFORMED else ToolError
             raise kind(f"{self.url} {fault}") from fault

@@ -7,12 +7,14 @@ topk, and with scores if it asks for them.
 from __future__ import annotations
 
 import asyncio
-import socket
+import os
 from collections import defaultdict
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any, NamedTuple
 
+from graft.guard import Guard, Rules, new_token, stored_token
+from graft.listening import NEEDS, address_of, listening, serve_app
 from graft.tools.errors import ToolError
 from graft.tools.search.source import (
     MAX_TOPK,
@@ -81,15 +83,12 @@ def build_app(source: SearchSource, topk: int = 3, *, wait: float = 0.01) -> Any
     `topk` is the default for requests; `wait` is the time in seconds to collect a batch.
     """
     try:
-        import uvicorn  # noqa: F401 (`serve` needs it)
         from starlette.applications import Starlette
-        from starlette.requests import ClientDisconnect, Request
+        from starlette.requests import Request
         from starlette.responses import JSONResponse, PlainTextResponse, Response
         from starlette.routing import Route
     except ImportError as error:
-        raise ImportError(
-            'a retrieval service needs starlette and uvicorn: pip install "graft-rl[serve]"'
-        ) from error
+        raise ImportError(NEEDS) from error
     if not 1 <= topk <= MAX_TOPK:
         raise ValueError(f"topk={topk} is not between 1 and {MAX_TOPK}")
     batcher: QueryBatcher
@@ -107,16 +106,8 @@ def build_app(source: SearchSource, topk: int = 3, *, wait: float = 0.01) -> Any
             await asyncio.gather(task, return_exceptions=True)
 
     async def retrieve(request: Request) -> Response:
-        body = bytearray()
         try:
-            async for part in request.stream():
-                body += part
-                if len(body) > MAX_BODY:
-                    return PlainTextResponse(f"more than {MAX_BODY} bytes", 413)
-        except ClientDisconnect:
-            return Response(status_code=400)
-        try:
-            parsed = read_request(bytes(body))
+            parsed = read_request(await request.body())
         except (BadMessage, ImportError) as error:  # ImportError: the msgpack package is missing
             return PlainTextResponse(str(error), 400)
         try:
@@ -157,40 +148,28 @@ def served_source(corpus: str, source: str = "", **dense: str | None) -> SearchS
     return make_source(source or ("dense" if options else "bm25"), corpus=corpus, **options)
 
 
+TOKEN = "GRAFT_SEARCH_TOKEN"
+"""Environment variable with the token of the service; without it a new one is made at each start."""
+
+
 def serve(source: SearchSource, host: str = "127.0.0.1", port: int = 8000, topk: int = 3) -> None:
-    """Serve until interrupted. Port 0 takes a free port; the address is printed.
+    """Serve until interrupted. Port 0 takes a free port; the address with its token is printed.
 
     A corpus that cannot be read and an address in use are errors at the start.
     """
     app = build_app(source, topk)
-    import uvicorn
-
-    with listening(host, port) as server:
+    token = os.environ.get(TOKEN, "").strip() or new_token()
+    with listening(host, port) as listener:
         source.open()
-        server.listen()  # the printed address is usable at once
-        host_seen, port_seen = server.getsockname()[:2]
-        named = f"[{host_seen}]" if ":" in host_seen else host_seen
-        print(f"answering http://{named}:{port_seen}/retrieve, end with Ctrl-C", flush=True)
-        config = uvicorn.Config(app, log_level="warning", access_log=False)
-        uvicorn.Server(config).run(sockets=[server])
+        address = listener.getsockname()
+        where = "the address that `graft serve search` printed has it, as ?token="
+        guarded = Guard(app, Rules(token, address, where, ("GET", "POST")), MAX_BODY)
 
+        def ready() -> None:  # the printed address is usable at once
+            print(
+                f"answering {address_of(listener)}/retrieve?token={token}, end with Ctrl-C",
+                flush=True,
+            )
 
-def listening(host: str, port: int) -> socket.socket:
-    """A socket bound to `host` and `port`, for IPv4 or IPv6."""
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-        server = socket.socket(family, kind, protocol)
-        try:
-            server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            server.bind(address)
-        except BaseException:
-            server.close()
-            raise
-    except OSError as error:
-        why = error.strerror or str(error)
-        raise ValueError(
-            f"cannot listen on {host}, port {port}: {why}; name another, or port 0 for a free one"
-        ) from error
-    return server
+        with stored_token(token, address[1]):
+            serve_app(guarded, listener, ready)

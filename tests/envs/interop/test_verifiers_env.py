@@ -229,6 +229,15 @@ def test_the_model_server_streams_and_refuses():
     assert status == 200 and events[-1] == "[DONE]"
     assert json.loads(events[0])["choices"][0]["delta"]["content"] == "ho"
     assert post(server.url, b"{")[0] == 400
+    address = server.url.partition("/v1")[0]
+    assert post(f"{address.rpartition('/')[0]}/guess/v1", body)[0] == 401
+    connection = http.client.HTTPConnection(urlsplit(server.url).netloc, timeout=30)
+    path = f"{urlsplit(server.url).path}/chat/completions"
+    connection.request("POST", path, headers={"Content-Length": "999999999"})
+    assert connection.getresponse().status == 413
+    connection.request("POST", path, b"{}", headers={"Origin": "http://evil.example"})
+    assert connection.getresponse().status == 403
+    connection.close()
     impatient = ModelServer(timeout=0.01)
     assert post(impatient.url, b"{}")[0] == 503
     for one in (server, impatient):

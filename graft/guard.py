@@ -1,0 +1,222 @@
+"""Access control of everything that listens: who is answered, and how much one may send.
+
+Any page in a browser can send requests to 127.0.0.1, a foreign domain name can be made to point there,
+and other users of the machine can connect. So each request is checked before anything is looked up:
+
+    method                        GET alone, or what the service needs
+    Host is this address          a foreign name that points here (DNS rebinding) is refused
+    no other origin               neither by Origin nor by Sec-Fetch-Site
+    the token                     in the address (?token=), as a bearer's, or in a cookie that no script reads
+    the body                      at most `max_body` bytes, in at most BODY_SECONDS
+
+`graft.listening` limits connections and times. A service of graft stores its token in a file that only
+this user can read, under its port: other programs of graft find it there (`local_token`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import socket
+from collections.abc import Awaitable, Callable, Iterator, Mapping, MutableMapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, unquote, urlsplit
+
+from graft.http import is_loopback
+
+Scope = MutableMapping[str, Any]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+App = Callable[[Scope, Any, Send], Awaitable[None]]
+Refused = tuple[int, str]
+"""Status and text of an answer."""
+
+BODY_SECONDS = 30.0
+HEADERS = {
+    "content-security-policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; "
+        "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    ),
+    "x-content-type-options": "nosniff",
+    "x-frame-options": "DENY",
+    "referrer-policy": "no-referrer",
+    "cross-origin-resource-policy": "same-origin",
+    "cross-origin-opener-policy": "same-origin",
+    "cache-control": "no-store",
+}
+
+
+class Rules:
+    """What a request must have to be answered.
+
+    address   the bound address, from `socket.getsockname()`
+    where     where a caller finds the token, for the text of a refusal
+    """
+
+    def __init__(
+        self, token: str, address: Sequence[Any], where: str, methods: Sequence[str] = ("GET",)
+    ) -> None:
+        self.token, self.where, self.methods = token, where, tuple(methods)
+        host, self.port = str(address[0]), int(address[1])
+        names = {"127.0.0.1", "localhost", "::1", host}
+        if not is_loopback(host):
+            names |= {socket.gethostname(), socket.getfqdn()}
+        self.hosts = {self._named(name) for name in names}
+        # cookies do not know ports: two viewers at once must not overwrite each other's
+        self.cookie = f"graft_{self.port}"
+
+    def refusal(
+        self,
+        method: str,
+        path: str,
+        headers: Mapping[str, str],
+        tokens: Sequence[str],
+        connected_to: str = "",
+    ) -> Refused | None:
+        """Why a request is not answered; None: it is. Names of `headers` are lower case."""
+        if method not in self.methods:
+            return 405, f"{method} is not answered here, only {', '.join(self.methods)}"
+        hosts = {*self.hosts, self._named(connected_to)}
+        if headers.get("host", "").lower() not in hosts:
+            return 403, "the Host of the request is not the address of this server"
+        path = unquote(unquote(path))  # %252e is a dot to a server that decodes twice
+        if ".." in path or "\\" in path or "//" in path or "\0" in path:
+            return 404, "no such page"
+        origin = headers.get("origin")
+        if origin is not None and origin.removeprefix("http://") not in hosts:
+            return 403, "requested by a page of another origin"
+        is_opening = path == "/" and headers.get("sec-fetch-mode") == "navigate"
+        is_foreign = headers.get("sec-fetch-site", "none") not in ("none", "same-origin")
+        if is_foreign and not is_opening:  # a link to the page may be followed, with its token
+            return 403, "requested by a page of another origin"
+        if not any(map(self._is_token, [*tokens, *self._shown(headers)])):
+            return 401, f"no token, or a wrong one: {self.where}"
+        return None
+
+    def _named(self, host: str) -> str:
+        return f"[{host}]:{self.port}" if ":" in host else f"{host.lower()}:{self.port}"
+
+    def _shown(self, headers: Mapping[str, str]) -> list[str]:
+        pairs = [part.strip().partition("=") for part in headers.get("cookie", "").split(";")]
+        shown = [value for name, _, value in pairs if name == self.cookie]
+        kind, _, value = headers.get("authorization", "").partition(" ")
+        return [*shown, value] if kind.lower() == "bearer" else shown
+
+    def _is_token(self, shown: str) -> bool:
+        return secrets.compare_digest(shown.encode(), self.token.encode())
+
+
+class Guard:
+    """An ASGI application around another; refusals are short plain text.
+
+    max_body   bytes of a request's body, which the application gets as a whole; 0: it gets none
+    """
+
+    def __init__(self, app: App, rules: Rules, max_body: int = 0) -> None:
+        self.app, self.rules, self.max_body = app, rules, max_body
+
+    async def __call__(self, scope: Scope, receive: Any, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            return await self.app(scope, receive, send)
+        if scope["type"] != "http":
+            return None
+        headers = {
+            name.decode("latin-1").lower(): value.decode("latin-1")
+            for name, value in scope["headers"]
+        }
+        tokens = parse_qs(scope["query_string"].decode("latin-1")).get("token", [])
+        path = scope.get("raw_path", scope["path"].encode()).decode("latin-1")
+        connected_to = str((scope.get("server") or ("",))[0])
+        refused = self.rules.refusal(scope["method"], path, headers, tokens, connected_to)
+        body: bytes | Refused = b""
+        if refused is None and self.max_body:
+            body = await self._body(headers, receive)
+            refused = None if isinstance(body, bytes) else body
+        if refused is not None:
+            return await self._answer(send, *refused)
+        more = dict(HEADERS)
+        if tokens:
+            cookie = f"{self.rules.cookie}={self.rules.token}"
+            more["set-cookie"] = f"{cookie}; Path=/; HttpOnly; SameSite=Strict"
+
+        async def send_guarded(message: MutableMapping[str, Any]) -> None:
+            if message["type"] == "http.response.start":
+                pairs = [(name.encode(), value.encode()) for name, value in more.items()]
+                kept = [pair for pair in message["headers"] if pair[0].decode().lower() not in more]
+                message = {**message, "headers": [*kept, *pairs]}
+            await send(message)
+
+        messages = [{"type": "http.request", "body": body, "more_body": False}]
+
+        async def receive_guarded() -> Any:
+            return messages.pop() if messages else await receive()
+
+        await self.app(scope, receive_guarded, send_guarded)
+
+    async def _body(self, headers: Mapping[str, str], receive: Any) -> bytes | Refused:
+        too_long = 413, f"the body has more than {self.max_body} bytes"
+        length = headers.get("content-length", "")
+        if length.isdecimal() and int(length) > self.max_body:
+            return too_long
+        body = bytearray()
+        try:
+            async with asyncio.timeout(BODY_SECONDS):
+                while True:
+                    message = await receive()
+                    if message["type"] == "http.disconnect":
+                        return 400, "the body is incomplete"
+                    body += message.get("body", b"")
+                    if len(body) > self.max_body:
+                        return too_long
+                    if not message.get("more_body"):
+                        return bytes(body)
+        except TimeoutError:
+            return 408, f"the body did not arrive in {BODY_SECONDS:g} s"
+
+    async def _answer(self, send: Send, status: int, text: str) -> None:
+        # what is left of a body must not be read as the next request
+        headers = {"content-type": "text/plain; charset=utf-8", "connection": "close", **HEADERS}
+        if status == 405:
+            headers["allow"] = ", ".join(self.rules.methods)
+        pairs = [(name.encode(), value.encode()) for name, value in headers.items()]
+        await send({"type": "http.response.start", "status": status, "headers": pairs})
+        await send({"type": "http.response.body", "body": f"{text}\n".encode()})
+
+
+def new_token() -> str:
+    return secrets.token_urlsafe(24)
+
+
+def _token_file(port: int) -> Path:
+    folder = os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config"
+    return Path(folder) / "graft" / "served" / f"{port}.token"
+
+
+@contextmanager
+def stored_token(token: str, port: int) -> Iterator[None]:
+    """Let other programs of this user find the token of the service at this port, while it runs."""
+    file = _token_file(port)
+    with suppress(OSError):  # a home that cannot be written to: the printed address has the token
+        file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        file.unlink(missing_ok=True)
+        descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(descriptor, "w") as opened:
+            opened.write(token)
+    try:
+        yield
+    finally:
+        with suppress(OSError):
+            file.unlink(missing_ok=True)
+
+
+def local_token(url: str) -> str:
+    """The token of a service of graft that this user runs on this machine; "" if there is none."""
+    parts = urlsplit(url)
+    if not is_loopback(parts.hostname) or parts.port is None:
+        return ""
+    try:
+        return _token_file(parts.port).read_text().strip()
+    except (OSError, ValueError):
+        return ""
