@@ -14,7 +14,6 @@ counted twice, and each repeated one is counted in `rollout/redone`.
 
 from __future__ import annotations
 
-import json
 import math
 import threading
 import time
@@ -24,11 +23,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
-
 from graft.cluster.ray_import import cause_of, ray_module
 from graft.cluster.rollout_worker import AttemptResult, RolloutWorker
-from graft.cluster.weight_transfer import BroadcastGroup, described, packed
+from graft.cluster.scale_file import ScaleFile
+from graft.cluster.weight_transfer import BroadcastHost, described, packed
 from graft.cluster.worker import (
     PING_EVERY,
     ClusterWorker,
@@ -41,8 +39,6 @@ from graft.deadlines import waiting
 from graft.rollout.collector import PendingRollouts, RolloutRequest
 from graft.train.run_dir.folder import RunStopped
 
-SCALE = "workers.json"
-"""File in the run's folder with the wanted number of workers; written by `graft scale`."""
 POLL = 0.2
 """Seconds between two polls of arrived results."""
 ANSWER_TIMEOUT = 60.0
@@ -74,14 +70,13 @@ class RayCollector:
         self.workers: list[ClusterWorker] = []
         self.queue: deque[WorkerAttempt] = deque()
         self.redone = self.discarded = 0
-        self._num_started = self._num_failed_starts = self._num_groups = 0
+        self._num_started = self._num_failed_starts = 0
         self._start_after = 0.0
         self._checked_at = time.monotonic()
-        self._scale_text = ""
+        self._scale_file = ScaleFile(folder)
         self._weights: tuple[Any, int] | None = None  # (reference in the store, version)
-        self._group: BroadcastGroup | None = None
-        self._members: list[ClusterWorker] = []
-        self._store: Any = None
+        backend = "nccl" if config.cluster.gpus else "gloo"
+        self._broadcasts = BroadcastHost(backend, self.patience)
         self._lock = threading.RLock()  # never held during a wait
         self._error: BaseException | None = None
         self._is_closed = threading.Event()
@@ -163,7 +158,7 @@ class RayCollector:
         self, weights: Mapping[str, Any], version: int, workers: list[ClusterWorker]
     ) -> list[ClusterWorker]:
         """Send by broadcast; returns the workers that did not receive the weights."""
-        group = self._broadcast_group(workers)
+        group = self._broadcasts.group(self.ray.util.get_node_ip_address(), workers)
         shapes = described(weights)
         loads = {
             worker: worker.actor.receive.remote(replace(group, rank=rank), shapes, version)
@@ -178,25 +173,11 @@ class RayCollector:
                 worker for worker, error in self._load_errors(loads, version).items() if error
             ]
         if missed:
-            self._group = None
+            self._broadcasts.end()
             self.note(
                 f"the broadcast of version {version} failed; the weights are sent through the store"
             )
         return [worker for worker in missed if worker in self.workers]
-
-    def _broadcast_group(self, workers: list[ClusterWorker]) -> BroadcastGroup:
-        """The process group of the learner and these workers; made again when the workers change."""
-        if self._group is not None and self._members == workers:
-            return self._group
-        host = self.ray.util.get_node_ip_address()
-        if self._store is None:
-            self._store = TCPStore(host, 0, is_master=True, wait_for_workers=False)
-        self._num_groups += 1
-        self._members = workers
-        size, key = len(workers) + 1, f"{self._num_groups}"
-        backend = "nccl" if self.config.cluster.gpus else "gloo"
-        self._group = BroadcastGroup(host, self._store.port, 0, size, key, backend, self.patience)
-        return self._group
 
     def _load_errors(
         self, loads: Mapping[ClusterWorker, Any], version: int
@@ -259,21 +240,12 @@ class RayCollector:
                 self.ray.kill(worker.actor)
 
     def _read_scale(self) -> None:
-        path = self.folder / SCALE
-        try:
-            text = path.read_text(encoding="utf-8")
-        except OSError:  # `graft scale` was not called
-            return
-        if text == self._scale_text:
-            return
-        self._scale_text = text
-        try:
-            wanted = int(json.loads(text)["workers"])
-        except (ValueError, KeyError, TypeError):
-            wanted = 0
-        if wanted < 1:
-            self.note(f"{path} does not hold a number of workers; `graft scale RUN N` writes it")
-        elif wanted != self.wanted:
+        wanted = self._scale_file.changed()
+        if wanted == 0:
+            self.note(
+                f"{self._scale_file.path} does not hold a number of workers; `graft scale RUN N` writes it"
+            )
+        elif wanted is not None and wanted != self.wanted:
             self.note(f"{wanted} workers are wanted from now on, before {self.wanted}")
             self.wanted = wanted
 
@@ -414,7 +386,7 @@ class RayCollector:
                 self._num_failed_starts += 1
                 delay = min(MAX_DELAY, 2.0 ** (self._num_failed_starts - 2))
                 self._start_after = time.monotonic() + delay
-            self._group = None
+            self._broadcasts.end()
             is_alone = not any(other.num_done for other in self.workers)
             self.ray.kill(worker.actor)
         repeated = {0: "", 1: "; its episode is repeated"}

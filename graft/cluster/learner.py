@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from graft.actions.fields import ActionsError
-from graft.cluster.collector import SCALE, RayCollector
+from graft.cluster.collector import RayCollector
 from graft.cluster.display_relay import DisplayCall, DisplayRelay
 from graft.cluster.ray_import import ray_module
+from graft.cluster.scale_file import SCALE
 from graft.cluster.shared_collector import SharedCollector
 from graft.config import ConfigError, unpacked
 from graft.deadlines import Watchdog

@@ -10,7 +10,7 @@ as raw bytes.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -109,3 +109,32 @@ def described(weights: Mapping[str, Tensor]) -> dict[str, tuple[str, tuple[int, 
         name: (str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape))
         for name, tensor in weights.items()
     }
+
+
+class BroadcastHost:
+    """The learner's side of broadcasts: a group with the present workers, made again when they change."""
+
+    def __init__(self, backend: str, deadline: float) -> None:
+        self.backend, self.deadline = backend, deadline
+        self._store: Any = None
+        self._group: BroadcastGroup | None = None
+        self._members: Sequence[object] = ()
+        self._num_groups = 0
+
+    def group(self, host: str, members: Sequence[object]) -> BroadcastGroup:
+        """The group of the learner, rank 0, and these workers."""
+        if self._group is not None and self._members == members:
+            return self._group
+        if self._store is None:
+            self._store = TCPStore(host, 0, is_master=True, wait_for_workers=False)
+        self._num_groups += 1
+        self._members = members
+        size, key = len(members) + 1, f"{self._num_groups}"
+        self._group = BroadcastGroup(
+            host, self._store.port, 0, size, key, self.backend, self.deadline
+        )
+        return self._group
+
+    def end(self) -> None:
+        """Make another group next time: a member is lost."""
+        self._group = None

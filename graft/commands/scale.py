@@ -24,7 +24,7 @@ def scale(
     as_json: AsJson = False,
 ) -> None:
     """Change the number of workers that sample for a run on a cluster."""
-    from graft.cluster.collector import SCALE
+    from graft.cluster.scale_file import SCALE
     from graft.config import ConfigError
     from graft.files import write_json
     from graft.runs import RunStatus, find_run

@@ -19,6 +19,7 @@ from graft.cluster import collector as module
 from graft.cluster.collector import RayCollector
 from graft.cluster.ray_import import cause_of, ray_module
 from graft.cluster.rollout_worker import AttemptResult
+from graft.cluster.scale_file import SCALE
 from graft.cluster.shared_collector import SharedCollector
 from graft.cluster.supervisor import check_capacity
 from graft.cluster.worker import ClusterWorker
@@ -396,7 +397,7 @@ def test_the_number_changes_with_the_file_and_no_attempt_is_cut_short(kit: Kit) 
     pending = collector.submit(request("a", "b"))
     kit.having("a")
     second = kit.having("b")
-    scale = kit.folder / module.SCALE
+    scale = kit.folder / SCALE
     write_text(scale, '{"workers": 1}')  # whole: half a file is other content
     kit.until(lambda: any("gets no more tasks: 1 workers are wanted" in line for line in kit.notes))
     later = collector.submit(request("c"))
@@ -527,7 +528,7 @@ class TestScale:
         done = self.invoke(str(run), "4", "--json")
         assert done.exit_code == 0, done.output
         assert json.loads(done.stdout.splitlines()[-1])["workers"] == 4
-        assert json.loads((run / module.SCALE).read_text()) == {"workers": 4}
+        assert json.loads((run / SCALE).read_text()) == {"workers": 4}
         assert [file.name for file in run.iterdir() if "part" in file.name] == []
 
     def test_it_reports_that_no_process_runs_the_folder(self, run: Path) -> None:
@@ -545,7 +546,7 @@ class TestScale:
             done = self.invoke(*given)
             assert isinstance(done.exception, ConfigError)
             assert message in str(done.exception)
-        assert not (run / module.SCALE).exists()
+        assert not (run / SCALE).exists()
         assert self.invoke(str(run), "many").exit_code == 2
 
 
