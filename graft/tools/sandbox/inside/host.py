@@ -343,7 +343,8 @@ class ForkServer:
             elif call.scratch and usage.disk(call.pid, call.scratch, limits.disk) > limits.disk:
                 call.exceeded = "disk"
             elif call.gate is not None:
-                with contextlib.suppress(OSError):  # the user may not set limits: no process was approved
+                # where the host may not set limits, no process was approved
+                with contextlib.suppress(OSError):
                     call.gate.rebalance(processes)
             if call.exceeded:
                 self.kill(call)
