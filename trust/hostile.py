@@ -1,6 +1,7 @@
 """Programs that try to get out of the sandbox, to pass its limits or to harm what runs beside them.
 
 `GOT` is printed by a program that reached what it must not reach; everything else may end as it likes.
+The programs do not contain this text, since tracebacks show their lines.
 """
 
 # ruff: noqa: E501 (a program per line)
@@ -9,13 +10,14 @@ from __future__ import annotations
 from graft.tools.sandbox.inside import seccomp
 
 GOT = "GOT THROUGH"
+PRINT_GOT = f"print(bytes.fromhex('{GOT.encode().hex()}').decode(), {{!r}})"
 
 
 def reach(*attempts: str, imports: str = "") -> list[str]:
     """One program per attempt, which says so if the attempt raises nothing."""
     head = "import ctypes, fcntl, os, resource, signal, socket, sys\n"
     return [
-        f"{head}{imports}\ntry:\n    exec({attempt!r})\n    print({GOT!r}, {attempt!r})\n"
+        f"{head}{imports}\ntry:\n    exec({attempt!r})\n    {PRINT_GOT.format(attempt)}\n"
         "except BaseException as error:\n    print(type(error).__name__)\n"
         for attempt in attempts
     ]
@@ -114,7 +116,7 @@ CALLS = [
     "import ctypes, errno\n"
     "libc = ctypes.CDLL(None, use_errno=True)\n"
     f"done = libc.syscall(ctypes.c_long(%d), *[ctypes.c_long(0)] * 6)\n"
-    f"if done >= 0 or ctypes.get_errno() not in (errno.EPERM, errno.ENOSYS): print({GOT!r}, {name!r})\n"
+    f"if done >= 0 or ctypes.get_errno() not in (errno.EPERM, errno.ENOSYS): {PRINT_GOT.format(name)}\n"
     % seccomp.numbers(entry, machine)[0]
     for machine in [__import__("platform").machine()]
     if machine in seccomp.ARCHITECTURES

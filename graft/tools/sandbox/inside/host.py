@@ -32,8 +32,9 @@ SIGKILL = 9  # importing `signal` would slow down every fork
 MAX_FILES = 1 << 16
 WATCH = 0.01
 """Seconds between two checks of running calls; quick calls end before the first."""
-WATCH_DIVIDED = 0.003
-"""The same while several processes share the memory of a call: one that ends gives its part back."""
+WATCH_GROWING = 0.003
+"""The same while a call writes files, and while several processes share the memory of a call: one that
+ends gives its part back."""
 REST = 3
 """After a check the host does not check again for this multiple of its duration."""
 IDLE = 0.05
@@ -332,6 +333,7 @@ class ForkServer:
             trees = usage.by_root(usage.process_table(), [call.pid for call in calls])
         else:  # a call is one process
             trees = {call.pid: usage.alone(call.pid) for call in calls}
+        is_growing = False
         for call in calls:
             if call.exceeded or not (processes := trees[call.pid]):
                 continue
@@ -340,8 +342,10 @@ class ForkServer:
                 call.exceeded = "memory"
             elif sum(process.num_threads for process in processes) > limits.processes:
                 call.exceeded = "processes"
-            elif call.scratch and usage.disk(call.pid, call.scratch, limits.disk) > limits.disk:
-                call.exceeded = "disk"
+            elif call.scratch and (used := usage.disk(call.pid, call.scratch, limits.disk)):
+                is_growing |= used > limits.disk // 16
+                if used > limits.disk // usage.KILLED_AT:
+                    call.exceeded = "disk"
             elif call.gate is not None:
                 # where the host may not set limits, no process was approved
                 with contextlib.suppress(OSError):
@@ -352,7 +356,8 @@ class ForkServer:
         is_idle, self.ticks = ticks == self.ticks, ticks
         if is_idle:
             return IDLE
-        return WATCH_DIVIDED if any(c.gate and c.gate.is_divided for c in calls) else WATCH
+        is_growing |= any(call.gate is not None and call.gate.is_divided for call in calls)
+        return WATCH_GROWING if is_growing else WATCH
 
 
 def open_listeners() -> socket:

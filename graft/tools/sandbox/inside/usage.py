@@ -21,6 +21,8 @@ MAX_DEPTH = 100
 FILE_SHARE = 4
 """Without namespaces one file may have 1/4 of the disk: a file that was deleted, closed and is only
 mapped has a size that cannot be seen, and counts as the largest one."""
+KILLED_AT = 2
+"""Without namespaces a call is killed when it has 1/2 of the disk: it can write on until it is counted."""
 UNKNOWN = 1 << 60
 
 
