@@ -157,7 +157,7 @@ def test_a_server_gets_only_the_key_that_was_named_for_it(served, monkeypatch):
     assert "Authorization" not in served.headers[-1]
     sample(engine_of(served, api_key_env="OPENAI_API_KEY"), "p")
     assert served.headers[-1]["Authorization"] == "Bearer abc"
-    with pytest.raises(EngineError, match="the environment variable NONE, .* is not set"):
+    with pytest.raises(EngineError, match=r"the environment variable NONE, .* is not set"):
         engine_of(served, api_key_env="NONE")
 
 
