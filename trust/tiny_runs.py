@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from graft.types import Task, Trajectory
@@ -49,12 +50,18 @@ def share_of_low_tokens(task: Task, trajectory: Trajectory) -> float:
     return sum(token < 10 for token in tokens) / max(1, len(tokens))
 
 
-def command_of(kind: str, folder: Path, base: Path) -> list[str]:
-    """The arguments of `graft` that train `kind` in `folder / "run"`; adapters are of the model `base`."""
+def new_place(bank: str) -> TemporaryDirectory[str]:
+    """A folder for many runs, in memory where there is such a disk: fsync is what they wait for."""
+    memory = Path("/dev/shm")
+    return TemporaryDirectory(prefix=f"graft-{bank}-", dir=memory if memory.is_dir() else None)
+
+
+def recipe_of(kind: str, folder: Path, base: Path) -> list[str]:
+    """The arguments of `graft train` for `kind` in `folder / "run"`; adapters are of the model `base`."""
     folder.mkdir(parents=True, exist_ok=True)
     recipe = folder / "recipe.yaml"
     recipe.write_text(RECIPE.format(folder=folder), encoding="utf-8")
-    return ["train", str(recipe), *(setting.format(base=base) for setting in KINDS[kind])]
+    return [str(recipe), *(setting.format(base=base) for setting in KINDS[kind])]
 
 
 @dataclass
@@ -66,12 +73,23 @@ class Comparison:
     """The largest difference of a metric that need not be equal to the bit."""
 
 
-def compare(run: Path, whole: Path) -> Comparison:
-    """Compare a run that was interrupted with one that was not."""
+def compare(run: Path, whole: Path, is_timed: bool = False) -> Comparison:
+    """Compare a run that was interrupted with one that was not.
+
+    is_timed   new weights reach attempts under way at a moment that differs from run to run: only steps,
+               tasks and the chain of the weights are compared
+    """
     found = Comparison()
     found.faults += [f"left behind: {name}" for name in _left_behind(run)]
     if missing := sorted(_files(whole) ^ _files(run)):
         found.faults.append(f"files of one run only: {', '.join(missing[:5])}")
+    steps = _steps(run)
+    if steps != _steps(whole):
+        found.faults.append(f"metrics of the steps {steps} instead of {_steps(whole)}")
+        return found
+    if is_timed:
+        _compare_tasks(run, whole, found)
+        return found
     _compare_metrics(run, whole, found)
     for file in sorted(whole.glob("episodes/*.jsonl")):
         if _read_lines(run / file.relative_to(whole)) != _read_lines(file):
@@ -86,14 +104,7 @@ def compare(run: Path, whole: Path) -> Comparison:
 
 
 def _compare_metrics(run: Path, whole: Path, found: Comparison) -> None:
-    lines, expected = _metrics(run), _metrics(whole)
-    steps, all_steps = (
-        [(line["phase"], line["step"]) for line in some] for some in (lines, expected)
-    )
-    if steps != all_steps:
-        found.faults.append(f"metrics of the steps {steps} instead of {all_steps}")
-        return
-    for line, other in zip(lines, expected, strict=True):
+    for line, other in zip(_metrics(run), _metrics(whole), strict=True):
         where = f"{line['phase']} step {line['step']}"
         if line.keys() != other.keys():
             found.faults.append(f"{where}: other metrics {sorted(line.keys() ^ other.keys())}")
@@ -106,6 +117,28 @@ def _compare_metrics(run: Path, whole: Path, found: Comparison) -> None:
                 found.faults.append(f"{where}: {name} {value!r} instead of {other[name]!r}")
             else:
                 found.largest = max(found.largest, off)
+
+
+def _compare_tasks(run: Path, whole: Path, found: Comparison) -> None:
+    """Every task of every step once, and every step continues with the weights of the one before."""
+    last = None
+    for file in sorted(whole.glob("episodes/*.jsonl")):
+        own, other = _read_lines(run / file.relative_to(whole)), _read_lines(file)
+        if [row["task"] for row in own] != [row["task"] for row in other]:
+            found.faults.append(f"other tasks in {file.name}")
+        _, before, after = _weights(run / "learned" / f"{file.stem}.json")
+        if last not in (None, before):
+            found.faults.append(
+                f"{file.stem} does not continue with the weights of the step before"
+            )
+        last = after
+    for line in _metrics(run):
+        if line.get("staleness/max", 0.0) > 1.0:
+            found.faults.append(f"step {line['step']} learned from tokens that are too old")
+
+
+def _steps(run: Path) -> list[tuple[str, int]]:
+    return [(line["phase"], line["step"]) for line in _metrics(run)]
 
 
 def _left_behind(run: Path) -> Iterator[str]:

@@ -94,6 +94,7 @@ class Session:
             if self.config.train.steps:
                 reinforce(run, checkpoint)
             run.writer.finish()
+            run.writer.remove_old()
             return summarise(run)
         finally:
             self.episodes = run.episodes

@@ -115,6 +115,11 @@ class CheckpointWriter:
             if self.processes.is_first:
                 shutil.rmtree(aside_of(target), ignore_errors=True)
 
+    def remove_old(self) -> None:
+        """Remove what a process that died after its last checkpoint could not."""
+        if self.processes.is_first:
+            _remove_old(self.folder, self.keep_last)
+
     def _name(self, target: Path) -> None:
         """All parts are written: give the checkpoint its final name."""
         self.processes.barrier("the parts of the checkpoint of all ranks")

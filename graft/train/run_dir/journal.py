@@ -29,6 +29,8 @@ from graft.types import Episode
 
 ERRORS = "errors.log"
 """File of a run's folder: exceptions of environments and tools, with tracebacks."""
+MAX_TRACES = 1000
+"""Different ones that a process writes: a tool whose errors name a row each would fill the disk."""
 
 
 class Journal:
@@ -96,10 +98,12 @@ class Journal:
         for episode in episodes:
             for span in episode.spans:
                 trace = span.info.get("traceback")
-                if not trace or trace in self._traces:
+                if not trace or trace in self._traces or len(self._traces) >= MAX_TRACES:
                     continue
                 self._traces.add(trace)
                 text = f"{when}, task {episode.task.id}: {span.info['error']}\n{trace}\n"
+                if len(self._traces) == MAX_TRACES:
+                    text += f"these are {MAX_TRACES} different ones; further ones are not written\n"
                 with out_of_disk(self.folder.path):
                     append_text(self.folder.path / ERRORS, mask(text))
 
