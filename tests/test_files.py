@@ -7,15 +7,19 @@ from pathlib import Path
 
 import pytest
 
+from graft import files
 from graft.files import (
     FileInUse,
     JsonlLog,
     append_row,
     free_megabytes,
+    make_aside,
     new_file,
     new_folder,
     put_in_place,
     read_object,
+    remove,
+    remove_leftovers,
     write_json,
 )
 
@@ -147,3 +151,74 @@ def test_a_log_refuses_nan(tmp_path):
         log.append({"a": float("nan")})
     log.close()
     assert not log.path.read_bytes()
+
+
+def changes_of(monkeypatch) -> list[tuple[str, str, str]]:
+    """(when, kind, name) of every change from now on."""
+    seen: list[tuple[str, str, str]] = []
+    monkeypatch.setattr(
+        files,
+        "watch",
+        lambda when, change: seen.append((when, change.kind, (change.target or change.path).name)),
+    )
+    return seen
+
+
+def test_every_change_is_announced_before_and_after(tmp_path, monkeypatch):
+    seen = changes_of(monkeypatch)
+    write_json(tmp_path / "a.json", {"a": 1})
+    append_row(tmp_path / "b.jsonl", {"b": 1})
+    remove(tmp_path / "a.json")
+    assert seen[::2] == [
+        ("before", "write", ".a.json.partial"),
+        ("before", "sync", ".a.json.partial"),
+        ("before", "rename", "a.json"),
+        ("before", "write", "b.jsonl"),
+        ("before", "sync", "b.jsonl"),
+        ("before", "remove", "a.json"),
+    ]
+    assert [one[1:] for one in seen[1::2]] == [one[1:] for one in seen[::2]]
+
+
+def test_the_names_in_a_folder_are_on_the_disk_before_it_has_its_own(tmp_path, monkeypatch):
+    aside = make_aside(tmp_path / "model")
+    (aside / "inner").mkdir()
+    seen = changes_of(monkeypatch)
+    put_in_place(aside, tmp_path / "model")
+    assert [one[1:] for one in seen[::2]] == [
+        ("sync", "inner"),
+        ("sync", ".model.partial"),
+        ("rename", "model"),
+        ("sync", tmp_path.name),
+    ]
+
+
+class Died(BaseException):
+    pass
+
+
+def test_a_folder_that_was_half_removed_has_lost_its_name(tmp_path, monkeypatch):
+    path = tmp_path / "rl-000001"
+    path.mkdir()
+    (path / "state.json").touch()
+
+    def die(when, change):
+        if change.kind == "remove":
+            raise Died
+
+    monkeypatch.setattr(files, "watch", die)
+    with pytest.raises(Died):
+        remove(path)
+    assert [one.name for one in tmp_path.iterdir()] == [".rl-000001.removed.partial"]
+    monkeypatch.undo()
+    remove_leftovers(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_whose_replacement_never_came_has_its_name_again(tmp_path):
+    (tmp_path / ".reference.replaced.partial").mkdir()
+    (tmp_path / ".reference.replaced.partial" / "weights").write_text("old")
+    (tmp_path / ".reference.partial").mkdir()
+    remove_leftovers(tmp_path)
+    assert [one.name for one in tmp_path.iterdir()] == ["reference"]
+    assert (tmp_path / "reference" / "weights").read_text() == "old"

@@ -17,7 +17,6 @@ import json
 import os
 import shutil
 import signal
-import tempfile
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -142,8 +141,8 @@ def fingerprint(folder: Path) -> str:
 class _Renamed(NamedTuple):
     path: Path
     target: Path
-    older: Path | None
-    """A copy of the file that had the name before."""
+    older: bytes | None
+    """The file that had the name before."""
 
 
 class WriteCache:
@@ -158,7 +157,6 @@ class WriteCache:
         self._names: list[
             tuple[Path, Path | _Renamed]
         ] = []  # folder; the new file, or the renamed one
-        self._older = tempfile.TemporaryDirectory(prefix="graft-power-cut-")
 
     def note(self, when: When, change: Change) -> None:
         path, target = change.path, change.target
@@ -167,10 +165,7 @@ class WriteCache:
             if not path.exists() or not path.stat().st_size:
                 self._names.append((path.parent, path))
         elif when == "before" and target is not None and ".removed" not in target.name:
-            older = None
-            if target.is_file():
-                older = Path(self._older.name) / str(len(list(Path(self._older.name).iterdir())))
-                shutil.copy(target, older)
+            older = target.read_bytes() if target.is_file() else None
             self._names.append((target.parent, _Renamed(path, target, older)))
         elif when == "after" and change.kind == "sync":
             self._lengths.pop(path, None)
@@ -178,6 +173,11 @@ class WriteCache:
         elif when == "after" and target is not None:
             self._lengths = {_moved(p, path, target): n for p, n in self._lengths.items()}
             self._names = [(_moved(folder, path, target), name) for folder, name in self._names]
+
+    def at_risk(self) -> set[Path]:
+        """Files whose bytes or names a power cut would take."""
+        names = {name if isinstance(name, Path) else name.target for _, name in self._names}
+        return names | set(self._lengths)
 
     def holds(self, loss: Loss) -> bool:
         """Whether a power cut would take anything."""
@@ -195,7 +195,7 @@ class WriteCache:
             if where(name.target).exists():
                 where(name.target).replace(where(name.path))
             if name.older is not None:
-                shutil.copy(name.older, where(name.target))
+                where(name.target).write_bytes(name.older)
 
 
 def _moved(path: Path, old: Path, new: Path) -> Path:
