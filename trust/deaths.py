@@ -22,11 +22,13 @@ from trust.bank import Row
 from trust.moments import Disk, disks_in
 from trust.tiny_runs import KINDS, Comparison, compare, new_place, recipe_of
 
-SMALL = 24
+SMALL = 8
+"""Two kinds of training, by the seed, and one attempt for each of their rows."""
 FULL = 1_000_000
 """More than there are: every moment of every kind."""
 REAL = 20
 """Real SIGKILLs per kind, at most."""
+ROWS = 4
 AT_A_TIME = 2
 PATIENCE = 120.0
 REPETITIONS = 2
@@ -41,13 +43,15 @@ train_recipe(*sys.argv[1:])
 
 
 def run(count: int, seed: int) -> Iterator[Row]:
-    """Four rows per kind of training."""
+    """`ROWS` rows per kind of training."""
     with new_place("deaths") as name:
         place = Path(name)
         base = place / "base"
         _check(_train("sft", base, base), "the run for the base model")
-        for kind in KINDS:
-            bank = _Bank(kind, place / kind, base / "run", seed, max(1, count // (4 * len(KINDS))))
+        num_kinds = min(len(KINDS), max(1, count // ROWS))
+        for kind in random.Random(seed).sample([*KINDS], num_kinds):
+            share = max(1, count // (ROWS * num_kinds))
+            bank = _Bank(kind, place / kind, base / "run", seed, share)
             yield from bank.rows()
             shutil.rmtree(place / kind)
 

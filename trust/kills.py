@@ -24,7 +24,8 @@ from tests.command_line import Command, graft
 from trust.bank import Row
 from trust.tiny_runs import Comparison, compare, new_place, recipe_of
 
-SMALL = 16
+SMALL = 6
+"""One for each kind of training in one process."""
 FULL = 200
 KILLS_OF_A_RUN = 7
 PATIENCE = 300.0
@@ -170,9 +171,9 @@ def run(count: int, seed: int) -> Iterator[Row]:
         if graft("train", *recipe_of("sft", base, base)).returncode:
             raise RuntimeError("the run for the base model failed")
         for number, (group, setting) in enumerate(SETTINGS.items()):
-            kills = max(1, round(count * setting.share))
-            folder = place / str(number)
-            yield _row(group, setting, folder, base / "run", kills, random.Random(seed))
+            if kills := round(count * setting.share):
+                folder = place / str(number)
+                yield _row(group, setting, folder, base / "run", kills, random.Random(seed))
 
 
 def _row(
