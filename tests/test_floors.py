@@ -26,6 +26,7 @@ LOOKS_AT: dict[str, set[str]] = {}
 
 GROUND = {
     "masking",
+    "restricted_pickle",
     "guard",
     "listening",
     "types",

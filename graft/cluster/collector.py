@@ -23,7 +23,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from graft.cluster.ray_import import cause_of, ray_module
+from graft.cluster.ray_import import cause_of, ray_module, store_host
 from graft.cluster.rollout_worker import AttemptResult, RolloutWorker
 from graft.cluster.scale_file import ScaleFile
 from graft.cluster.weight_transfer import BroadcastHost, described, packed
@@ -158,7 +158,7 @@ class RayCollector:
         self, weights: Mapping[str, Any], version: int, workers: list[ClusterWorker]
     ) -> list[ClusterWorker]:
         """Send by broadcast; returns the workers that did not receive the weights."""
-        group = self._broadcasts.group(self.ray.util.get_node_ip_address(), workers)
+        group = self._broadcasts.group(store_host(self.ray), workers)
         shapes = described(weights)
         loads = {
             worker: worker.actor.receive.remote(replace(group, rank=rank), shapes, version)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import time
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
@@ -13,12 +12,13 @@ from typing import Any
 from graft.actions.fields import ActionsError
 from graft.cluster.collector import RayCollector
 from graft.cluster.display_relay import DisplayCall, DisplayRelay
-from graft.cluster.ray_import import ray_module
+from graft.cluster.ray_import import ray_module, store_host
 from graft.cluster.scale_file import SCALE
 from graft.cluster.shared_collector import SharedCollector
 from graft.config import ConfigError, unpacked
 from graft.deadlines import Watchdog
 from graft.files import remove
+from graft.listening import listening
 from graft.models.device import choose_device
 from graft.registry import UnknownName
 from graft.rollout.collector import Collector
@@ -73,9 +73,9 @@ class LearnerActor:
 
     def address(self) -> tuple[str, int]:
         """The address at which the other learners connect to this one."""
-        with socket.socket() as free:
-            free.bind(("", 0))
-            return ray_module().util.get_node_ip_address(), free.getsockname()[1]
+        host = store_host(ray_module())
+        with listening(host, 0) as free:
+            return host, free.getsockname()[1]
 
     def display_calls(self) -> list[DisplayCall]:
         """Output since the last call."""

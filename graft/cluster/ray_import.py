@@ -11,6 +11,8 @@ Ray reports the death of a process with a page of text, of which one line is use
 from __future__ import annotations
 
 import os
+import secrets
+import sys
 from typing import Any
 
 SILENT = {
@@ -25,7 +27,11 @@ SILENT = {
 ENDED = "its process was killed (SIGKILL or out of memory)"
 
 
-def ray_module() -> Any:
+def ray_module(address: str = "") -> Any:
+    """The library. A cluster of this run's own ("local") answers only those who have its token."""
+    if address == "local" and "ray" not in sys.modules:
+        os.environ.setdefault("RAY_AUTH_MODE", "token")  # Ray's ports are open to the network
+        os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
     for name, value in SILENT.items():
         os.environ.setdefault(name, value)
     try:
@@ -36,6 +42,12 @@ def ray_module() -> Any:
             'cluster.address needs Ray: pip install "graft-rl[ray]" on every machine of the cluster'
         ) from error
     return ray
+
+
+def store_host(ray: Any) -> str:
+    """The address at which the processes of a run find each other: loopback, if they are on one machine."""
+    machines = [node for node in ray.nodes() if node["Alive"]]
+    return "127.0.0.1" if len(machines) == 1 else ray.util.get_node_ip_address()
 
 
 def cause_of(error: BaseException) -> str:

@@ -43,7 +43,7 @@ def train_on_cluster(config: Config, display: Display) -> Finished:
             f"cluster.address={config.cluster.address} places engines on machines, and engine.url="
             f"{config.engine.url} names running servers; leave out one of the two"
         )
-    ray = ray_module()
+    ray = ray_module(config.cluster.address)
     ran_before = ray.is_initialized()
     config = config.changed({"run.dir": str(Path(config.run.dir).absolute())})
     try:

@@ -21,6 +21,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import PrefixStore, TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
+from graft.train.distributed.stores import open_store
+
 BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64, 1: torch.uint8}
 
 
@@ -126,7 +128,7 @@ class BroadcastHost:
         if self._group is not None and self._members == members:
             return self._group
         if self._store is None:
-            self._store = TCPStore(host, 0, is_master=True, wait_for_workers=False)
+            self._store = open_store(host, 0, timedelta(seconds=300))
         self._num_groups += 1
         self._members = members
         size, key = len(members) + 1, f"{self._num_groups}"

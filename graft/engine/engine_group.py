@@ -13,12 +13,13 @@ same tokens in all of them, and only the calls are sent.
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
+
+from graft.restricted_pickle import dumps, loads
 
 HEADER = 1 << 12
 """Bytes that are always sent: a message that is not longer needs one broadcast."""
@@ -48,7 +49,7 @@ class EngineGroup:
 
     def send(self, message: Any) -> None:
         """From the first process to the others, each of which receives it."""
-        payload = pickle.dumps(message)
+        payload = dumps(message)
         content = len(payload).to_bytes(LENGTH, "little") + payload
         self._broadcast(bytearray(content[:HEADER].ljust(HEADER, b"\0")))
         if len(content) > HEADER:
@@ -59,7 +60,7 @@ class EngineGroup:
         end = LENGTH + int.from_bytes(content[:LENGTH], "little")
         if end > HEADER:
             content += self._broadcast(bytearray(end - HEADER))
-        return pickle.loads(content[LENGTH:end])
+        return loads(content[LENGTH:end])
 
     def share(self, value: Any) -> Any:
         """The first process's value, in all of them."""

@@ -25,6 +25,7 @@ from torch.distributed import PrefixStore, Store, TCPStore  # pyright: ignore[re
 
 from graft.deadlines import Wait, clock, current, skip_frames_in, within
 from graft.train.distributed.rank_status import RankReport, RankStatus, name_ranks, status_table
+from graft.train.distributed.stores import open_store
 
 skip_frames_in(__file__)
 
@@ -114,14 +115,11 @@ class RankHeartbeat:
 
     def _tcp(self, is_master: bool) -> Store:
         host, port = launch_variable("MASTER_ADDR"), int(launch_variable("MASTER_PORT"))
+        timeout = timedelta(seconds=self.deadline)
         try:
-            return TCPStore(
-                host,
-                port,
-                is_master=is_master,
-                wait_for_workers=False,
-                timeout=timedelta(seconds=self.deadline),
-            )
+            if is_master:
+                return open_store(host, port, timeout)
+            return TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=timeout)
         except RuntimeError as error:
             seen = str(error).partition("\n")[0]
             does = "cannot listen" if is_master else "finds no server"

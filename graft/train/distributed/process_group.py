@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import atexit
 import os
-import pickle
 import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -29,6 +28,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from graft.deadlines import Watchdog, skip_frames_in, waiting
 from graft.engine.engine_group import EngineGroup
+from graft.restricted_pickle import dumps, loads
 from graft.train.distributed.failures import FailureHandler, describe, is_broken_link, to_stderr
 from graft.train.distributed.heartbeat import (
     ProcessesLost,
@@ -36,6 +36,7 @@ from graft.train.distributed.heartbeat import (
     RankHeartbeat,
     launch_variable,
 )
+from graft.train.distributed.stores import keep_local
 
 skip_frames_in(__file__)
 
@@ -111,27 +112,27 @@ class ProcessGroup:
     # collective operations
 
     def gather(self, value: Any, what: str) -> list[Any]:
-        """The values of all ranks, by rank. Any object that can be pickled."""
+        """The values of all ranks, by rank: data, as in `graft.restricted_pickle`."""
         if self._heartbeat is None:
             return [value]
         with self.together(what):
-            payload = pickle.dumps(value)
+            payload = dumps(value)
             longest = int(self._agree(what, len(payload)))
             # a pickle ends with a mark, so the padding behind it is not read
-            return [pickle.loads(part) for part in self._exchange(payload, longest)]
+            return [loads(part) for part in self._exchange(payload, longest)]
 
     def share(self, value: Any, what: str) -> Any:
         """Rank 0's value, on all ranks."""
         if self._heartbeat is None:
             return value
         with self.together(what):
-            payload = pickle.dumps(value) if self.is_first else b""
+            payload = dumps(value) if self.is_first else b""
             size = int(self._agree(what, len(payload)))
             sent = torch.empty(size, dtype=torch.uint8)
             if self.is_first:
                 sent.copy_(torch.frombuffer(bytearray(payload), dtype=torch.uint8))
             self._finish(dist.broadcast(sent, src=0, async_op=True))
-            return value if self.is_first else pickle.loads(sent.numpy().tobytes())
+            return value if self.is_first else loads(sent.numpy().tobytes())
 
     def add(self, tensors: Iterable[Tensor], what: str) -> None:
         """Sum over all ranks, in place; all ranks give tensors of the same shapes."""
@@ -296,6 +297,7 @@ class ProcessGroup:
         self._failures = failures = FailureHandler(heartbeat, self._release)
         heartbeat.on_failure = failures.on_failure
         heartbeat.on_late = failures.on_late if self.device.type == "cuda" else None
+        keep_local()
         with self.together("the connections between the processes"):
             dist.init_process_group(
                 self._backend,
