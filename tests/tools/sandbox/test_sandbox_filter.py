@@ -125,8 +125,10 @@ def test_a_child_is_refused_the_calls_that_the_host_needs(machine: str):
     assert verdict(host, machine, unshare, 0x10000000) == ALLOW
     assert verdict(child, machine, unshare, 0x10000000) == NO
     prctl = seccomp.CHECKED[machine]["prctl"]
-    assert verdict(child, machine, prctl, 1) == NO
-    assert verdict(child, machine, prctl, 15) == ALLOW
+    parent_death, dumpable, name, memory_map = 1, 4, 15, 35
+    assert verdict(child, machine, prctl, name) == ALLOW
+    for option in (parent_death, dumpable, memory_map):
+        assert verdict(child, machine, prctl, option) == NO
     kill = seccomp.CHECKED[machine]["kill"]
     assert verdict(child, machine, kill, 77, 9) == ALLOW  # its namespace has no other processes
 

@@ -71,6 +71,13 @@ class Confinement:
                 )
                 self.filters[is_nested] = seccomp.assemble(program)
         self.num_users = rootfs.num_users() if self.is_root else 0
+        is_other_user = self.is_root and not self.is_nested and method != "none"
+        self.needs_search = is_other_user and not self._can_be_read_by_others()
+        """Whether a child of another user needs root's right to read, as Python is in root's home."""
+        self.looks_as_child = is_other_user and not kernel.has_capability(kernel.CAP_SYS_PTRACE)
+        """Whether the host must become the child's user to see what it has open."""
+        if self.looks_as_child and self.needs_search:
+            raise OSError("root without CAP_SYS_PTRACE needs a Python that other users can read")
         self.loaded = 0
 
     def restrict_host(self) -> None:
@@ -184,13 +191,35 @@ class Confinement:
     def _drop_privileges(self, user: int | None) -> None:
         if user is None:
             return
-        if not self.is_nested:  # Python may be in root's home; Landlock limits what is read
+        if self.needs_search:  # Landlock limits what is read
             kernel.prctl(kernel.PR_SET_KEEPCAPS, 1)
         os.setgroups([])
         os.setresgid(user, user, user)
         os.setresuid(user, user, user)
-        if not self.is_nested:
+        if self.needs_search:
             kernel.keep_capability(kernel.CAP_DAC_READ_SEARCH)
+        if not self.is_nested:
+            kernel.prctl(kernel.PR_SET_DUMPABLE, 1)  # the change of user has cleared it
+
+    def _can_be_read_by_others(self) -> bool:
+        """Tried by a child that becomes another user."""
+        pid = os.fork()
+        if pid == 0:
+            status = 1
+            try:
+                user = self.user(0)
+                os.setgroups([])
+                os.setresgid(user, user, user)
+                os.setresuid(user, user, user)
+                status = int(not all(os.access(path, os.R_OK) for path in self.readable))
+            finally:
+                os._exit(status)
+        return os.waitpid(pid, 0)[1] == 0
+
+    def look_as(self, slot: int | None) -> None:
+        """Become the user of this child for looking at it; None: root again."""
+        if self.looks_as_child:
+            kernel.look_as(0 if slot is None else self.user(slot))
 
 
 def kernel_limits(limits: Limits, processes: int | None, loaded: int, file_size: int) -> None:

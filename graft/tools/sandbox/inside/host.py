@@ -338,6 +338,7 @@ class ForkServer:
             if call.exceeded or not (processes := trees[call.pid]):
                 continue
             limits = call.limits
+            self.confinement.look_as(call.slot)
             if self.meter.is_above(processes, limits.memory):
                 call.exceeded = "memory"
             elif sum(process.num_threads for process in processes) > limits.processes:
@@ -350,6 +351,7 @@ class ForkServer:
                 # where the host may not set limits, no process was approved
                 with contextlib.suppress(OSError):
                     call.gate.rebalance(processes)
+            self.confinement.look_as(None)
             if call.exceeded:
                 self.kill(call)
         ticks = sum(process.ticks for tree in trees.values() for process in tree)

@@ -22,6 +22,7 @@ MS_PRIVATE = 1 << 18
 MNT_DETACH = 2
 
 PR_SET_PDEATHSIG = 1
+PR_SET_DUMPABLE = 4
 PR_SET_KEEPCAPS = 8
 PR_SET_SECCOMP = 22
 PR_SET_NO_NEW_PRIVS = 38
@@ -29,6 +30,7 @@ PR_SET_NO_NEW_PRIVS = 38
 NEW_LISTENER = 8
 
 CAP_DAC_READ_SEARCH = 2
+CAP_SYS_PTRACE = 19
 CAP_SYS_ADMIN = 21
 
 machine = os.uname().machine
@@ -54,9 +56,12 @@ AT_RECURSIVE = 0x8000
 
 _libc = ctypes.CDLL(None, use_errno=True)
 # looked up once, in the host: in a child the lookup would cost more than the calls
-_mount, _prctl, _setns, _syscall, _umount2, _unshare = (
-    _libc[name] for name in ("mount", "prctl", "setns", "syscall", "umount2", "unshare")
-)
+_mount, _prctl, _setns, _syscall, _umount2, _unshare, _setfsuid, _setfsgid = (
+    _libc[name]
+    for name in (
+        "mount", "prctl", "setns", "syscall", "umount2", "unshare", "setfsuid", "setfsgid",
+    )
+)  # fmt: skip
 
 
 _mount.argtypes = [ctypes.c_char_p] * 3 + [ctypes.c_ulong, ctypes.c_char_p]
@@ -114,6 +119,12 @@ def pivot_root(new_root: str) -> None:
     syscall("pivot_root", b".", b".")
     _checked("umount", _umount2(b".", MNT_DETACH))
     os.chdir("/")
+
+
+def look_as(user: int) -> None:
+    """Use this user and group for files and for looking into processes."""
+    _setfsgid(user)
+    _setfsuid(user)
 
 
 def prctl(option: int, value: int = 0) -> None:

@@ -204,7 +204,6 @@ def host_program(machine: str, *, is_root: bool) -> list[Instruction]:
     code += when(call["ioctl"], if_equal(1, IOCTLS, NO))
     code += when(call["fcntl"], if_equal(1, FCNTLS, NO))
     code += when(call["madvise"], if_equal(2, [MADV_PAGEOUT], refuse(errno.EINVAL)))
-    code += when(call["prctl"], if_equal(0, [PR_SET_DUMPABLE, PR_SET_MM], NO))
     code += when(call["sendmsg"], unless_equal(0, [LISTENERS], NO))
     code += when(call["unshare"], unless_equal(0, namespaces, NO))
     return [*code, back(ALLOW)]
@@ -218,7 +217,8 @@ def child_program(
     namespaces the host decides on new processes; where it cannot be asked, there are none."""
     call = CHECKED[machine]
     code = [NUMBER, *refuse_all(numbers(NEEDED_BY_THE_HOST, machine))]
-    code += when(call["prctl"], if_equal(0, [PR_SET_PDEATHSIG], NO))
+    refused = [PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_MM]
+    code += when(call["prctl"], if_equal(0, refused, NO))
     if only_process is None:
         new_process = ASK if can_ask else refuse(errno.EAGAIN)
         for name in ("fork", "vfork"):

@@ -176,12 +176,14 @@ def disk(pid: int, folder: str, limit: int) -> int:
                         folders.append((entry.path, depth + 1))
                     else:
                         total += entry.stat(follow_symlinks=False).st_blocks * 512
-        total += held_files(pid) + num_mapped_deleted(pid, folder) * (limit // FILE_SHARE)
-    except FileNotFoundError:  # removed meanwhile, or the process has ended
+    except FileNotFoundError:  # removed meanwhile
         return total
     except OSError:
         return UNKNOWN
-    return total
+    try:
+        return total + held_files(pid) + num_mapped_deleted(pid, folder) * (limit // FILE_SHARE)
+    except OSError:  # it has ended, or has not become its own user yet
+        return total
 
 
 def held_files(pid: int) -> int:
