@@ -116,6 +116,8 @@ class Sampler:
     def _disk(self, call: int, host: hosts.SandboxHost) -> float:
         if self.method == "landlock":
             folder = str(Path(f"/proc/{call}/cwd").readlink()).removesuffix(" (deleted)")
+            if not folder.startswith(f"{host.scratch}/"):
+                return 0.0  # it has not confined itself yet, or is the process that cleans up
             folder = f"{host.scratch}/{folder.removeprefix(host.scratch).strip('/').split('/')[0]}"
             used = usage.held_files(call)
             for path, _, names in os.walk(folder):

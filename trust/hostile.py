@@ -91,6 +91,7 @@ SIGNALS = [
         "os.kill(-1, signal.SIGSTOP)",
         "os.kill(os.getppid(), signal.SIGKILL)",
         "os.kill(1, signal.SIGKILL)",
+        "import resource; resource.prlimit(os.getppid(), resource.RLIMIT_CPU, (1, 1))",
         "os.killpg(os.getpgid(0), signal.SIGKILL)",
         "os.killpg(1, signal.SIGKILL)",
         "os.kill(os.getpid(), signal.SIGSTOP)",
@@ -108,8 +109,6 @@ SIGNALS = [
     "fcntl.fcntl(0, fcntl.F_SETSIG, 9)",
     "fcntl.ioctl(1, 0x8901, (1).to_bytes(4, 'little'))",
     "signal.pidfd_send_signal(os.pidfd_open(os.getppid()), 9)",
-    "resource.prlimit(os.getppid() or 1 << 22, resource.RLIMIT_CPU, (1, 1))",
-    "os.kill(os.getppid() or 1 << 22, 0)",
 )
 
 CALLS = [

@@ -9,10 +9,13 @@ from __future__ import annotations
 import contextlib
 import os
 from itertools import islice
+from typing import NoReturn
 
 READ = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 ENTRIES = 64
-"""Entries per `step`: some 0.5 ms, so that a host can serve requests in between."""
+"""Entries per `step`, since a folder is listed while it changes."""
+SIGKILL = 9
+MAX_FILES = 1 << 16
 
 
 class Trash:
@@ -68,6 +71,50 @@ class Trash:
         above = f".graft-{os.getpid()}-{self._count}"
         os.rename(name, above, src_dir_fd=folder, dst_dir_fd=self.root)
         self.folders.append(above)
+
+
+class Cleaner:
+    """A process that removes folders: some disks take long, and the host has to look after its calls.
+
+    It ends when something could not be removed, or with the host.
+    """
+
+    def __init__(self, root: str) -> None:
+        names, self._names = os.pipe()
+        os.set_blocking(self._names, False)
+        self.pid = os.fork()
+        if self.pid == 0:
+            self._serve(root, names)
+        os.close(names)
+        self.ended = os.pidfd_open(self.pid)
+        """Becomes readable when it has ended."""
+
+    def remove(self, name: str) -> None:
+        """Remove the folder `name` of the root. OSError if too many wait already, or it has ended."""
+        os.write(self._names, f"{name}\n".encode())
+
+    def close(self) -> None:
+        os.kill(self.pid, SIGKILL)
+        os.waitpid(self.pid, 0)
+
+    def _serve(self, root: str, names: int) -> NoReturn:
+        from . import kernel  # not on other systems than Linux
+
+        status = 1
+        try:
+            kernel.prctl(kernel.PR_SET_PDEATHSIG, SIGKILL)
+            os.closerange(3, names)
+            os.closerange(names + 1, MAX_FILES)
+            trash = Trash(root)
+            rest = b""
+            while not trash.has_failed and (part := os.read(names, 1 << 16)):
+                *whole, rest = (rest + part).split(b"\n")
+                trash.folders += [name.decode() for name in whole]
+                while trash.step():
+                    pass
+            status = int(trash.has_failed)
+        finally:
+            os._exit(status)
 
 
 def remove(folder: str) -> None:

@@ -110,7 +110,8 @@ def main() -> None:
     finally:
         for call in host.by_process.values():
             host.kill(call)
-        if not confinement.is_nested:
+        if host.cleaner is not None:
+            host.cleaner.close()
             cleanup.remove(confinement.scratch)
 
 
@@ -136,7 +137,9 @@ class ForkServer:
         self.by_status: dict[int, HostCall] = {}
         # by the descriptor that becomes readable at its end
         self.by_process: dict[int, HostCall] = {}
-        self.trash = None if confinement.is_nested else cleanup.Trash(confinement.scratch)
+        self.cleaner = None if confinement.is_nested else cleanup.Cleaner(confinement.scratch)
+        self.is_ending = False
+        """Clean-up has failed: the caller starts another host, with another folder."""
         self.due = 0.0
         """When to check the running calls."""
         self.ticks = 0
@@ -154,12 +157,14 @@ class ForkServer:
         poll.register(caller, select.POLLIN)
         listeners = self.listeners.fileno()
         poll.register(listeners, select.POLLIN)
+        cleaner = -1 if self.cleaner is None else self.cleaner.ended
+        if self.cleaner is not None:
+            poll.register(cleaner, select.POLLIN)
         self.requests.send(b"R")
         self.meter = usage.MemoryMeter(self.confinement.loaded)
         while True:
-            is_clean = self.trash is None or not self.trash.folders
             wait = max(0.0, self.due - time.monotonic()) * 1000 if self.by_process else None
-            events = poll.poll(wait if is_clean else 0)
+            events = poll.poll(wait)
             for descriptor, event in events:
                 if descriptor == requests:
                     if not self.take():
@@ -178,16 +183,17 @@ class ForkServer:
                     else:  # its last process has ended; to receive would block
                         del self.by_listener[descriptor]
                         poll.unregister(descriptor)
+                elif descriptor == cleaner:
+                    self.is_ending = True
+                    poll.unregister(cleaner)
                 elif descriptor == caller:
                     return
             if self.by_process and (now := time.monotonic()) >= self.due:  # also of a busy host
                 rest = self.watch(now)
                 done = time.monotonic()
                 self.due = done + max(rest, REST * (done - now))
-            if self.trash is not None:
-                self.trash.step()
-                if self.trash.has_failed and not self.by_process:
-                    return  # the caller starts another host, with another folder
+            if self.is_ending and not self.by_process:
+                return
 
     def take(self) -> bool:
         """Start the requested child; False if the caller has closed the socket."""
@@ -307,8 +313,11 @@ class ForkServer:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(call.pid, SIGKILL)
         status = os.waitpid(call.pid, 0)[1]
-        if self.trash is not None and call.scratch is not None:
-            self.trash.add(call.scratch.rpartition("/")[2])
+        if self.cleaner is not None and call.scratch is not None:
+            try:
+                self.cleaner.remove(call.scratch.rpartition("/")[2])
+            except OSError:
+                self.is_ending = True
         _report(call.status, f"ended {os.waitstatus_to_exitcode(status)} {call.exceeded}")
         del self.by_status[call.status]
         self.poll.unregister(ended)
