@@ -36,6 +36,9 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 
+TrustState = Annotated[
+    bool, typer.Option("--trust", help="Resume from an older checkpoint, whose state is a pickle.")
+]
 Recipe = Annotated[str, typer.Argument(help="A YAML file, or the name of a bundled recipe.")]
 
 
@@ -51,22 +54,33 @@ def _main(
 
 
 @app.command()
-def train(recipe: Recipe, overrides: Overrides = None, as_json: AsJson = False) -> None:
+def train(
+    recipe: Recipe, overrides: Overrides = None, trust: TrustState = False, as_json: AsJson = False
+) -> None:
     """Run a recipe: warm-up if it has one, then RL. Run it again to resume."""
-    from graft.config import load_config
-
-    _run(load_config(recipe, overrides or []), as_json)
+    _run(recipe, overrides or [], trust, as_json)
 
 
 @app.command()
-def sft(recipe: Recipe, overrides: Overrides = None, as_json: AsJson = False) -> None:
+def sft(
+    recipe: Recipe, overrides: Overrides = None, trust: TrustState = False, as_json: AsJson = False
+) -> None:
     """Run only the supervised part of a recipe."""
+    _run(recipe, [*(overrides or []), "train.steps=0"], trust, as_json)
+
+
+def _run(recipe: str, overrides: list[str], trust: bool, as_json: bool) -> None:
     from graft.config import load_config
+    from graft.ownership import remember
+    from graft.trust import Source, reading
 
-    _run(load_config(recipe, [*(overrides or []), "train.steps=0"]), as_json)
+    config = load_config(recipe, overrides)
+    remember(recipe)  # to train a recipe is to run its code
+    with reading(Source(recipe, is_said=trust)):
+        _run_config(config, as_json)
 
 
-def _run(config: Any, as_json: bool) -> None:
+def _run_config(config: Any, as_json: bool) -> None:
     from graft.models.device import choose_device
     from graft.train.distributed.process_group import ProcessGroup
 
@@ -349,6 +363,7 @@ def _complain(error: Exception) -> int:
     from graft.actions.fields import ActionsError
     from graft.config import ConfigError
     from graft.registry import UnknownName
+    from graft.trust import NotTrusted
 
     if "out of memory" in str(error) and not os.environ.get("GRAFT_DEBUG"):
         seen = str(error).partition("\n")[0].partition("If reserved")[0].strip()
@@ -365,7 +380,7 @@ def _complain(error: Exception) -> int:
             typer.echo("graft: this is a fault in graft or in your own code, shown above", err=True)
         return 1
     typer.echo(f"graft: {mask(str(error))}", err=True)
-    usage = (ConfigError, UnknownName, ActionsError)
+    usage = (ConfigError, UnknownName, ActionsError, NotTrusted)
     is_usage = isinstance(error, usage) or type(error) is ValueError
     return 2 if is_usage else 1
 

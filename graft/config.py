@@ -10,11 +10,13 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from io import StringIO
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from pydantic import PrivateAttr, ValidationError, model_validator
 
+from graft.bounds import PLAIN_KEY, check_interpolations, interpolations, read_yaml
 from graft.masking import looks_secret, mask, masked, remember, remember_all
 from graft.peer_keys import FIRST_KEYS, as_override, leaves_of, meant
 from graft.recipe_keys import (
@@ -35,6 +37,7 @@ from graft.recipe_keys import (
     TrainSection,
 )
 from graft.registry import nearest
+from graft.trust import check_program, stranger
 
 
 class ConfigError(ValueError):
@@ -281,10 +284,11 @@ def load_config(
         path = find_recipe(str(recipe))
         name = path.stem
     try:
-        base = (
-            OmegaConf.create(dict(recipe)) if isinstance(recipe, Mapping) else OmegaConf.load(path)
-        )
-    except (YAMLError, OmegaConfBaseException, UnicodeDecodeError) as error:
+        if isinstance(recipe, Mapping):
+            base = OmegaConf.create(dict(recipe))
+        else:
+            base = OmegaConf.load(StringIO(read_yaml(Path(path))))
+    except (YAMLError, OmegaConfBaseException, OSError, ValueError, RecursionError) as error:
         hint = "" if isinstance(path, Path) else "; write functions and classes as 'module:name'"
         raise ConfigError(f"{path} is not a recipe: {error}{hint}") from error
     if not OmegaConf.is_dict(base):
@@ -305,10 +309,11 @@ def load_config(
             _check_colons(override, value)
             value = "" if override == f"{key}=" else value  # None is written as null
             OmegaConf.update(base, key, value, merge=False, force_add=True)
+        _check_interpolations(OmegaConf.to_container(base), str(path), is_resolved)
         plain = OmegaConf.create(_escaped(OmegaConf.to_container(base)))
         unresolved: Any = OmegaConf.to_container(plain, resolve=True)
         values = OmegaConf.to_container(base, resolve=True) if is_resolved else unresolved
-    except (YAMLError, OmegaConfBaseException, ValueError) as error:
+    except (YAMLError, OmegaConfBaseException, ValueError, RecursionError) as error:
         raise ConfigError(f"{path} with {masked(list(overrides))}: {error}") from error
     references = list(_references_in(unresolved, values))
     if is_resolved:
@@ -382,6 +387,16 @@ def _check_masked(values: Any, path: str = "") -> None:
             f"{path}={values!r}: a secret that stood in the recipe in clear, which a run does not store. "
             f"Put it into an environment variable and name that: {path}='${{oc.env:NAME}}'"
         )
+
+
+def _check_interpolations(values: Any, where: str, is_resolved: bool) -> None:
+    """Refuse interpolations that have no end; in a stranger's file also what reads the environment."""
+    check_interpolations(values, where)
+    if stranger() is None or not is_resolved:
+        return
+    for key in interpolations(values):
+        if not PLAIN_KEY.fullmatch(key):
+            check_program(f"the interpolation ${{{key}}}, which can read environment variables")
 
 
 def read_arguments(given: Sequence[str]) -> dict[str, Any]:

@@ -24,6 +24,7 @@ from typing import IO, Any, Literal, NamedTuple
 
 from pydantic_core import from_json
 
+from graft.bounds import OutOfBounds, read_bytes
 from graft.masking import mask_values
 
 POLL = 0.01
@@ -337,8 +338,8 @@ def parse_object(line: bytes) -> dict[str, Any] | None:
 def read_object(path: Path) -> dict[str, Any]:
     """The JSON object in a file; empty where there is none."""
     try:
-        return parse_object(path.read_bytes()) or {}
-    except OSError:
+        return parse_object(read_bytes(path)) or {}
+    except (OSError, OutOfBounds):
         return {}
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from graft.deadlines import short_file
+from graft.trust import check_name
 from graft.user_code import UserCodeError, raised, user_frame
 
 
@@ -71,6 +72,12 @@ def load(path: str, what: str = "object") -> Any:
     return target
 
 
+def load_named(path: str, what: str) -> Any:
+    """`load` for a name that settings give: refused where they are a stranger's."""
+    check_name(path, what)
+    return load(path, what)
+
+
 def _shadowed(module: Any, here: str) -> str:
     """The explanation where a library has the name of a file of the user."""
     own = Path(here, *module.__name__.split(".")).with_suffix(".py")
@@ -94,7 +101,7 @@ def resolve(name: str | Callable[..., Any], table: Mapping[str, Any], what: str)
         entry = table[name]
         return load(entry, what) if isinstance(entry, str) else entry
     if ":" in name:
-        return load(name, what)
+        return load_named(name, what)
     raise UnknownName(
         f"unknown {what} {name!r};{suggestion(name, table)} known: {', '.join(sorted(table))}. "
         f'Your own: "your.module:name"'

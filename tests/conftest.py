@@ -3,9 +3,12 @@ remembered from one test to the next."""
 
 from __future__ import annotations
 
+import atexit
 import importlib.util
 import os
+import shutil
 import signal
+import tempfile
 import threading
 import warnings
 from collections.abc import Iterator
@@ -16,6 +19,10 @@ import torch
 
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # read when a kernel is defined: before imports
+
+# runs are signed with a key of the user: tests have one of their own
+os.environ["XDG_CONFIG_HOME"] = tempfile.mkdtemp(prefix="graft-tests-")
+atexit.register(shutil.rmtree, os.environ["XDG_CONFIG_HOME"], ignore_errors=True)
 
 # a shell lets what it starts in the background ignore Ctrl-C, and children inherit that: tests that
 # interrupt a child would wait for nothing

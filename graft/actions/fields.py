@@ -7,9 +7,11 @@ ActionsError: sorting.yaml, tool 1: unknown key 'nmae'; did you mean 'name'?
 from __future__ import annotations
 
 from collections.abc import Collection
+from io import StringIO
 from pathlib import Path
 from typing import Any, cast
 
+from graft.bounds import read_yaml
 from graft.registry import nearest
 
 
@@ -24,9 +26,9 @@ def load_fields(path: Path) -> dict[str, Any]:
     from yaml import YAMLError
 
     try:
-        data = OmegaConf.load(path)
+        data = OmegaConf.load(StringIO(read_yaml(path)))
         values: Any = OmegaConf.to_container(data, resolve=False)
-    except (YAMLError, OmegaConfBaseException, UnicodeDecodeError, OSError) as error:
+    except (YAMLError, OmegaConfBaseException, ValueError, OSError) as error:
         raise ActionsError(f"{path} is not an action file: {error}") from error
     except RecursionError as error:  # its message repeats for every level
         raise ActionsError(f"{path} is not an action file: it is nested too deeply") from error

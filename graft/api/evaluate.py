@@ -85,6 +85,7 @@ def evaluate(
     max_context: int | None = None,
     seed: int = 0,
     progress: bool | None = None,
+    trust: bool = False,
 ) -> Scores:
     """Score a policy on held-out tasks: means over tasks with 95% intervals.
 
@@ -114,9 +115,11 @@ def evaluate(
     max_context  tokens of a whole attempt; None: 16384 or the model's window, or the run's
     seed         of the draws
     progress     None: a line in a terminal or a notebook; True or False: always, never
+    trust        run code that the settings of a stranger's run name
     """
     from graft.evaluate.evaluator import pose, temperature_of
     from graft.evaluate.run import prompted, refuse_actions, with_given
+    from graft.ownership import settings_from
     from graft.train.build import sampling_of
 
     ks = [] if k is None else sorted({k} if isinstance(k, int) else set(k))
@@ -127,7 +130,7 @@ def evaluate(
     if samples is not None and ks and ks[-1] > samples:
         raise UserCodeError(f"k={ks[-1]} needs as many attempts per task, and samples={samples}")
     if isinstance(policy, str | PathLike):
-        policy = load(policy)
+        policy = load(policy, trust=trust)
     if not isinstance(policy, Policy | PolicyEngine):
         raise UserCodeError(f"evaluate() takes a Policy, an Engine or a path, not {seen(policy)}")
     owner = policy.policy if isinstance(policy, PolicyEngine) else policy
@@ -146,22 +149,24 @@ def evaluate(
     samples = samples or (config.eval.samples if sampling.temperature else 0) or None
     temperature_of(sampling.temperature, None, samples, "samples=1")
     refuse_actions(config, True, None, prompt)
-    spec = EvalSpec(
-        config=config,
-        sets=prompted(_sets(owner, on, config, data, reward), prompt),
-        tasks=tasks,
-        samples=samples,
-        sampling=sampling,
-        k=ks or ([samples] if samples else []),
-        solved=solved,
-    )
-    posed = pose(spec, owner.chat)
-    total = sum(sum(one.attempts.values()) for one in posed)
-    with (
-        engine_for(policy, seed) as engine,
-        ProgressLine("evaluate", total, "attempts", progress) as line,
-    ):
-        return _measured(spec, posed, engine, line)
+    typed = [on if isinstance(on, str) else "", reward if isinstance(reward, str) else ""]
+    with settings_from(owner.settings_file, trust or owner.trust, typed):
+        spec = EvalSpec(
+            config=config,
+            sets=prompted(_sets(owner, on, config, data, reward), prompt),
+            tasks=tasks,
+            samples=samples,
+            sampling=sampling,
+            k=ks or ([samples] if samples else []),
+            solved=solved,
+        )
+        posed = pose(spec, owner.chat)
+        total = sum(sum(one.attempts.values()) for one in posed)
+        with (
+            engine_for(policy, seed) as engine,
+            ProgressLine("evaluate", total, "attempts", progress) as line,
+        ):
+            return _measured(spec, posed, engine, line)
 
 
 def _config(policy: Policy, limits: Mapping[str, Any]) -> Config:

@@ -179,9 +179,13 @@ class PolicyLearner:
         writer.save("rl", policy.version, self.trainer, {"steps": self.steps})
         return Path(folder) / "checkpoints" / f"rl-{policy.version:06d}"
 
-    def restore(self, folder: str | PathLike[str]) -> None:
-        """Go on from the newest checkpoint that `save` wrote; its policy was loaded from there too."""
+    def restore(self, folder: str | PathLike[str], *, trust: bool = False) -> None:
+        """Go on from the newest checkpoint that `save` wrote; its policy was loaded from there too.
+
+        trust   read an older checkpoint, whose state is a pickle
+        """
         from graft.train.run_dir.checkpoint import checkpoints
+        from graft.trust import Source, reading
 
         found = checkpoints(Path(folder) / "checkpoints")
         if not found:
@@ -193,7 +197,8 @@ class PolicyLearner:
                 f"this learner's policy was loaded from {self.policy.path}, and the checkpoint is "
                 f"{found[-1].path}; load it first: policy = graft.load('{folder}')"
             )
-        found[-1].restore(self.trainer)
+        with reading(Source(str(folder), is_said=trust)):
+            found[-1].restore(self.trainer)
         self.steps, self.policy.version = found[-1].state()["steps"], found[-1].step
         for engine in self.policy.engines:
             engine.renew(self.policy.version)

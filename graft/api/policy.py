@@ -40,11 +40,15 @@ class Policy:
         actions: Actions | None,
         path: Path | None,
         recipe: Config | None,
+        settings_file: str | None = None,
+        trust: bool = False,
     ) -> None:
         self.config, self.model, self.actions, self.path = config, model, actions, path
         self.tokenizer, self.chat = tokenizer, chat
         self.recipe = recipe
         """Of the run it comes from, if there is one."""
+        self.settings_file, self.trust = settings_file, trust
+        """Where its recipe comes from, and whether code that it names may run."""
         self.version = 0
         self.engines: WeakSet[Any] = WeakSet()
         """Engines that sample from it: each learns of a new version."""
@@ -102,6 +106,7 @@ def load(
     device: str = "auto",
     dtype: str = "auto",
     seed: int = 0,
+    trust: bool = False,
 ) -> Policy:
     """A model from the hub, a folder, a run or a .gguf file; or a new one with random weights.
 
@@ -118,9 +123,11 @@ def load(
     device         "cpu", "cuda", ...; auto: the GPU if there is one
     dtype          float32, bfloat16; auto: bfloat16 on a GPU, float32 on a CPU
     seed           of a new model's weights
+    trust          run code that the settings of a stranger's run name
     """
     from graft.models.device import choose_device, choose_dtype
     from graft.models.extra_actions import ACTIONS
+    from graft.ownership import settings_from
     from graft.train.distributed.process_group import ALONE
     from graft.train.model import load_tokenizer, make_chat, open_policy
 
@@ -131,38 +138,50 @@ def load(
             "load() needs one of the two: a source (hub name, folder, run, .gguf), or shape={...} for "
             'a new model, as in graft.load(shape={"width": 64, "layers": 2}, alphabet="abc")'
         )
-    config, path, recipe = _described(None if source is None else str(source))
-    given: dict[str, Any] = {"device": device, "dtype": dtype}
-    given |= {"shape": dict(shape), "alphabet": alphabet or "bytes"} if shape is not None else {}
-    given |= {} if chat_template is None else {"chat_template": chat_template}
-    given |= {} if template_args is None else {"template_args": dict(template_args)}
-    config = settings(config, model=given, run={"seed": seed})
-    if actions:
-        config = settings(config, actions={"file": actions})
-    where = choose_device(config.model.device)
-    kind, _ = choose_dtype(config.model.dtype, where)
-    tokenizer = load_tokenizer(config, path)
-    chat = make_chat(config, tokenizer)
-    if chat_template is not None:
-        tokenizer.chat_template = chat.template  # save() keeps it
-    if path is not None and (path / ACTIONS).is_file() and not config.actions.file:
-        warnings.warn(
-            f"'{path}' has actions beyond the vocabulary, and nothing says what they stand for: it is loaded "
-            "without them. Give actions=FILE, the file it was trained with, or load its run",
-            stacklevel=2,
+    file = None if source is None else _settings_file(str(source))
+    with settings_from(file, trust, [actions, chat_template or ""]):
+        config, path, recipe = _described(None if source is None else str(source), file)
+        given: dict[str, Any] = {"device": device, "dtype": dtype}
+        given |= (
+            {"shape": dict(shape), "alphabet": alphabet or "bytes"} if shape is not None else {}
         )
-    model, _, listed = open_policy(config, path, tokenizer, where, kind, ALONE, True, True)
-    return Policy(config, model, tokenizer, chat, listed, path, recipe)
+        given |= {} if chat_template is None else {"chat_template": chat_template}
+        given |= {} if template_args is None else {"template_args": dict(template_args)}
+        config = settings(config, model=given, run={"seed": seed})
+        if actions:
+            config = settings(config, actions={"file": actions})
+        where = choose_device(config.model.device)
+        kind, _ = choose_dtype(config.model.dtype, where)
+        tokenizer = load_tokenizer(config, path)
+        chat = make_chat(config, tokenizer)
+        if chat_template is not None:
+            tokenizer.chat_template = chat.template  # save() keeps it
+        if path is not None and (path / ACTIONS).is_file() and not config.actions.file:
+            warnings.warn(
+                f"'{path}' has actions beyond the vocabulary, and nothing says what they stand for: it is "
+                "loaded without them. Give actions=FILE, the file it was trained with, or load its run",
+                stacklevel=2,
+            )
+        model, _, listed = open_policy(config, path, tokenizer, where, kind, ALONE, True, True)
+        return Policy(config, model, tokenizer, chat, listed, path, recipe, file, trust)
 
 
-def _described(source: str | None) -> tuple[Config, Path | None, Config | None]:
+def _settings_file(source: str) -> str:
+    """The config.yaml of the run at `source`; "" where there is none."""
+    from graft.evaluate.candidates import recipe_of, run_behind
+    from graft.train.run_dir.checkpoint import located
+
+    return recipe_of(run_behind(located(source)))
+
+
+def _described(source: str | None, file: str | None) -> tuple[Config, Path | None, Config | None]:
     """Settings of the model at `source` and its folder: a run says which template and actions it has."""
-    from graft.evaluate.candidates import check_readable, recipe_of, run_behind
-    from graft.train.run_dir.checkpoint import latest_model, located
+    from graft.evaluate.candidates import check_readable
+    from graft.train.run_dir.checkpoint import latest_model
 
     if source is None:
         return settings(), None, None
-    path, file = latest_model(source), recipe_of(run_behind(located(source)))
+    path = latest_model(source)
     check_readable(path)
     if not file:
         return settings(model={"path": source}), path, None

@@ -42,7 +42,10 @@ class RunResult:
 
 
 def train(
-    recipe: Recipe, *overrides: str | Mapping[str, Any], progress: bool | None = None
+    recipe: Recipe,
+    *overrides: str | Mapping[str, Any],
+    progress: bool | None = None,
+    trust: bool = False,
 ) -> RunResult:
     """Run a recipe to its end, or resume one that was interrupted.
 
@@ -55,12 +58,16 @@ def train(
     recipe     a bundled name, a YAML file, or a dict: {"model": {...}, "task": {"env": "calculator"}}
     overrides  changes of single keys: "train.lr=1e-4", or {"train.lr": 1e-4}
     progress   None: in a terminal or a notebook; True or False: always, never
+    trust      resume from an older checkpoint, whose state is a pickle
     """
-    return _run(_config(recipe, overrides), progress)
+    return _run(_config(recipe, overrides), progress, trust)
 
 
 def sft(
-    recipe: Recipe, *overrides: str | Mapping[str, Any], progress: bool | None = None
+    recipe: Recipe,
+    *overrides: str | Mapping[str, Any],
+    progress: bool | None = None,
+    trust: bool = False,
 ) -> RunResult:
     """Only the supervised part of a recipe: imitate sft.data, or the environment's demonstrations.
 
@@ -68,7 +75,7 @@ def sft(
 
     Arguments and result are those of `graft.train`.
     """
-    return _run(_config(recipe, [*overrides, "train.steps=0"]), progress)
+    return _run(_config(recipe, [*overrides, "train.steps=0"]), progress, trust)
 
 
 def _config(recipe: Recipe, overrides: Any) -> Config:
@@ -85,11 +92,15 @@ def _config(recipe: Recipe, overrides: Any) -> Config:
     return load_config(str(recipe) if isinstance(recipe, PathLike) else recipe, texts)
 
 
-def _run(config: Config, progress: bool | None) -> RunResult:
+def _run(config: Config, progress: bool | None, trust: bool) -> RunResult:
     from graft.train.session import Session
+    from graft.trust import Source, reading
 
     shown = is_watched() if progress is None else progress
-    with run_display(config.train.steps, shown) as display:
+    with (
+        run_display(config.train.steps, shown) as display,
+        reading(Source(config.run.name, is_said=trust)),
+    ):
         if config.cluster.address:
             from graft.cluster.supervisor import train_on_cluster
 

@@ -18,6 +18,7 @@ from graft.commands.options import (
     ModelRecipe,
     ServedModel,
     Temperature,
+    Trust,
     Wrappers,
     progress,
 )
@@ -138,6 +139,7 @@ def sample(
     resume: Annotated[
         bool, typer.Option("--resume", help="Continue with the attempts that are stored.")
     ] = False,
+    trust: Trust = False,
     as_json: AsJson = False,
 ) -> None:
     """Let a model attempt tasks, and write the good attempts as examples for `graft sft`."""
@@ -169,6 +171,7 @@ def sample(
         endpoint=endpoint or [],
         served=model,
         api=api,
+        trust=trust,
         say=progress,
     )
     typer.echo(json.dumps(sampled.to_json()) if as_json else sampled.sentence)

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from graft.commands.options import AsJson, Overrides
+from graft.commands.options import AsJson, Overrides, Trust
 
 
 def doctor(
@@ -18,16 +18,19 @@ def doctor(
         ),
     ] = "",
     overrides: Overrides = None,
+    trust: Trust = False,
     as_json: AsJson = False,
 ) -> None:
     """Check this machine and, where one is given, a recipe on it. Exit 1: a check failed."""
     from graft.config import ConfigError, load_config
     from graft.doctor import FAIL, WARN, report
+    from graft.ownership import settings_from
 
     if "=" in recipe:
         raise ConfigError(f"{recipe!r} changes a recipe; name the recipe first")
-    config = load_config(recipe, overrides or []) if recipe else None
-    checks = report(lambda line: typer.echo(line, err=as_json), config)
+    with settings_from(recipe, trust, overrides or []):
+        config = load_config(recipe, overrides or []) if recipe else None
+        checks = report(lambda line: typer.echo(line, err=as_json), config)
     failed = sum(check.verdict == FAIL for check in checks)
     if config is not None:
         warned = sum(check.verdict == WARN for check in checks)

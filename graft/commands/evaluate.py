@@ -17,6 +17,7 @@ from graft.commands.options import (
     Overrides,
     ServedModel,
     Temperature,
+    Trust,
     progress,
 )
 
@@ -87,6 +88,7 @@ def evaluate(
         str, typer.Option(help="An earlier evaluation to compare with: its JSON file or folder.")
     ] = "",
     name: Annotated[str, typer.Option(help="Name of the files under RUN/evaluations.")] = "table",
+    trust: Trust = False,
     as_json: AsJson = False,
 ) -> None:
     """Score models on held-out tasks, as one table. Run it again to complete what is missing."""
@@ -125,6 +127,7 @@ def evaluate(
         api=api,
         against=against,
         name=name,
+        trust=trust,
         say=progress,
     )
     if as_json:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from graft.commands.options import AsJson
+from graft.commands.options import AsJson, Trust
 
 if TYPE_CHECKING:
     import torch
@@ -62,6 +62,7 @@ def export(
     public: Annotated[
         bool, typer.Option("--public", help="With --push: make the model public.")
     ] = False,
+    trust: Trust = False,
     as_json: AsJson = False,
 ) -> None:
     """Write a checkpoint as a Hugging Face folder (--out), a GGUF file (--gguf), or both."""
@@ -93,7 +94,7 @@ def export(
     shard_bytes, kind = size_in_bytes(shard_size), chosen_dtype(dtype)
     done: dict[str, Any] = {}
     notes: list[str] = []
-    with _open(source, from_verl, base, template) as subject:
+    with _open(source, from_verl, base, template, trust) as subject:
         title = name or push or Path(out or gguf).stem
         if gguf:  # fail before the folder is written, which may take minutes
             _refuse_to_write_gguf(Path(gguf), subject.model, force)
@@ -138,7 +139,7 @@ class _Subject:
 
 
 @contextmanager
-def _open(source: str, from_verl: str, base: str, template: str) -> Iterator[_Subject]:
+def _open(source: str, from_verl: str, base: str, template: str, trust: bool) -> Iterator[_Subject]:
     from graft.config import ConfigError
     from graft.models.io.export import open_source
     from graft.models.io.gguf_read import open_tokenizer
@@ -166,10 +167,12 @@ def _open(source: str, from_verl: str, base: str, template: str) -> Iterator[_Su
         has_own = model.suffix == ".gguf" or any(model.glob("tokenizer*"))
         tokenizer = open_tokenizer(model if has_own or base_path is None else base_path)
         if which := template or origin.chat_template:
+            from graft.ownership import settings_from
             from graft.text.template import find_template
 
             # the export keeps the chat template that the model was trained with
-            tokenizer.chat_template = find_template(which, tokenizer.chat_templates)
+            with settings_from(None if template else model.parent.parent / "config.yaml", trust):
+                tokenizer.chat_template = find_template(which, tokenizer.chat_templates)
         yield _Subject(model, stored, tokenizer, origin, converted)
 
 

@@ -7,6 +7,12 @@ from typing import Annotated, Any
 import typer
 
 Overrides = Annotated[list[str] | None, typer.Argument(help="key=value, as in train.lr=1e-4")]
+Trust = Annotated[
+    bool,
+    typer.Option(
+        "--trust", help="Run code that this run or recipe names, though you did not start it."
+    ),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line.")]
 Run = Annotated[str, typer.Argument(metavar="RUN", help="A run's folder, or its name in runs/.")]
 Wrappers = Annotated[str, typer.Option(help='python_tool,concat or "[{max_history: {turns: 2}}]"')]

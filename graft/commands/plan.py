@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from graft.commands.options import AsJson, Overrides
+from graft.commands.options import AsJson, Overrides, Trust
 
 if TYPE_CHECKING:
     from graft.config import Config
@@ -59,6 +59,7 @@ def plan(
     staleness: Annotated[
         int | None, typer.Option(help="Steps that sampling may run ahead. Default: 0.")
     ] = None,
+    trust: Trust = False,
     as_json: AsJson = False,
 ) -> None:
     """Estimate the memory and time of a recipe on this device. Exit code 1: it does not fit.
@@ -66,6 +67,7 @@ def plan(
     With --gpus: estimate a recipe, or a model of --shape, on many GPUs, and how to divide them.
     """
     from graft.config import ConfigError, load_config
+    from graft.ownership import settings_from
 
     options = {
         "--prompt": prompt,
@@ -84,11 +86,13 @@ def plan(
             raise ConfigError(f"{first} needs --gpus: it describes a step on many GPUs")
         if not recipe:
             raise ConfigError("give a recipe, or --gpus and --shape to plan for many GPUs")
-        _this_device(load_config(recipe, overrides or []), not no_probe, as_json)
+        with settings_from(recipe, trust, overrides or []):
+            _this_device(load_config(recipe, overrides or []), not no_probe, as_json)
         return
     if "=" in recipe:
         raise ConfigError(f"{recipe!r} is an override of a recipe; name the recipe first")
-    job = _job(load_config(recipe, overrides or []) if recipe else None, shape, given)
+    with settings_from(recipe, trust, overrides or []):
+        job = _job(load_config(recipe, overrides or []) if recipe else None, shape, given)
     command = shlex.join([recipe, *(overrides or [])]) if recipe else ""
     _many_gpus(job, gpus, gpu, shape, command, as_json)
 

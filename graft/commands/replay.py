@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from graft.commands.options import AsJson, Overrides, Run, progress
+from graft.commands.options import AsJson, Overrides, Run, Trust, progress
 
 if TYPE_CHECKING:
     from graft.replay.result import Replay
@@ -26,6 +26,7 @@ def replay(
         ),
     ] = None,
     device: Annotated[str, typer.Option(help="Where to compute. Default: as the run did.")] = "",
+    trust: Trust = False,
     as_json: AsJson = False,
 ) -> None:
     """Compute a step's credit, loss and gradients again; print where they differ from the record.
@@ -45,6 +46,7 @@ def replay(
         start=start,
         overrides=overrides or [],
         device=device,
+        trust=trust,
         report=progress,
     )
     typer.echo(json.dumps(found.to_json()) if as_json else "\n".join(table(found)))

@@ -17,7 +17,7 @@ from typing import Annotated
 
 import typer
 
-from graft.commands.options import AsJson, ModelRecipe, Overrides, Temperature
+from graft.commands.options import AsJson, ModelRecipe, Overrides, Temperature, Trust
 
 
 def rollout(
@@ -39,6 +39,7 @@ def rollout(
     greedy: Annotated[bool, typer.Option("--greedy", help="Temperature 0.")] = False,
     env: Annotated[str, typer.Option(help="Another environment, as `graft envs` lists them.")] = "",
     recipe: ModelRecipe = "",
+    trust: Trust = False,
     as_json: AsJson = False,
 ) -> None:
     """Let a trained policy attempt one task with its tools, and print the conversation."""
@@ -59,6 +60,7 @@ def rollout(
         seed=seed or 0,
         samples=n,
         temperature=0.0 if greedy else temperature,
+        trust=trust,
     )
     for note in made.notes:
         typer.echo(note, err=True)

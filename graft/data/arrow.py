@@ -15,6 +15,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
+from graft.data.arrow_bounds import check_ipc, check_parquet, repeated_columns
 from graft.data.arrow_values import plain_rows
 from graft.data.errors import DataError
 
@@ -87,7 +88,9 @@ def parquet_rows(files: Sequence[Path]) -> Any:
     for file in files:
         with open_parquet(file) as table:
             groups = range(table.num_row_groups)
-            size += sum(table.metadata.row_group(group).total_byte_size for group in groups)
+            for group in groups:
+                found = table.metadata.row_group(group)
+                size += max(found.total_byte_size, 8 * found.num_rows * found.num_columns)
     if size > IN_MEMORY:
         return RowGroups(files)
     tables: list[Any] = []
@@ -125,9 +128,15 @@ def open_parquet(file: Path, done: Callable[[], int] = lambda: 0) -> Iterator[An
     import pyarrow.parquet
 
     try:
-        with pyarrow.parquet.ParquetFile(file, buffer_size=1 << 20) as table:
+        with pyarrow.parquet.ParquetFile(file) as table:
+            metadata = table.metadata
+            check_parquet(file, metadata)
+            repeated = repeated_columns(metadata)
+        with pyarrow.parquet.ParquetFile(
+            file, buffer_size=1 << 20, read_dictionary=repeated
+        ) as table:
             yield table
-    except (pyarrow.ArrowException, OSError) as error:
+    except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
         what = f"cannot be read from row {done() + 1} on" if done() else "is not a parquet file"
         raise DataError(f"{file} {what}: {str(error).strip()}; {CUT_OFF}") from error
 
@@ -138,6 +147,7 @@ def map_arrow(file: Path) -> Any:
 
     try:
         memory = pyarrow.memory_map(str(file))
+        check_ipc(file, memory)
         try:
             return pyarrow.ipc.open_file(memory).read_all()
         except pyarrow.ArrowInvalid:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from functools import lru_cache
 from typing import Any
 
+from graft.data.arrow_bounds import AT_ONCE, MOST_ROW, has_dictionary, written_out
 from graft.data.errors import DataError
 
 UNREADABLE = (ValueError, OverflowError, KeyError, NotImplementedError)
@@ -39,7 +40,9 @@ def plain_rows(part: Any, source: Any, first: int) -> Iterator[Any]:
         if (clean := cleaner(field.type)) and may_need_cleaning(column)
     ]
     try:
-        rows: Any = part.to_pylist()
+        refuse_broken(part, source)
+        is_large = has_dictionary(part.schema) and written_out(part) > AT_ONCE
+        rows: Any = _one_by_one(part, source, first) if is_large else part.to_pylist()
     except UNREADABLE:  # one row is bad: convert each on its own
         rows = (
             _row(part.slice(offset, 1), f"{source}, row {first + offset + 1}")
@@ -52,6 +55,32 @@ def plain_rows(part: Any, source: Any, first: int) -> Iterator[Any]:
         yield row
 
 
+def refuse_broken(part: Any, where: Any) -> None:
+    """Raise for offsets that point outside of the data; ValueError for text that is not UTF-8.
+
+    A file in Arrow's own format is used as it lies on the disk, and its numbers may be anything.
+    """
+    import pyarrow
+
+    try:
+        for column in part.columns:
+            column.validate(full=True)
+    except pyarrow.ArrowException as error:
+        if "UTF8" in str(error):
+            raise ValueError(str(error)) from error
+        raise DataError(f"{where} is damaged: {str(error).strip()[:200]}") from error
+
+
+def _one_by_one(part: Any, source: Any, first: int) -> Iterator[Any]:
+    """Rows with repeated texts, of which only one at a time is written out."""
+    for offset in range(len(part)):
+        row, where = part.slice(offset, 1), f"{source}, row {first + offset + 1}"
+        if (size := written_out(row)) > MOST_ROW:
+            yield DataError(f"{where} has {size:,} bytes; at most {MOST_ROW:,} are read of a row")
+        else:
+            yield _row(row, where)
+
+
 def _row(part: Any, where: str) -> Any:
     """One row, column by column, so that an error can name its column."""
     import pyarrow
@@ -59,7 +88,10 @@ def _row(part: Any, where: str) -> Any:
     row: dict[str, Any] = {}
     for name, column in zip(part.schema.names, part.columns, strict=True):
         try:
+            column.validate(full=True)
             row[name] = column.to_pylist()[0]
+        except pyarrow.ArrowInvalid as error:
+            return DataError(f"{where}: {name!r} holds text that is not UTF-8: {error}")
         except UnicodeDecodeError as error:
             return DataError(f"{where}: {name!r} holds text that is not UTF-8: {error}")
         except UNREADABLE as error:

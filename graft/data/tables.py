@@ -222,7 +222,8 @@ def data_files(folder: Path) -> dict[str, list[Path]]:
     for file in sorted(folder.rglob("*")):
         inner = file.relative_to(folder).parts
         is_hidden = any(part.startswith(".") for part in inner)
-        if file.suffix.lower() in ENDINGS and not is_hidden and file.name not in NOT_ROWS:
+        is_rows = file.suffix.lower() in ENDINGS and file.name not in NOT_ROWS
+        if is_rows and not is_hidden and file.is_file():  # a pipe or a device may never end
             found[_split_name(inner)].append(file)
     return dict(found)
 

@@ -10,14 +10,18 @@ from graft.envs import find
 from graft.evaluate.candidates import recipe_of, run_behind
 
 
+def recipe_for(model: str, recipe: str) -> str:
+    """The file with the settings: the named recipe, or that of the model's run; "": there is none."""
+    return recipe or recipe_of(run_behind(Path(model)) if model else None)
+
+
 def config_for(model: str, env: str, recipe: str, overrides: Sequence[str]) -> Config:
     """The named recipe, or that of the model's run, with this environment ("": its own).
 
     Arguments of the recipe's environment are kept where the other one takes them, or where an override
     sets them.
     """
-    recipe = recipe or recipe_of(run_behind(Path(model)) if model else None)
-    if recipe:
+    if recipe := recipe_for(model, recipe):
         config = load_config(recipe, overrides)
     else:
         plain = {"model": {"path": model or "none"}, "task": {"env": env}}

@@ -19,7 +19,7 @@ from typing import Any
 from graft.config import Config, ConfigError
 from graft.datagen.accepted_rows import RejectionSampling, gather
 from graft.datagen.attempt_log import AttemptLog
-from graft.datagen.model_recipe import config_for
+from graft.datagen.model_recipe import config_for, recipe_for
 from graft.datagen.row_file import check_place
 from graft.datagen.sample_work import SampleWork
 from graft.evaluate.candidates import check_readable, fingerprint
@@ -32,6 +32,7 @@ from graft.evaluate.evaluator import (
 )
 from graft.evaluate.run import read_endpoint
 from graft.masking import masked
+from graft.ownership import settings_from
 from graft.rollout.filters import read_condition
 from graft.rollout.setup import RolloutSetup
 from graft.text.chat import Chat
@@ -57,6 +58,7 @@ def sample_rows(
     endpoint: str | Sequence[str] = "",
     served: str = "",
     api: str = "",
+    trust: bool = False,
     say: Callable[[str], None] = print,
 ) -> RejectionSampling:
     """Attempt `tasks` training tasks `samples` times each; write what `keep` allows to `out`.
@@ -66,46 +68,52 @@ def sample_rows(
     temperature  None: the recipe's; 0 is greedy
     seed         of tasks and draws; None: the recipe's
     endpoint     a server with OpenAI's API that serves `served`; `api` is completions or chat
+    trust        run code that the recipe of a stranger names
     """
     path, condition = Path(out), read_condition(keep)
     check_place(path)
     model = model and str(located(model))
     server = read_endpoint(model, endpoint, served, api)
-    config = config_for(model, env, recipe, overrides)
-    temperature = temperature_of(config.rollout.temperature, temperature, samples, "--samples 1")
-    seed = config.run.seed if seed is None else seed
-    weights = latest_model(model) if model else None
-    if weights is not None:
-        check_readable(weights)
-    config, whose = _sampler_of(config, weights, server)
-    attempts_path = path.with_name(f"{path.stem}.attempts.jsonl")
-    for file in (attempts_path, path):
-        if file.exists() and not resume:
-            raise ConfigError(
-                f"{file} exists; --resume continues it, another --out leaves it alone"
-            )
-    chat = chat_with(config, server, weights)
-    tools = {one.task.label: pose_one(one, chat, seed, server) for one in config.of_each_env()}
-    log = AttemptLog(attempts_path, {**whose, **settings_of(config, samples, temperature, seed)})
-    try:
-        todo = [number for number in range(tasks) if not log.is_done(number)]
-        if len(todo) < tasks:
-            say(f"{tasks - len(todo):,} of {tasks:,} tasks are in {attempts_path} already")
-        if todo:
-            setup = _setup(config, weights, server, chat)
-            try:
-                work = SampleWork(config, setup, log, tools, tasks, say, server)
-                work.sample(todo, samples, temperature, seed)
-            except KeyboardInterrupt:
-                say(
-                    f"interrupted; finished attempts are in {attempts_path}, --resume makes the rest"
+    with settings_from(recipe_for(model, recipe), trust, [env, *overrides]):
+        config = config_for(model, env, recipe, overrides)
+        temperature = temperature_of(
+            config.rollout.temperature, temperature, samples, "--samples 1"
+        )
+        seed = config.run.seed if seed is None else seed
+        weights = latest_model(model) if model else None
+        if weights is not None:
+            check_readable(weights)
+        config, whose = _sampler_of(config, weights, server)
+        attempts_path = path.with_name(f"{path.stem}.attempts.jsonl")
+        for file in (attempts_path, path):
+            if file.exists() and not resume:
+                raise ConfigError(
+                    f"{file} exists; --resume continues it, another --out leaves it alone"
                 )
-                raise
-            finally:
-                setup.engine.close()
-        return gather(log, condition, RejectionSampling(out, str(attempts_path), tasks), keep)
-    finally:
-        log.close()
+        chat = chat_with(config, server, weights)
+        tools = {one.task.label: pose_one(one, chat, seed, server) for one in config.of_each_env()}
+        log = AttemptLog(
+            attempts_path, {**whose, **settings_of(config, samples, temperature, seed)}
+        )
+        try:
+            todo = [number for number in range(tasks) if not log.is_done(number)]
+            if len(todo) < tasks:
+                say(f"{tasks - len(todo):,} of {tasks:,} tasks are in {attempts_path} already")
+            if todo:
+                setup = _setup(config, weights, server, chat)
+                try:
+                    work = SampleWork(config, setup, log, tools, tasks, say, server)
+                    work.sample(todo, samples, temperature, seed)
+                except KeyboardInterrupt:
+                    say(
+                        f"interrupted; finished attempts are in {attempts_path}, --resume makes the rest"
+                    )
+                    raise
+                finally:
+                    setup.engine.close()
+            return gather(log, condition, RejectionSampling(out, str(attempts_path), tasks), keep)
+        finally:
+            log.close()
 
 
 def _sampler_of(

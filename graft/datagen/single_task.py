@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from graft.config import Config, ConfigError
-from graft.datagen.model_recipe import config_for
+from graft.datagen.model_recipe import config_for, recipe_for
 from graft.envs.own_task import own_task
 from graft.evaluate.candidates import check_readable, recipe_of, run_behind
 from graft.evaluate.evaluator import temperature_of
+from graft.ownership import settings_from
 from graft.protocols import Env
 from graft.rollout.branches.branch import independent
 from graft.rollout.collect import collect
@@ -84,40 +85,43 @@ def attempt(
     seed: int = 0,
     samples: int = 1,
     temperature: float | None = None,
+    trust: bool = False,
 ) -> SingleRollout:
     """Let a run's newest checkpoint, or another model, attempt one task `samples` times.
 
     env          None given: the run's own; of several the first
     text         a task of one's own instead of the held-out task number `seed`
     temperature  None: the recipe's; 0 is greedy
+    trust        run code that the recipe of a stranger names
     """
     path = located(source)
-    config = _config(path, env, recipe, overrides)
-    temperature = temperature_of(
-        sampling_of(config, held_out=True).temperature, temperature, samples, "--n 1"
-    )
-    weights = latest_model(source)
-    check_readable(weights)
-    components = build_run(sampling_only(config, weights), weights=weights)
-    setup = components.held_out
-    [item] = config.task.envs
-    task = held_out_task(item, seed)
-    if text:
-        make_env = setup.make_env
+    with settings_from(recipe_for(str(path), recipe), trust, [env, *overrides]):
+        config = _config(path, env, recipe, overrides)
+        temperature = temperature_of(
+            sampling_of(config, held_out=True).temperature, temperature, samples, "--n 1"
+        )
+        weights = latest_model(source)
+        check_readable(weights)
+        components = build_run(sampling_only(config, weights), weights=weights)
+        setup = components.held_out
+        [item] = config.task.envs
+        task = held_out_task(item, seed)
+        if text:
+            make_env = setup.make_env
 
-        def with_text(task: Task) -> Env:
-            return own_task(make_env(task), text)
+            def with_text(task: Task) -> Env:
+                return own_task(make_env(task), text)
 
-        # an environment that takes no text is refused before the engine samples
-        with_text(task).close()
-        task = replace(task, id=f"{item.label}:own:{text}")
-        setup = replace(setup, make_env=with_text, reward=None)
-    sampling = replace(setup.sampling, temperature=temperature)
-    try:
-        [episode] = collect([task], replace(setup, sampling=sampling), independent(samples))
-    finally:
-        setup.engine.close()
-    return SingleRollout(episode, weights, item.label, temperature, not text, components.notes)
+            # an environment that takes no text is refused before the engine samples
+            with_text(task).close()
+            task = replace(task, id=f"{item.label}:own:{text}")
+            setup = replace(setup, make_env=with_text, reward=None)
+        sampling = replace(setup.sampling, temperature=temperature)
+        try:
+            [episode] = collect([task], replace(setup, sampling=sampling), independent(samples))
+        finally:
+            setup.engine.close()
+        return SingleRollout(episode, weights, item.label, temperature, not text, components.notes)
 
 
 def _config(path: Path, env: str, recipe: str, overrides: Sequence[str]) -> Config:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 
 from graft.deadlines import within
 from graft.train.monitor.check import FAIL, Check
+from graft.trust import NotTrusted
 
 Probe = Callable[[], Iterable[Check] | Check]
 
@@ -27,6 +28,8 @@ def checked(name: str, probe: Probe, deadline: float) -> list[Check]:
         return within(deadline, lines)
     except TimeoutError as error:
         return [Check(name, FAIL, str(error), "what it waits for is down or very slow")]
+    except NotTrusted:
+        raise  # of all checks, and --trust decides about it
     except (Exception, SystemExit) as error:  # user code may call exit()
         if os.environ.get("GRAFT_DEBUG"):
             traceback.print_exception(error)

@@ -26,7 +26,7 @@ from graft.envs.terminal import TERMINAL
 from graft.envs.webshop import WEBSHOP
 from graft.envs.wrappers import Wrappers, wrap
 from graft.protocols import Env
-from graft.registry import UnknownName, check_options, load, nearest
+from graft.registry import UnknownName, check_options, load_named, nearest
 from graft.user_code import UserCodeError, check_env, named, naming, place_of, seen, source_of
 
 ENVS: dict[str, EnvEntry] = {
@@ -185,7 +185,7 @@ def find(env_id: str) -> EnvEntry:
     family = family_of(env_id).lower()
     known = [name for name in ENVS if family_of(name) == family]
     if not known:  # "your.module:Class"
-        return EnvEntry(load(env_id, "env"), turns=None)
+        return EnvEntry(load_named(env_id, "env"), turns=None)
     hint = closest_id(env_id)
     meant = f" did you mean {hint!r}?" if hint else ""
     listed = ", ".join(sorted(known)[:8]) + (", ..." if len(known) > 8 else "")

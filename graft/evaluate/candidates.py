@@ -15,7 +15,7 @@ from safetensors import SafetensorError, safe_open
 from graft.config import ConfigError
 from graft.models.io.gguf_read import open_gguf
 from graft.models.io.hub import origin_of
-from graft.models.io.load import INDEX, ModelFileError, read_config, read_json, shape_of
+from graft.models.io.load import INDEX, ModelFileError, read_config, read_index, shape_of
 from graft.models.shape import ARCHITECTURES
 from graft.train.run_dir.checkpoint import checkpoints
 from graft.train.run_dir.trackers import PHASES
@@ -105,11 +105,13 @@ def check_readable(path: Path) -> None:
         shape_of(config, path / "config.json")
     files = set(path.glob("*.safetensors"))
     if (path / INDEX).exists():
-        files |= {path / shard for shard in read_json(path / INDEX).get("weight_map", {}).values()}
+        files |= {path / shard for shard in read_index(path).values()}
     if not any(file.name.startswith("model") for file in files):
         raise ModelFileError(f"'{path}' holds no model*.safetensors; save or download it again")
     for file in sorted(files):
         try:
+            if not file.is_file():
+                raise OSError("it is not a file")
             with safe_open(file, framework="pt"):  # reads the header and checks the file's length
                 pass
         except (SafetensorError, OSError) as error:

@@ -40,6 +40,7 @@ from graft.evaluate.table import ScoreTable
 from graft.evaluate.task_set import TaskSet
 from graft.evaluate.task_sets import read_sets
 from graft.files import write_text
+from graft.ownership import settings_from
 from graft.train.build import sampling_of
 from graft.train.model import sampling_only
 from graft.train.run_dir.checkpoint import located
@@ -79,6 +80,7 @@ def evaluate_checkpoints(
     api: str = "",
     against: str = "",
     name: str = "table",
+    trust: bool = False,
     say: Callable[[str], None] = print,
 ) -> tuple[ScoreTable, Path, Comparison | None]:
     """Compute what is missing of the table; returns the table, its folder and the comparison.
@@ -96,6 +98,7 @@ def evaluate_checkpoints(
                  completions or chat
     against      an earlier evaluation: its JSON file or a folder with one
     name         of the files: another table of the same run
+    trust        run code that the recipe of a stranger names
     """
     if not name or Path(name).name != name:
         raise ConfigError(f"--name {name!r} names files; give one word, without folders")
@@ -104,49 +107,53 @@ def evaluate_checkpoints(
     earlier = read_earlier(str(named(against))) if against else None
     server = read_endpoint(source, endpoint, model, api)
     run = run_behind(Path(source)) if source else None
-    config = _settings(source, run, recipe, overrides, on, server)
-    given = {
-        "temperature": temperature,
-        "top_p": top_p,
-        "top_k": top_k,
-        "min_p": min_p,
-        "repetition_penalty": repetition_penalty,
-        "max_tokens": max_tokens,
-    }
-    config = with_given(config, given)
-    sampling = sampling_of(config, held_out=True)
-    if samples is None and config.eval.samples and sampling.temperature:
-        ks, samples = (config.eval.samples,), config.eval.samples
-    temperature_of(sampling.temperature, None, samples, "one attempt")
-    refuse_actions(config, tools, server, prompt)
-    sets = read_sets(on, args, config.task, config.held_out_envs, has_tools=tools)
-    sets = prompted(sets, prompt)
-    found = _models(source, run, every_checkpoint, server, say)
-    spec = EvalSpec(
-        config=config if server is not None else sampling_only(config, found[-1].path),
-        sets=sets,
-        tasks=tasks,
-        samples=samples,
-        sampling=sampling,
-        k=ks,
-        solved=solved,
-        endpoint=server,
-    )
-    task_lists = pose(spec, chat_with(spec.config, server, found[-1].path))
-    folder = (run or Path(config.run.dir) / config.run.name) / "evaluations"
-    results_file = ResultsFile(folder / f"{name}.jsonl")
-    if results_file.broken:
-        say(
-            f"{results_file.path} has {results_file.broken} unreadable line(s), left by a killed process"
+    typed = [on, *args, *overrides]
+    with settings_from(recipe or recipe_of(run), trust, typed):
+        config = _settings(source, run, recipe, overrides, on, server)
+        given = {
+            "temperature": temperature,
+            "top_p": top_p,
+            "top_k": top_k,
+            "min_p": min_p,
+            "repetition_penalty": repetition_penalty,
+            "max_tokens": max_tokens,
+        }
+        config = with_given(config, given)
+        sampling = sampling_of(config, held_out=True)
+        if samples is None and config.eval.samples and sampling.temperature:
+            ks, samples = (config.eval.samples,), config.eval.samples
+        temperature_of(sampling.temperature, None, samples, "one attempt")
+        refuse_actions(config, tools, server, prompt)
+        sets = read_sets(on, args, config.task, config.held_out_envs, has_tools=tools)
+        sets = prompted(sets, prompt)
+        found = _models(source, run, every_checkpoint, server, say)
+        spec = EvalSpec(
+            config=config if server is not None else sampling_only(config, found[-1].path),
+            sets=sets,
+            tasks=tasks,
+            samples=samples,
+            sampling=sampling,
+            k=ks,
+            solved=solved,
+            endpoint=server,
         )
-    try:
-        table = fill(spec, task_lists, found, results_file, say)
-    except KeyboardInterrupt:
-        say(f"interrupted; finished attempts are in {folder}, the same command completes the rest")
-        raise
-    compared = None if earlier is None else set_beside(table, earlier)
-    _write(table, compared, folder, name)
-    return table, folder, compared
+        task_lists = pose(spec, chat_with(spec.config, server, found[-1].path))
+        folder = (run or Path(config.run.dir) / config.run.name) / "evaluations"
+        results_file = ResultsFile(folder / f"{name}.jsonl")
+        if results_file.broken:
+            say(
+                f"{results_file.path} has {results_file.broken} unreadable line(s), left by a killed process"
+            )
+        try:
+            table = fill(spec, task_lists, found, results_file, say)
+        except KeyboardInterrupt:
+            say(
+                f"interrupted; finished attempts are in {folder}, the same command completes the rest"
+            )
+            raise
+        compared = None if earlier is None else set_beside(table, earlier)
+        _write(table, compared, folder, name)
+        return table, folder, compared
 
 
 def with_given(config: Config, given: Mapping[str, Any]) -> Config:

@@ -30,6 +30,18 @@ NOT_COMPUTED = {
 """Why our decoder does not compute a rope type."""
 
 
+MOST = {
+    "vocab_size": 1 << 24,
+    "width": 1 << 20,
+    "layers": 10_000,
+    "heads": 1 << 16,
+    "kv_heads": 1 << 16,
+    "head_dim": 1 << 16,
+    "ff": 1 << 24,
+}
+"""The largest sizes: a file that names larger ones is damaged, or made to fill the memory."""
+
+
 class UnsupportedModel(ValueError):
     """A checkpoint that the native decoder cannot compute exactly; the message says why."""
 
@@ -67,6 +79,10 @@ class ModelShape:
                 f"model family {self.family!r} has no native decoder; known: "
                 f"{', '.join(ARCHITECTURES)}"
             )
+        for name, most in MOST.items():
+            size = getattr(self, name)
+            if not isinstance(size, int) or not 1 <= size <= most:
+                raise UnsupportedModel(f"{name}={str(size)[:40]}: must be from 1 to {most:,}")
         if self.heads % self.kv_heads:
             raise UnsupportedModel(
                 f"heads={self.heads} is not a multiple of kv_heads={self.kv_heads}: each key-value "
@@ -75,10 +91,6 @@ class ModelShape:
         if self.head_dim % 2:
             raise UnsupportedModel(
                 f"head_dim={self.head_dim} is odd; rotary positions need an even number"
-            )
-        if self.vocab_size < 1 or self.layers < 1:
-            raise UnsupportedModel(
-                f"vocab_size={self.vocab_size}, layers={self.layers}: both must be 1 or more"
             )
         if self.extra < 0:
             raise UnsupportedModel(f"extra={self.extra}: must be 0 or more")

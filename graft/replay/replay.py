@@ -26,6 +26,7 @@ import torch
 from torch import Tensor
 
 from graft.config import Config, ConfigError, EngineSection
+from graft.ownership import settings_from
 from graft.protocols import Stateful
 from graft.replay.comparison import (
     DIFFERS,
@@ -56,9 +57,9 @@ from graft.train.model import load_reference
 from graft.train.rl import StepResult, learn
 from graft.train.rollout_engine import make_engine
 from graft.train.rollout_source import StepRollouts
-from graft.train.run_dir.checkpoint import Checkpoint, set_random_states
-from graft.train.run_dir.checkpoint_writer import get_random_states
+from graft.train.run_dir.checkpoint import Checkpoint
 from graft.train.run_dir.fingerprint import StepRecord, device_name
+from graft.train.run_dir.small_state import get_random_states, set_random_states
 
 PROBE_TOKENS = 1024
 """KV pool of the engine that checks the adapters."""
@@ -71,6 +72,7 @@ def replay(
     start: int | None = None,
     overrides: Sequence[str] = (),
     device: str = "",
+    trust: bool = False,
     report: Callable[[str], None] = lambda text: None,
 ) -> Replay:
     """Compute RL step `step` of a run again.
@@ -78,7 +80,20 @@ def replay(
     start      the step whose checkpoint to begin with, instead of the newest one before
     overrides  key=value of algo.* and train.*: also compute the step under these
     device     where to compute; "": as in the run's settings
+    trust      run code that a stranger's run names, and read its pickles
     """
+    with settings_from(run / "config.yaml", trust, overrides):
+        return _replay(run, step, start, overrides, device, report)
+
+
+def _replay(
+    run: Path,
+    step: int,
+    start: int | None,
+    overrides: Sequence[str],
+    device: str,
+    report: Callable[[str], None],
+) -> Replay:
     settings, other_settings = settings_of(run, overrides)
     metrics = recorded_metrics(run)
     if step not in metrics:

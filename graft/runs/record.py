@@ -10,6 +10,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+from graft.bounds import read_yaml
 from graft.config import ConfigError
 from graft.files import parse_object, read_object
 from graft.masking import masked
@@ -62,8 +63,7 @@ class RunRecord:
 
         loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
         try:
-            text = (self.path / "config.yaml").read_text(encoding="utf-8")
-            values: Any = yaml.load(text, Loader=loader)
+            values: Any = yaml.load(read_yaml(self.path / "config.yaml"), Loader=loader)
         except (OSError, ValueError, yaml.YAMLError):
             return {}
         if not isinstance(values, dict):

@@ -19,10 +19,12 @@ import jinja2.ext
 import jinja2.meta
 from jinja2 import nodes
 from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from graft.bounds import read_text
 from graft.registry import nearest
 from graft.text.gem_templates import GEM_TEMPLATES
+from graft.text.template_limits import LimitedEnvironment, TemplateLimit, check_source
+from graft.trust import check_program
 from graft.types import Message
 
 PLAIN = """\
@@ -99,6 +101,9 @@ TEMPLATES = {"chatml": CHATML, "plain": PLAIN, **GEM_TEMPLATES}
 _GIVEN = {"messages", "tools", "documents", "add_generation_prompt", "continue_final_message"}
 _SPECIAL = {f"{role}_token" for role in ("bos", "eos", "unk", "sep", "pad", "cls", "mask")}
 
+MOST_INDENT = 100
+"""Of JSON in a template."""
+
 _CONTINUES_HERE = "GRAFT_CONTINUES_HERE "  # the space at the end shows whether a template trims
 
 
@@ -114,7 +119,9 @@ def find_template(which: str, named: Mapping[str, str] | None = None) -> str:
     if "{{" in which or "{%" in which:
         return which
     if Path(which).is_file():
-        return Path(which).read_text(encoding="utf-8")
+        # a template ends up in exports: it must not be a private file of the reader's
+        check_program(f"the chat template in the file {which!r}", which)
+        return read_text(Path(which))
     hint = nearest(which, known)
     meant = f" did you mean {hint!r}?" if hint else ""
     raise TemplateError(
@@ -149,10 +156,11 @@ def render(
         conversation[-1:] = [_marked(conversation[-1])]
     given = {"messages": conversation, "tools": schemas, "documents": None, **variables}
     try:
-        text = _compile(template).render(add_generation_prompt=add_generation_prompt, **given)
+        compiled, more = _compile(template), {"add_generation_prompt": add_generation_prompt}
+        text = _environment().limited(lambda: compiled.render(**more, **given))
     except jinja2.TemplateError as error:
         raise TemplateError(f"the chat template refuses these messages: {error}") from error
-    except TypeError as error:  # such as text + None in a template that expects every content
+    except (TypeError, ValueError, ArithmeticError) as error:  # such as text + None
         raise TemplateError(f"the chat template cannot write these messages: {error}") from error
     return _cut_at_mark(text) if continue_final_message else text
 
@@ -258,17 +266,19 @@ def _to_json(
     sort_keys: bool = False,
 ) -> str:
     # Jinja's filter escapes <, > and & for HTML; models were trained on the plain characters
+    if indent is not None and not 0 <= indent <= MOST_INDENT:
+        raise jinja2.TemplateError(f"tojson(indent={indent}): at most {MOST_INDENT}")
     return json.dumps(
         value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
     )
 
 
 @lru_cache(maxsize=1)
-def _environment() -> ImmutableSandboxedEnvironment:
-    environment = ImmutableSandboxedEnvironment(
+def _environment() -> LimitedEnvironment:
+    environment = LimitedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols]
     )
-    environment.filters["tojson"] = _to_json
+    environment.add_filter("tojson", _to_json)
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
     return environment
@@ -277,11 +287,14 @@ def _environment() -> ImmutableSandboxedEnvironment:
 @lru_cache(maxsize=64)
 def _compile(template: str) -> jinja2.Template:
     try:
+        check_source(template)
         return _environment().from_string(template)
     except jinja2.TemplateSyntaxError as error:
         raise TemplateError(
             f"the chat template does not compile: {error.message} (line {error.lineno})"
         ) from error
+    except (TemplateLimit, RecursionError, MemoryError, SyntaxError) as error:
+        raise TemplateError(f"the chat template does not compile: {error}") from error
 
 
 def variables_of(template: str) -> set[str]:

@@ -15,10 +15,15 @@ from typing import Any
 import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers
 
+from graft.bounds import parse_json, read_bytes, read_text
 from graft.files import write_text
 from graft.text.marks import Interval
 from graft.text.template import PLAIN
 
+MOST_GROWTH = 1000.0
+"""Of a text, by all replacements of a tokenizer."""
+MOST_BYTES = 1 << 26
+"""Of a tokenizer.json: Gemma's has 33 MB."""
 NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 """The roles a special token can have; chat templates read them as variables."""
 
@@ -220,13 +225,24 @@ class FastTokenizer:
             return _through_transformers(folder)
         config = _read_json(folder / "tokenizer_config.json")
         try:
-            backend = tokenizers.Tokenizer.from_file(str(file))
+            backend = tokenizers.Tokenizer.from_str(read_text(file, MOST_BYTES))
         except Exception as error:  # the Rust side raises plain Exception
             raise TokenizerNotFound(f"'{file}' is not a tokenizer.json: {error}") from error
-        _declare_from_config(backend, config)
-        names = {**_read_json(folder / "special_tokens_map.json"), **config}
-        special = {name: _content(names[name]) for name in NAMED if names.get(name)}
-        return cls(backend, special, _read_templates(folder, config), config, read_eos_ids(folder))
+        for part in (backend.normalizer, backend.decoder):
+            _refuse_growth(part, file)
+        try:
+            _declare_from_config(backend, config)
+            names = {**_read_json(folder / "special_tokens_map.json"), **config}
+            special = {name: _content(names[name]) for name in NAMED if names.get(name)}
+            templates = _read_templates(folder, config)
+            return cls(backend, special, templates, config, read_eos_ids(folder))
+        except (KeyError, TypeError, AttributeError, ValueError, OverflowError) as error:
+            if isinstance(error, TokenizerNotFound):
+                raise
+            raise TokenizerNotFound(
+                f"the tokenizer in '{folder}' cannot be used ({type(error).__name__}: {error}); download "
+                "its files again"
+            ) from error
 
     def save(self, folder: str | Path) -> None:
         """Write the files from which `load` and transformers' AutoTokenizer get this tokenizer."""
@@ -292,6 +308,22 @@ def _prefix_kind(node: Mapping[str, Any]) -> str:
         scheme = node.get("prepend_scheme", "always" if node.get("add_prefix_space") else "never")
         return {"always": EVERYWHERE, "first": FIRST}.get(scheme, "")
     return EVERYWHERE if node.get("type") == "ByteLevel" and node.get("add_prefix_space") else ""
+
+
+def _refuse_growth(part: Any, file: Path) -> None:
+    """Refuse replacements that double a text again and again: "1" -> "11", forty times."""
+    growth = 1.0
+    for node in _parts(part):
+        if node.get("type") == "Replace":
+            pattern = node.get("pattern") or {}
+            growth *= max(
+                1.0, len(str(node.get("content", ""))) / len(pattern.get("String") or "a")
+            )
+    if growth > MOST_GROWTH:
+        raise TokenizerNotFound(
+            f"'{file}' makes a text up to {growth:.3g} times as long before it is split: it is made to fill "
+            "the memory, and is not used"
+        )
 
 
 def _without_prefix(spec: dict[str, Any]) -> dict[str, Any]:
@@ -377,8 +409,8 @@ def _read_json(path: Path) -> dict[str, Any]:
     if not path.exists():
         return {}
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+        data = parse_json(read_bytes(path))
+    except (ValueError, OSError) as error:
         raise TokenizerNotFound(f"'{path}' is not valid JSON: {error}") from error
     if not isinstance(data, dict):
         raise TokenizerNotFound(f"'{path}' holds a {type(data).__name__}; expected a JSON object")
@@ -397,7 +429,10 @@ def _read_templates(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
     files |= {p.stem: p for p in sorted(folder.glob(f"{MORE_TEMPLATES}/*.jinja"))}
     if not files:
         return dict(stored)
-    return {name: file.read_text(encoding="utf-8") for name, file in files.items()}
+    try:
+        return {name: read_text(file) for name, file in files.items()}
+    except (OSError, ValueError) as error:
+        raise TokenizerNotFound(f"a chat template of '{folder}' cannot be read: {error}") from error
 
 
 def _through_transformers(folder: Path) -> FastTokenizer:
@@ -406,7 +441,9 @@ def _through_transformers(folder: Path) -> FastTokenizer:
 
     held = ", ".join(sorted(p.name for p in folder.iterdir())[:12]) or "nothing"
     try:
-        found = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
+        found = AutoTokenizer.from_pretrained(
+            str(folder), local_files_only=True, trust_remote_code=False
+        )
     except (OSError, ValueError, ImportError, KeyError) as error:
         raise TokenizerNotFound(
             f"'{folder}' has no tokenizer.json, and transformers cannot read it either "

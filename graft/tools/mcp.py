@@ -24,6 +24,7 @@ from graft.registry import suggestion
 from graft.tools.errors import ERROR
 from graft.tools.mcp_link import Link
 from graft.tools.schema import arguments_in, tidy
+from graft.trust import check_program
 
 DEADLINE = 30.0  # seconds for one call
 KEYS = {"url": ("url", "headers", "token", "auth"), "command": ("command", "args", "env", "cwd")}
@@ -169,6 +170,7 @@ def _read_entry(
                 f"{command!r} and {args!r}"
             )
         remember_all({"env": entry.get("env") or {}})
+        check_program(f"the MCP server {' '.join([command, *args])!r}, a program")
         return {**entry, "args": list(args)}
     if not str(entry["url"]).startswith(("http://", "https://")):
         raise ValueError(f"{what}: url {entry['url']!r} must begin with http")

@@ -30,6 +30,7 @@ from graft.train.memory.device_memory import device_memory_of
 from graft.train.memory.plan import check_fits, choose_micro
 from graft.train.rollout_engine import TENSOR_PARALLEL, is_external, ways
 from graft.train.run_dir.checkpoint import latest_model
+from graft.trust import check_program
 
 MODEL_FILE = "model.json"
 """In a run's folder, where its model is the hub's: {"path": as in the recipe, "name": ..., "commit": ...}."""
@@ -190,6 +191,8 @@ def sampling_only(config: Config, source: Path) -> Config:
     engine = EngineSection(kv_tokens=section.kv_tokens, page_size=section.page_size)
     if is_transformers_only(config, source):
         args = {key: value for key, value in section.args.items() if key != TENSOR_PARALLEL}
+        if args:  # such as trust_remote_code
+            check_program(f"vLLM with engine.args={args}")
         engine = EngineSection(name="vllm", args={} if section.url else args)
     rollout = config.rollout.model_copy(update={"staleness": 0})
     alone = {"parallel": ParallelSection(), "cluster": ClusterSection()}

@@ -78,12 +78,16 @@ class TokenTexts:
         """Without a checkpoint, open the configuration's tokenizer. This imports torch, so it comes last."""
         try:
             from graft.config import load_config
+            from graft.ownership import settings_from
             from graft.train.model import load_tokenizer
             from graft.train.run_dir.checkpoint import latest_model
 
-            config = load_config(str(self.record.path / "config.yaml"), is_resolved=False)
-            source = latest_model(config.model.path, weights=False) if config.model.path else None
-            self._tokenizer = load_tokenizer(config, source)
+            file = self.record.path / "config.yaml"
+            with settings_from(file):
+                config = load_config(str(file), is_resolved=False)
+                path = config.model.path
+                source = latest_model(path, weights=False) if path else None
+                self._tokenizer = load_tokenizer(config, source)
             self._vocabulary = self._tokenizer.vocab_size
         except Exception as error:  # a user's environment or path may raise anything
             self.reason = (

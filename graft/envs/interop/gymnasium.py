@@ -15,6 +15,7 @@ from typing import Any
 
 from graft.envs.interop.external import ExternalEnv, as_text, can_copy
 from graft.text.parse import last_boxed
+from graft.trust import check_name
 from graft.types import Turn
 
 Parse = Callable[[str], Any]
@@ -46,6 +47,8 @@ class GymnasiumEnv(ExternalEnv):
         """
         super().__init__(max_turns)
         gymnasium = library()
+        if isinstance(env, str) and ":" in env:  # gymnasium imports the part before the colon
+            check_name(env, "Gymnasium env")
         self.env: Any = gymnasium.make(env, **kwargs) if isinstance(env, str) else env
         if kwargs and not isinstance(env, str):
             raise ValueError(

@@ -26,6 +26,7 @@ from graft.envs.interop.external import ExternalEnv, plain
 from graft.envs.interop.messages import added, as_assistant, text_of
 from graft.envs.interop.model_server import ModelRequest, ModelServer
 from graft.tools.event_loop import loop
+from graft.trust import check_name
 from graft.types import Message, Turn
 
 POLL_SECONDS = 0.05  # between checks of whether the episode has ended
@@ -216,6 +217,7 @@ def context(url: str) -> Any:
 
 def load(taskset_id: str) -> Any:
     """The env of an installed taskset, with everything on this machine."""
+    check_name(taskset_id, "taskset of verifiers")
     library()
     from verifiers.v1.configs.agent import agent_config_fields
     from verifiers.v1.utils import loaders

@@ -21,6 +21,7 @@ from graft.envs.terminal.machine import (
     shell_script,
 )
 from graft.envs.terminal.task import TerminalTask
+from graft.trust import check_program
 
 PROGRAMS = ("docker", "podman")
 GRACE = 10.0
@@ -63,6 +64,7 @@ class Container:
         options: Sequence[str] = (),
     ) -> None:
         self.program = list(program)
+        check_program(f"a container of {self.program[0]!r} for the terminal task {task.name}")
         image = self._build(task)
         limits = [f"--memory={memory_mb}m", f"--pids-limit={processes}"]
         isolation = ["--security-opt=no-new-privileges"]

@@ -16,14 +16,17 @@ import torch
 from torch import Tensor
 
 from graft.models.decoder import Decoder
+from graft.models.io.gguf_check import check_gguf
 from graft.models.io.tensor_names import hf_rows
-from graft.models.io.tensors import ModelFileError, build_decoder
+from graft.models.io.tensors import ModelFileError, build_decoder, first_line
 from graft.models.shape import ARCHITECTURES, ModelShape, UnsupportedModel, rope_frequencies
 from graft.text.tokenizer import FastTokenizer
 
 if TYPE_CHECKING:
     from gguf import GGUFReader, ReaderTensor
 
+DAMAGED = (ValueError, IndexError, KeyError, TypeError, OverflowError, ZeroDivisionError, OSError)
+"""What the gguf package raises for files that are not whole."""
 ROPE_FACTORS = "rope_freqs.weight"
 ENDS = ("eos", "eot", "eom")
 """Ends of a text, a turn and a message: sampling stops at each."""
@@ -90,13 +93,16 @@ def open_gguf(path: Path) -> GGUFReader:
     if not path.is_file():
         raise ModelFileError(f"no GGUF file at '{path}'")
     try:
+        check_gguf(path)
         reader: GGUFReader = gguf.GGUFReader(path)
-    except (ValueError, IndexError, KeyError) as error:  # bad magic; truncated; duplicate entries
+        _ = [field.contents() for field in reader.fields.values() if field.types[:1] == [8]]
+    except DAMAGED as error:  # bad magic; truncated; duplicate entries; texts that are not UTF-8
         raise ModelFileError(
             f"'{path}' ({path.stat().st_size} bytes) is not a whole GGUF file ({error}); "
             f"download it again"
         ) from error
-    if (count := _value(reader, "split.count", 1)) > 1:
+    count = _value(reader, "split.count", 1)
+    if isinstance(count, int) and count > 1:
         raise ModelFileError(
             f"'{path}' is one of {count} shards; join them first: llama-gguf-split --merge"
         )
@@ -117,7 +123,11 @@ def gguf_shape(reader: GGUFReader, path: Path) -> ModelShape:
         if value is None:
             raise ModelFileError(f"'{path}' lacks the entry {family}.{key}; is the file complete?")
         if isinstance(value, list):  # one number per layer
-            raise UnsupportedModel(f"'{path}': {family}.{key} differs by layer: {value}")
+            raise UnsupportedModel(f"'{path}': {family}.{key} differs by layer: {value[:20]}")
+        if isinstance(value, str) != (key == "rope.scaling.type"):
+            raise ModelFileError(
+                f"'{path}': {family}.{key}={str(value)[:60]!r} is of the wrong kind"
+            )
         return value
 
     if get("expert_count", 0):
@@ -136,7 +146,7 @@ def gguf_shape(reader: GGUFReader, path: Path) -> ModelShape:
     if "token_embd.weight" not in tensors:
         raise ModelFileError(f"'{path}' has no token_embd.weight; is the file complete?")
     width, heads = get("embedding_length"), get("attention.head_count")
-    head_dim = get("attention.key_length", width // heads)
+    head_dim = get("attention.key_length", width // max(heads, 1))
     for key in ("attention.value_length", "rope.dimension_count"):
         if get(key, head_dim) != head_dim:
             raise UnsupportedModel(
@@ -257,7 +267,15 @@ def gguf_tokenizer_files(path: str | os.PathLike[str], folder: str | os.PathLike
 
     with tempfile.TemporaryDirectory() as alone:  # files beside the GGUF must not be mixed in
         Path(alone, path.name).symlink_to(path)
-        tokenizer = AutoTokenizer.from_pretrained(alone, gguf_file=path.name)
+        try:
+            tokenizer = AutoTokenizer.from_pretrained(
+                alone, gguf_file=path.name, local_files_only=True, trust_remote_code=False
+            )
+        except Exception as error:  # the Rust side raises plain Exception
+            raise ModelFileError(
+                f"transformers cannot make a tokenizer of '{path}' ({type(error).__name__}: "
+                f"{first_line(error)}); download it again, or load the Hugging Face folder"
+            ) from error
     if split == "smollm":
         # transformers does not support this one and splits "a  5" as "a", " ", " ", "5"; the model
         # was trained on "a", "  ", "5": digits are split off before spaces are grouped

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from graft.bounds import MOST_YAML, check_yaml, read_text
 from graft.files import read_object
 from graft.models.io.hub import cached_copy, origin_of, split_name
 from graft.models.lora.training import named_base
@@ -78,8 +79,10 @@ def _license(folder: Path, name: str) -> dict[str, str]:
     import yaml
 
     try:
-        text = (folder / "README.md").read_text(encoding="utf-8")
-        header = yaml.safe_load(text.split("---")[1]) if text.startswith("---") else None
+        text = read_text(folder / "README.md", MOST_YAML)
+        header = text.split("---")[1] if text.startswith("---") else ""
+        check_yaml(header, "README.md")
+        header = yaml.safe_load(header)
     except (OSError, ValueError, IndexError, yaml.YAMLError):
         return {}
     if not isinstance(header, dict) or not isinstance(header.get("license"), str):
@@ -103,7 +106,10 @@ def _run_of(path: Path) -> Path | None:
 
 
 def _model_path(run: Path) -> str:
-    section = model_section((run / "config.yaml").read_text(encoding="utf-8", errors="replace"))
+    try:
+        section = model_section(read_text(run / "config.yaml", MOST_YAML))
+    except (OSError, ValueError):
+        return ""
     return str(section.get("path") or "")
 
 
@@ -114,6 +120,7 @@ def model_section(recipe: str) -> Mapping[str, Any]:
     from yaml import YAMLError
 
     try:
+        check_yaml(recipe, "the recipe")
         content = OmegaConf.to_container(OmegaConf.create(recipe))
     except (OmegaConfBaseException, YAMLError, ValueError):  # then a card shows it as it is
         return {}

@@ -7,7 +7,6 @@ models/qwen/model.safetensors.index.json + shards    tensor name -> file
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -19,6 +18,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from graft.bounds import parse_json, read_bytes
 from graft.models.decoder import Decoder
 from graft.models.io.hf_config import read_shape
 from graft.models.io.tensors import ModelFileError, build_decoder, check_sizes
@@ -118,8 +118,8 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 def read_json(file: Path) -> dict[str, Any]:
     try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:  # not UTF-8, or not JSON
+        content = parse_json(read_bytes(file))
+    except (ValueError, OSError) as error:  # not UTF-8, not JSON, or a device
         raise ModelFileError(f"'{file}' is not valid JSON ({error}); download it again") from error
     if not isinstance(content, dict):
         raise ModelFileError(f"'{file}' holds a {type(content).__name__}, not a JSON object")
@@ -145,7 +145,7 @@ def _open_weights(folder: Path, stack: ExitStack) -> dict[str, Any]:
         file = stack.enter_context(open_tensors(folder / WEIGHTS))
         found = dict.fromkeys(file.keys(), file)
     elif (folder / INDEX).exists():
-        weight_map: dict[str, str] = read_json(folder / INDEX).get("weight_map", {})
+        weight_map = read_index(folder)
         open_files = {
             shard: stack.enter_context(open_tensors(folder / shard))
             for shard in sorted(set(weight_map.values()))
@@ -163,6 +163,20 @@ def _open_weights(folder: Path, stack: ExitStack) -> dict[str, Any]:
     return {name: file for name, file in found.items() if not name.endswith("rotary_emb.inv_freq")}
 
 
+def read_index(folder: Path) -> dict[str, str]:
+    """Tensor name -> the file beside the index that holds it."""
+    found: Any = read_json(folder / INDEX).get("weight_map")
+    if not isinstance(found, dict) or not found:
+        raise ModelFileError(f"'{folder / INDEX}' has no weight_map of tensors to files")
+    for name, shard in found.items():
+        is_name = isinstance(shard, str) and Path(shard).name == shard and len(shard) < 256
+        if not is_name or "\0" in shard:
+            raise ModelFileError(
+                f"'{folder / INDEX}' says that {name} is in {str(shard)[:80]!r}, not a file beside it"
+            )
+    return found
+
+
 def _no_weights(folder: Path) -> str:
     if any(folder.glob("pytorch_model*.bin")):
         return (
@@ -177,9 +191,9 @@ def _no_weights(folder: Path) -> str:
 
 def open_tensors(file: Path) -> Any:
     """A safetensors file, to be read tensor by tensor."""
-    if not file.exists():
+    if not file.is_file():
         raise ModelFileError(
-            f"'{file}' is listed in {INDEX} but does not exist; finish the download"
+            f"'{file}' is listed in {INDEX} but is not a file here; finish the download"
         )
     with file.open("rb") as raw:
         if raw.read(19) == b"version https://git":
@@ -188,7 +202,7 @@ def open_tensors(file: Path) -> Any:
             )
     try:
         return safe_open(file, framework="pt", device="cpu")
-    except SafetensorError as error:
+    except (SafetensorError, OSError) as error:
         raise ModelFileError(
             f"'{file}' ({file.stat().st_size} bytes) is not a whole safetensors file ({error}); "
             f"download or save it again"

@@ -22,6 +22,7 @@ from typing import Any
 
 import torch
 
+from graft.bounds import MOST_YAML, read_bytes
 from graft.files import read_object
 from graft.masking import mask, mask_shapes, masked
 from graft.models.io.lineage import Lineage, lineage_of, model_section, without_paths
@@ -58,7 +59,8 @@ def read_origin(model: Path) -> Origin:
     run = model.parent.parent
     if model.parent.name != "checkpoints" or not (run / "config.yaml").exists():
         return Origin(base=lineage_of(str(model)))
-    recipe = _without_secrets((run / "config.yaml").read_text(encoding="utf-8", errors="replace"))
+    recipe = read_bytes(run / "config.yaml", MOST_YAML).decode(errors="replace")
+    recipe = _without_secrets(recipe)
     section = model_section(recipe)
     summary, state = read_object(run / "summary.json"), read_object(model / "state.json")
     evaluations, captions = _evaluations(run / "evaluations", model.name)

@@ -16,6 +16,7 @@ from typing import NamedTuple
 from graft.tools.sandbox import hosts
 from graft.tools.sandbox.hosts import SandboxError, SandboxUnavailable
 from graft.tools.sandbox.running import run_in
+from graft.trust import check_program
 
 STRONGEST_FIRST = ("bubblewrap", "namespaces", "landlock")
 NONE = "none"
@@ -64,6 +65,7 @@ def choose(name: str = "auto") -> str:
     if name == NONE:
         if sys.platform != "linux":
             raise SandboxUnavailable(f"sandbox {name!r} needs Linux, this is {platform.system()}")
+        check_program('sandbox="none", in which a policy\'s code can do all that you can')
         return NONE
     if name == "auto":
         for candidate in STRONGEST_FIRST:

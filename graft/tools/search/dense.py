@@ -13,6 +13,7 @@ import numpy as np
 
 from graft.tools.search.source import Hit
 from graft.tools.search.store import Corpus, Documents, build_once, short_hash
+from graft.trust import check_program
 
 CHUNK = 4096  # documents turned into vectors at a time
 E5_PREFIXES = ("query: ", "passage: ")
@@ -112,6 +113,8 @@ class DenseSource:
 
     def _encoder(self) -> Any:
         _, SentenceTransformer = _libraries()
+        # the files of such a model name classes to import
+        check_program(f"the embedding model {self.model!r}, which sentence-transformers opens")
         try:
             return SentenceTransformer(self.model, device=self.device)
         except (OSError, ValueError) as error:

@@ -10,20 +10,17 @@ renamed when all processes have written their parts, so every checkpoint with a 
                              (`optimizer_state`): a run may resume with another number of processes
     ahead/                   of a run that samples ahead, the episodes of the next steps: their tokens are of
                              older weights than these, so nothing could sample them again
+    trainer.json, .safetensors   counts and random states (`small_state`)
 """
 
 from __future__ import annotations
 
-import json
-import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
-
+from graft.bounds import parse_json, read_bytes
 from graft.files import write_text
 from graft.models.io.hub import find_model
 from graft.models.io.load import read_json
@@ -31,8 +28,11 @@ from graft.train.learner import Learner
 from graft.train.run_dir.folder import RunStopped
 from graft.train.run_dir.metrics_log import episode_line
 from graft.train.run_dir.names import named
+from graft.train.run_dir.old_state import OLD_METADATA, load_old_small, load_old_tensors
 from graft.train.run_dir.optimizer_state import load_tensors, tensors_of
+from graft.train.run_dir.small_state import load_small, set_random_states
 from graft.train.run_dir.trackers import PHASES, Phase
+from graft.trust import check_pickle
 from graft.types import Episode
 
 ACTION_NAMES = "actions.json"
@@ -52,7 +52,7 @@ class Checkpoint:
 
     def state(self) -> dict[str, Any]:
         """State of the training loop: scores, cursors, alarms."""
-        return json.loads((self.path / "state.json").read_text(encoding="utf-8"))
+        return parse_json(read_bytes(self.path / "state.json"), f"'{self.path}/state.json'")
 
     def ahead(self) -> dict[int, list[Episode]]:
         """Episodes of the steps that were sampled ahead when it was written, by step."""
@@ -65,16 +65,21 @@ class Checkpoint:
 
     def restore(self, learner: Learner) -> None:
         """Load optimizers, critic and random states; `build_run` loads the policy and its adapters."""
-        if not (self.path / TRAINER_FOLDER).is_dir():
+        trainer = self.path / TRAINER_FOLDER
+        if not trainer.is_dir():
             raise RunStopped(
                 f"{self.path} has no folder {TRAINER_FOLDER!r}: an older version of graft wrote it. Its "
                 "weights are fine: start a new run with model.path set to it"
             )
+        is_old = (trainer / OLD_METADATA).exists()
+        if is_old:
+            check_pickle(trainer / OLD_METADATA)
         with learner.processes.together("the optimizer's state of all ranks"):
-            load_tensors(
-                tensors_of(learner), self.path / TRAINER_FOLDER, alone=learner.processes.world == 1
-            )
-        saved = torch.load(self.path / "trainer.pt", map_location="cpu", weights_only=False)
+            if is_old:
+                load_old_tensors(tensors_of(learner), trainer, learner.processes.world == 1)
+            else:
+                load_tensors(tensors_of(learner), trainer)
+        saved = load_old_small(self.path) if is_old else load_small(self.path)
         learner.optimizer.resume(saved["steps"])
         if learner.critic_optimizer is not None:
             learner.critic_optimizer.resume(saved["critic_steps"])
@@ -123,11 +128,3 @@ def action_names(source: Path | None) -> list[str]:
     """Names of the extra head rows of a checkpoint; empty where it has none."""
     file = None if source is None else source / ACTION_NAMES
     return [] if file is None or not file.exists() else read_json(file)["actions"]
-
-
-def set_random_states(states: Mapping[str, Any]) -> None:
-    random.setstate(states["python"])
-    np.random.set_state(states["numpy"])
-    torch.set_rng_state(states["torch"])
-    if states["cuda"] and torch.cuda.is_available():
-        torch.cuda.set_rng_state_all(states["cuda"])

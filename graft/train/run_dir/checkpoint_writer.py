@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import json
-import random
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
-
 from graft.deadlines import waiting
-from graft.files import aside_of, make_aside, new_file, put_in_place, remove, write_json
+from graft.files import aside_of, make_aside, put_in_place, remove, write_json
 from graft.models.io.save import ids_of
 from graft.models.policy import host_copy, save_policy
 from graft.train.distributed.process_group import ALONE, ProcessGroup
@@ -29,6 +24,7 @@ from graft.train.run_dir.checkpoint import (
 )
 from graft.train.run_dir.folder import out_of_disk
 from graft.train.run_dir.optimizer_state import copied, save_tensors, tensors_of
+from graft.train.run_dir.small_state import get_random_states, save_small
 from graft.types import Episode
 
 
@@ -59,15 +55,6 @@ class CheckpointWriter:
         self._thread = ThreadPoolExecutor(1, "graft-checkpoint")
         self._writing: tuple[Path, Future[Any]] | None = None
         self._newest: Path | None = None
-        self._group = self._own_group() if later and processes.world > 1 else None
-
-    def _own_group(self) -> Any:
-        """Writer threads exchange messages in a separate group, apart from those of training."""
-        import torch.distributed as dist
-
-        deadline = timedelta(seconds=self.processes.deadline)
-        with self.processes.together("a group for checkpoints"):
-            return dist.new_group(backend="gloo", timeout=deadline)
 
     def save(
         self,
@@ -133,9 +120,7 @@ class CheckpointWriter:
         with self.processes.together("the weights, gathered for the checkpoint"):
             self._write_model(aside, learner.policy)
         with self.processes.together("the optimizer's state of all ranks"):
-            save_tensors(
-                tensors_of(learner), aside / TRAINER_FOLDER, alone=self.processes.world == 1
-            )
+            save_tensors(tensors_of(learner), aside / TRAINER_FOLDER, self.processes.rank)
         if self.processes.is_first:
             self._write_rest(aside, _small(learner), state, learner)
 
@@ -153,12 +138,7 @@ class CheckpointWriter:
             if policy is not None:
                 self._write_model(aside, policy)
                 self._write_rest(aside, small, state, None)
-            save_tensors(
-                tensors,
-                aside / TRAINER_FOLDER,
-                alone=self.processes.world == 1,
-                group=self._group,
-            )
+            save_tensors(tensors, aside / TRAINER_FOLDER, self.processes.rank)
 
         return self._thread.submit(write)
 
@@ -183,8 +163,7 @@ class CheckpointWriter:
             write_json(aside / ACTION_NAMES, {"actions": list(self.names)})
         if learner is not None and learner.lora is not None:
             learner.lora.save(aside / ADAPTER_FOLDER)
-        with new_file(aside / "trainer.pt") as to:
-            _save(dict(small), to)
+        save_small(small, aside)
         write_json(aside / "state.json", dict(state))
 
 
@@ -207,20 +186,3 @@ def _remove_old(folder: Path, keep_last: int) -> None:
     for old in everything[:-keep_last]:
         if best is None or old.path != best.path:
             remove(old.path)
-
-
-def _save(values: dict[str, Any], path: Path) -> None:
-    try:
-        torch.save(values, path)
-    except RuntimeError as error:  # how torch's writer reports a full disk
-        raise OSError(f"torch could not write {path.name}: {error}") from error
-
-
-def get_random_states() -> dict[str, Any]:
-    """For custom environments and rewards: graft's own draws are keyed and need none of these."""
-    return {
-        "python": random.getstate(),
-        "numpy": np.random.get_state(),
-        "torch": torch.get_rng_state(),
-        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
-    }

@@ -6,9 +6,11 @@ import errno
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
+from graft.bounds import read_yaml
 from graft.config import Config, dump_config
 from graft.files import (
     append_row,
@@ -19,6 +21,7 @@ from graft.files import (
     write_text,
 )
 from graft.masking import mask, masked
+from graft.ownership import sign
 
 
 class RunStopped(RuntimeError):
@@ -110,6 +113,7 @@ class RunFolder:
             remove_leftovers(self.path)
             remove(self.path / STOPPED)
             write_text(self.path / "config.yaml", dump_config(self.config))
+            sign(self.path / "config.yaml")
 
     def _take_lock(self) -> None:
         # the kernel releases an flock when its process ends: no stale lock after kill -9
@@ -129,7 +133,7 @@ class RunFolder:
 
         if not self.has_checkpoint:
             return
-        old: Any = OmegaConf.to_container(OmegaConf.load(before))
+        old: Any = OmegaConf.to_container(OmegaConf.load(StringIO(read_yaml(before))))
         differing = differences(old, self.config)
         has_rl = any(self.checkpoints.glob("rl-*/state.json"))
         allowed = MAY_CHANGE if has_rl else MAY_CHANGE | WARM_UP_MAY_CHANGE

@@ -1,0 +1,97 @@
+"""Whether code that settings name may run: "module:attr", programs, pickles.
+
+While the settings of a stranger are in use, the names in them are refused where they would be imported:
+
+    with reading(Source("downloads/run/config.yaml", "its signature is not by your key")):
+        resolve("evil:Env", ENVS, "env")      NotTrusted: ... names the env 'evil:Env' ... --trust
+
+Outside of such a block every name is the user's own. `graft.ownership` decides whose a file is.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from os import PathLike
+
+HOW = "If you trust its author, add --trust (from Python: trust=True)"
+
+
+class NotTrusted(ValueError):
+    """Code of a file that this user did not start; the message names the code, the file and --trust."""
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """The file whose settings are in use."""
+
+    file: str
+    why: str = ""
+    """Why its author is a stranger; "": the user's own, or the user said --trust."""
+    typed: frozenset[str] = frozenset()
+    """Names in the user's command: these are the user's own."""
+    is_said: bool = False
+    """Whether the user said --trust, which opens pickles too."""
+
+
+NAME = re.compile(r"[\w.]+:[\w.]+")
+
+# one for the process, not per thread: environments are made on threads of their own
+_sources: list[Source] = []
+
+
+@contextmanager
+def reading(source: Source) -> Iterator[None]:
+    """The settings of `source` are in use inside the block."""
+    _sources.append(source)
+    try:
+        yield
+    finally:
+        _sources.remove(source)
+
+
+def names_in(texts: Iterable[str]) -> frozenset[str]:
+    """What the user typed: the texts, values behind "=", and names in them.
+
+    >>> sorted(names_in(["task.env=[my_env:Env]", "my.jinja"]))
+    ['[my_env:Env]', 'my.jinja', 'my_env:Env', 'task.env=[my_env:Env]']
+    """
+    given = [part for text in texts for part in (text, text.partition("=")[2]) if part]
+    return frozenset([*given, *(name for text in given for name in NAME.findall(text))])
+
+
+def stranger() -> Source | None:
+    """The source in use whose author is a stranger; None: there is none."""
+    return next((source for source in reversed(_sources) if source.why), None)
+
+
+def check_name(name: str, what: str) -> None:
+    """Raise NotTrusted if a stranger's settings name this code, which would be imported now."""
+    source = stranger()
+    if source is None or name in source.typed:
+        return
+    raise NotTrusted(
+        f"{source.file} names the {what} {name!r}, which is code that would be imported, and "
+        f"{source.why}. {HOW}"
+    )
+
+
+def check_program(what: str, name: str = "") -> None:
+    """Raise NotTrusted if a stranger's settings would use this: 'the program "bash -c ..."'.
+
+    name   the user may have typed it, and then it is the user's own
+    """
+    if (source := stranger()) is not None and name not in source.typed:
+        raise NotTrusted(f"{source.file} asks for {what}, and {source.why}. {HOW}")
+
+
+def check_pickle(file: str | PathLike[str]) -> None:
+    """Raise NotTrusted unless the user said --trust: to read a pickle is to run it."""
+    if not any(source.is_said for source in _sources):
+        raise NotTrusted(
+            f"'{file}' is a pickle, which can run code when it is read: an older version of graft wrote the "
+            "trainer's state like this. If you wrote it, or trust its author, add --trust once (from "
+            "Python: trust=True); the next checkpoint has no pickle"
+        )
