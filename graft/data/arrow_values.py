@@ -43,6 +43,8 @@ def plain_rows(part: Any, source: Any, first: int) -> Iterator[Any]:
         refuse_broken(part, source)
         is_large = has_dictionary(part.schema) and written_out(part) > AT_ONCE
         rows: Any = _one_by_one(part, source, first) if is_large else part.to_pylist()
+    except DataError:
+        raise
     except UNREADABLE:  # one row is bad: convert each on its own
         rows = (
             _row(part.slice(offset, 1), f"{source}, row {first + offset + 1}")
@@ -91,7 +93,8 @@ def _row(part: Any, where: str) -> Any:
             column.validate(full=True)
             row[name] = column.to_pylist()[0]
         except pyarrow.ArrowInvalid as error:
-            return DataError(f"{where}: {name!r} holds text that is not UTF-8: {error}")
+            why = "holds text that is not UTF-8" if "UTF8" in str(error) else "is damaged"
+            return DataError(f"{where}: {name!r} {why}: {error}")
         except UnicodeDecodeError as error:
             return DataError(f"{where}: {name!r} holds text that is not UTF-8: {error}")
         except UNREADABLE as error:

@@ -169,7 +169,7 @@ def read_index(folder: Path) -> dict[str, str]:
     if not isinstance(found, dict) or not found:
         raise ModelFileError(f"'{folder / INDEX}' has no weight_map of tensors to files")
     for name, shard in found.items():
-        is_name = isinstance(shard, str) and Path(shard).name == shard and len(shard) < 256
+        is_name = isinstance(shard, str) and Path(shard).name == shard and 0 < len(shard) < 256
         if not is_name or "\0" in shard:
             raise ModelFileError(
                 f"'{folder / INDEX}' says that {name} is in {str(shard)[:80]!r}, not a file beside it"

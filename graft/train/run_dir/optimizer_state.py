@@ -109,7 +109,7 @@ def save_tensors(tensors: Mapping[str, Tensor], folder: Path, rank: int) -> None
         file.write(len(text).to_bytes(8, "little") + text)
         for tensor in shards.values():
             flat = local(tensor).cpu().contiguous().flatten()
-            file.write(memoryview(flat.view(torch.uint8).numpy()))
+            file.write(flat.view(torch.uint8).numpy().data)
 
 
 def _slices(tensor: Tensor) -> tuple[slice, ...]:

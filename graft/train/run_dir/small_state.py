@@ -1,7 +1,7 @@
 """What a trainer keeps beside tensors of the model's size: counts of updates, random states, an anchor.
 
-    trainer.json           {"steps": 40, "random": {"python": [3, null], "numpy": ["MT19937", 624, 0, 0.0]}}
-    trainer.safetensors    random/python, random/numpy, random/torch, random/cuda/0, ...; anchor/NAME: a KL term's reference
+    trainer.json           {"steps": 40, "random": {"python": [3, null], "numpy": ["MT19937", ...]}}
+    trainer.safetensors    random/python, random/torch, ...; anchor/NAME: the reference of a KL term
 
 Neither file can hold code. Older checkpoints have a pickle, `trainer.pt`, instead (`old_state`).
 """
