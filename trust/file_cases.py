@@ -59,10 +59,10 @@ def case(
 def chosen(count: int, seed: int) -> Iterator[tuple[FileCase, Random]]:
     """`count` cases, one of each kind in turn; after the last variant they begin again, with other draws."""
     rng = Random(seed)
-    for kind in KINDS:
-        rng.shuffle(kind)
-    most = max(map(len, KINDS))
-    order = [kind[turn] for turn in range(most) for kind in KINDS if turn < len(kind)]
+    kinds = [rng.sample(kind, len(kind)) for kind in KINDS]
+    order = [
+        kind[turn] for turn in range(max(map(len, kinds))) for kind in kinds if turn < len(kind)
+    ]
     for number in range(count):
         yield order[number % len(order)], Random(f"{seed} {number}")
 
