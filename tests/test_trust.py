@@ -163,11 +163,9 @@ def pickled(saved: Checkpoint) -> None:
     from graft.train.run_dir.small_state import load_small
 
     learner = learner_for(ALONE, None, Case(), saved)
-    torch.save(load_small(saved.path), saved.path / "trainer.pt")
+    torch.save(load_small(saved.path / "trainer"), saved.path / "trainer.pt")
     tensors = cloned(learner)
     shutil.rmtree(saved.path / "trainer")
-    (saved.path / "trainer.json").unlink()
-    (saved.path / "trainer.safetensors").unlink()
     save(tensors, checkpoint_id=saved.path / "trainer", no_dist=True)
 
 

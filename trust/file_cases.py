@@ -243,8 +243,6 @@ def pickled_state(folder: Path, rng: Random, base: Path, variant: Any) -> list[C
     (place / "trainer").mkdir()
     (place / "trainer" / ".metadata").write_bytes(pickle.dumps(Payload()))
     (place / "trainer.pt").write_bytes(pickle.dumps(Payload()))
-    if rng.random() < 0.5:
-        (place / "trainer.json").unlink()
     own = base / "recipe.yaml"
     train = ["train", str(own), "run.dir=.", "run.name=theirs", "train.steps=3"]
     return [["replay", "theirs", "--step", "2"], train]
@@ -254,7 +252,8 @@ def pickled_state(folder: Path, rng: Random, base: Path, variant: Any) -> list[C
 def damaged_state(folder: Path, rng: Random, base: Path, variant: Any) -> list[Command]:
     run = run_copy(folder, base)
     place = checkpoint(run)
-    parts = ["trainer.json", "trainer.safetensors", "state.json", "trainer/part-00000.safetensors"]
+    parts = ["state.json", "trainer/state.json", "trainer/state.safetensors"]
+    parts += ["trainer/part-00000.safetensors"]
     target = place / rng.choice(parts)
     whole = target.read_bytes()
     damaged = [

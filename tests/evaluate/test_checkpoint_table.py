@@ -314,8 +314,8 @@ def test_a_run_without_checkpoints_and_a_path_without_a_run_are_errors(run, tmp_
 def test_an_untrained_model_is_evaluated_with_a_recipe(trained, tmp_path):
     model = tmp_path / "models" / "small"
     shutil.copytree(trained / "checkpoints" / "rl-000000", model)
-    for name in ("state.json", "trainer.pt"):
-        (model / name).unlink()
+    (model / "state.json").unlink()
+    shutil.rmtree(model / "trainer")
     with pytest.raises(ConfigError, match="give --recipe"):
         evaluate_checkpoints(str(model))
     recipe, where = str(trained.parent / "tiny.yaml"), [f"run.dir={tmp_path}", "run.name=zero"]

@@ -10,7 +10,7 @@ renamed when all processes have written their parts, so every checkpoint with a 
                              (`optimizer_state`): a run may resume with another number of processes
     ahead/                   of a run that samples ahead, the episodes of the next steps: their tokens are of
                              older weights than these, so nothing could sample them again
-    trainer.json, .safetensors   counts and random states (`small_state`)
+                             and counts and random states (`small_state`)
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class Checkpoint:
                 load_old_tensors(tensors_of(learner), trainer, learner.processes.world == 1)
             else:
                 load_tensors(tensors_of(learner), trainer)
-        saved = load_old_small(self.path) if is_old else load_small(self.path)
+        saved = load_old_small(self.path) if is_old else load_small(trainer)
         learner.optimizer.resume(saved["steps"])
         if learner.critic_optimizer is not None:
             learner.critic_optimizer.resume(saved["critic_steps"])

@@ -163,7 +163,7 @@ class CheckpointWriter:
             write_json(aside / ACTION_NAMES, {"actions": list(self.names)})
         if learner is not None and learner.lora is not None:
             learner.lora.save(aside / ADAPTER_FOLDER)
-        save_small(small, aside)
+        save_small(small, aside / TRAINER_FOLDER)
         write_json(aside / "state.json", dict(state))
 
 

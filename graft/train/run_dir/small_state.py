@@ -1,9 +1,9 @@
 """What a trainer keeps beside tensors of the model's size: counts of updates, random states, an anchor.
 
-    trainer.json           {"steps": 40, "random": {"python": [3, null], "numpy": ["MT19937", ...]}}
-    trainer.safetensors    random/python, random/torch, ...; anchor/NAME: the reference of a KL term
+    trainer/state.json           {"steps": 40, "random": {"python": [3, null], "numpy": ["MT19937", ...]}}
+    trainer/state.safetensors    random/python, random/torch, ...; anchor/NAME: the reference of a KL term
 
-Neither file can hold code. Older checkpoints have a pickle, `trainer.pt`, instead (`old_state`).
+Not beside the weights, where other software would read the tensors as the model's. Neither file can hold code. Older checkpoints have a pickle, `trainer.pt`, instead (`old_state`).
 """
 
 from __future__ import annotations
@@ -23,11 +23,12 @@ from graft.files import write_json
 from graft.models.io.save import save_tensors
 from graft.train.run_dir.folder import RunStopped
 
-NUMBERS, TENSORS = "trainer.json", "trainer.safetensors"
+NUMBERS, TENSORS = "state.json", "state.safetensors"
 
 
 def save_small(small: Mapping[str, Any], folder: Path) -> None:
     """Write the counts, the random states and the anchor."""
+    folder.mkdir(exist_ok=True)
     states = small["random"]
     name, of_numpy, *rest = states["numpy"]
     version, of_python, gauss = states["python"]
