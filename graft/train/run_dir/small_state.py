@@ -3,7 +3,8 @@
     trainer/state.json           {"steps": 40, "random": {"python": [3, null], "numpy": ["MT19937", ...]}}
     trainer/state.safetensors    random/python, random/torch, ...; anchor/NAME: the reference of a KL term
 
-Not beside the weights, where other software would read the tensors as the model's. Neither file can hold code. Older checkpoints have a pickle, `trainer.pt`, instead (`old_state`).
+They are not beside the weights, where other software would read the tensors as the model's. Neither file
+can hold code. Older checkpoints have a pickle, `trainer.pt`, instead (`old_state`).
 """
 
 from __future__ import annotations
