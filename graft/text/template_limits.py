@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from functools import wraps
 from threading import local
-from typing import Any, ClassVar
+from typing import Any
 
 import jinja2
 from jinja2 import nodes
@@ -52,7 +52,7 @@ def check_source(text: str) -> None:
 class LimitedEnvironment(ImmutableSandboxedEnvironment):
     """Jinja's sandbox with limits; `limited` renders within them."""
 
-    intercepted_binops: ClassVar[frozenset[str]] = frozenset(["+", "*", "**", "%", "-", "/", "//"])
+    intercepted_binops = frozenset(["+", "*", "**", "%", "-", "/", "//"])
 
     def __init__(self, **options: Any) -> None:
         super().__init__(finalize=checked_parts, **options)
@@ -186,7 +186,7 @@ class _Checks(NodeTransformer):
         return node
 
 
-def _filtered(node: nodes.Expr, name: str) -> nodes.Filter:
+def _filtered(node: Any, name: str) -> Any:
     return nodes.Filter(node, name, [], [], None, None).set_lineno(node.lineno)
 
 
