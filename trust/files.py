@@ -27,6 +27,9 @@ SMALL, FULL = len(KINDS), 300
 MOST_MEMORY = 1 << 30
 """Bytes beside an idle graft."""
 MOST_SECONDS = 60.0
+"""Of the processor, for one command."""
+PATIENCE = 600.0
+"""Seconds until a command that waits for something is ended."""
 ADDRESS_SPACE = 6 << 30
 """Bytes that a command may map beside an idle graft: it protects the machine, not graft."""
 
@@ -74,8 +77,8 @@ def fault_of(found: dict[str, Any], folder: Path) -> str:
     tail = found["text"][-600:].strip()
     if list(folder.rglob(CANARY)):
         return "code of the file ran"
-    if found["seconds"] > MOST_SECONDS:
-        return f"no end within {MOST_SECONDS:g} s"
+    if found["seconds"] > MOST_SECONDS or found["is_late"]:
+        return f"no end: {found['seconds']:.0f} s of the processor"
     if found["memory"] > MOST_MEMORY:
         return f"{found['memory'] / 1e6:,.0f} MB: {tail[-200:]}"
     if found["signal"]:
@@ -179,7 +182,7 @@ def _command(words: list[str]) -> int:
 def _forked(folder: Path, words: list[str], idle: int = 0) -> dict[str, Any]:
     """Run a command in a child; `idle` is the memory of one that does nothing."""
     output = folder.with_suffix(".out")
-    began = time.monotonic()
+    began, is_late = time.monotonic(), False
     child = os.fork()
     if not child:
         os.setsid()  # no terminal to ask on; all that it starts can be ended
@@ -189,6 +192,7 @@ def _forked(folder: Path, words: list[str], idle: int = 0) -> dict[str, Any]:
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         mapped = int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
         resource.setrlimit(resource.RLIMIT_AS, (mapped + ADDRESS_SPACE,) * 2)
+        resource.setrlimit(resource.RLIMIT_CPU, (int(MOST_SECONDS) + 1,) * 2)
         code = 70
         try:
             code = _command(words)
@@ -199,7 +203,7 @@ def _forked(folder: Path, words: list[str], idle: int = 0) -> dict[str, Any]:
         pid, status, used = os.wait4(child, os.WNOHANG)
         if pid:
             break
-        if time.monotonic() - began > MOST_SECONDS + 1:
+        if is_late := time.monotonic() - began > PATIENCE:
             os.killpg(child, signal.SIGKILL)
         time.sleep(0.02)
     with contextlib.suppress(ProcessLookupError):
@@ -210,7 +214,8 @@ def _forked(folder: Path, words: list[str], idle: int = 0) -> dict[str, Any]:
         "code": os.waitstatus_to_exitcode(status),
         "signal": os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0,
         "memory": max(0, used.ru_maxrss * 1024 - idle),
-        "seconds": time.monotonic() - began,
+        "seconds": used.ru_utime + used.ru_stime,
+        "is_late": is_late,
         "text": text,
     }
 
