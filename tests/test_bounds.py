@@ -26,6 +26,7 @@ from graft.data.tables import read_table
 from graft.models.io.gguf_check import GgufHeadError, check_gguf
 from graft.models.io.load import ModelFileError, read_index
 from graft.models.shape import ModelShape, UnsupportedModel
+from graft.runs.json_lines import GrowingJsonl, lines_from_the_end
 from graft.runs.record import RunRecord
 from graft.text.template import CHATML, TemplateError, render
 
@@ -267,3 +268,14 @@ def test_shards_lie_beside_their_index(tmp_path: Path, shard: object):
 def test_sizes_of_a_model_are_bounded(size: str, value: object):
     with pytest.raises(UnsupportedModel, match=f"{size}=.*: must be from 1 to"):
         ModelShape(**{size: value})  # type: ignore[arg-type]
+
+
+def test_lines_and_records_without_end_are_not_joined(tmp_path: Path, monkeypatch):
+    monkeypatch.setattr("graft.data.records.MAX_ROW", 1000)
+    (tmp_path / "rows.csv").write_text('question,answer\n"' + "a\n" * 2000)
+    with pytest.raises(DataError, match="no row can be read from here on: a row is longer than"):
+        read_table(tmp_path / "rows.csv")
+    file = tmp_path / "metrics.jsonl"
+    file.write_bytes(b'{"step": 1}\n' + b"a" * (9 << 20) + b"\n")  # above 8 MB
+    assert list(lines_from_the_end(file)) == []
+    assert [row["step"] for row in GrowingJsonl(file).new()] == [1]

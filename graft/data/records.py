@@ -135,9 +135,15 @@ class Csv:
     def _records(self, at: int) -> Iterator[tuple[int, bytes]]:
         taken: list[bytes] = []
 
+        length = 0
+
         def lines() -> Iterator[str]:
+            nonlocal length
             while line := stream.readline(MAX_ROW):
                 taken.append(line)
+                length += len(line)
+                if length >= MAX_ROW:
+                    raise csv.Error(f"a row is longer than {MAX_ROW >> 20} MB")
                 # a quote is only a quote as the first character of a field
                 text = line if taken[1:] else line.removeprefix(BOM)
                 yield text.decode("utf-8", "surrogateescape")  # refused when the row is parsed
@@ -149,6 +155,7 @@ class Csv:
                 for values in reader:
                     text = b"".join(taken)
                     taken.clear()
+                    length = 0
                     if values:
                         yield at, text
                     at += len(text)
