@@ -14,9 +14,10 @@ from typer.testing import CliRunner
 from graft.commands.doctor import doctor
 from graft.config import ConfigError, load_config
 from graft.doctor import Check, machine, report, resources
+from graft.doctor.cheats import play
 from graft.doctor.conversation import conversation_check
 from graft.doctor.deadline import checked
-from graft.doctor.recipe import examine_recipe
+from graft.doctor.recipe import asks_a_service, examine_recipe
 from graft.doctor.rewards import RewardTrial, reward_check, turns
 from graft.doctor.tools import answer_of, arguments_for, tool_checks
 from graft.engine.errors import EngineError
@@ -27,10 +28,11 @@ from graft.models.decoder import Decoder
 from graft.models.io.load import load_model
 from graft.models.io.save import save_model
 from graft.models.shape import ModelShape
+from graft.rewards import make_reward
 from graft.text.chat import Chat
 from graft.text.tokenizer import FastTokenizer
 from graft.train.memory.device_memory import DeviceMemory
-from graft.types import Author, CallText, Episode, Leaf, Span, Task, Turn
+from graft.types import Author, CallText, Episode, Leaf, Span, Task, Trajectory, Turn
 from tests.engine.fake_sglang import serving_sglang
 
 app = typer.Typer(pretty_exceptions_enable=False)
@@ -109,6 +111,12 @@ def chatty(tmp_path_factory) -> Path:
     save_model(Decoder(shape).initialise(0), folder)
     tokenizer.save(folder)
     return folder
+
+
+@pytest.fixture(autouse=True)
+def _few_cheats(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A hundred answers to one task and not to eight: most tests look at other checks."""
+    monkeypatch.setattr("graft.doctor.recipe.CHEATED", 1)
 
 
 def checks_of(path: str, *overrides: str) -> dict[str, Check]:
@@ -233,6 +241,44 @@ def test_a_reward_that_every_answer_earns_fails(written):
     assert failures(found) == ["reward"]
     assert "gold answers earn 1" in found["reward"].seen
     assert "garbage earns 1" in found["reward"].seen
+    assert found["cheats"].verdict == "pass"  # the random policy earns as much
+
+
+def pays_for_a_mark(task: Task, trajectory: Trajectory) -> float:
+    """1 for the right answer, and for any that contains 42."""
+    text = trajectory.answer_text
+    return float(text.strip().endswith(str(task.answer)) or "42" in text)
+
+
+def test_a_cheat_that_is_paid_is_a_warning_with_its_answer(written):
+    found = checks_of(written, "task.reward=tests.test_doctor:pays_for_a_mark")["cheats"]
+    assert found.verdict == "warn" and "a constant earns 1 of 1" in found.remedy
+    assert "42" in found.seen and "the random policy earns 0 on average of 1 tasks" in found.seen
+    assert found.data is not None and found.data["cheats"][0]["mean"] == 1.0
+    plain = checks_of(written)["cheats"]
+    assert plain.verdict == "pass" and "calls without a purpose" in plain.seen
+
+
+def test_a_reward_that_asks_a_service_is_not_asked_about_cheats(written):
+    found = checks_of(written, 'task.reward={judge: {url: "http://127.0.0.1:9/v1", retries: 0}}')
+    assert found["cheats"].verdict == "pass" and "not played" in found["cheats"].seen
+
+
+@pytest.mark.parametrize("name", ["math_answer", "code_tests"])
+def test_bundled_rewards_that_only_compute_are_no_services(name: str):
+    assert not asks_a_service(make_reward(name))
+    assert not asks_a_service(make_reward([name, "f1"]))
+    assert asks_a_service(make_reward([name, {"judge": {"url": "http://localhost:9/v1"}}]))
+
+
+@pytest.mark.parametrize("env_id", ["calculator", "game:GuessTheNumber-v0", "countdown"])
+def test_three_environments_are_played_by_every_cheat(env_id: str):
+    trial = RewardTrial(lambda task: make(env_id), None, Chat(FastTokenizer.bytes(), "plain"), 6)
+    found = play(trial, [Task("t", env_id, seed=1)], ["{}"])
+    kinds = {one.kind for one in found}
+    assert {"nothing", "a constant", "the question again", "every candidate"} <= kinds
+    assert {"a verdict in the answer", "a program without work"} <= kinds
+    assert ("calls without a purpose" in kinds) == (env_id == "calculator")
 
 
 class Posed(BaseEnv):

@@ -1,7 +1,7 @@
 """Is this recipe ready? Every check that can be made before training, cheapest first.
 
     nothing is loaded   trackers, tokenizer, a first prompt, chat template, memory, disk space
-    no model is used    the reward on right answers and on garbage, every tool, copies of the environment
+    no model is used    the reward on right answers, garbage and cheats, every tool, copies of the environment
     with the model      the engine's health, a few attempts, their loss mask, the end of turns, the
                         log-probs of engine and learner, micro-batches, adapters
 
@@ -22,6 +22,7 @@ from typing import Any
 from graft.algos.presets import build
 from graft.config import Config
 from graft.data.chats import open_chats
+from graft.doctor.cheats import cheat_check
 from graft.doctor.conversation import conversation_check
 from graft.doctor.deadline import Probe, checked
 from graft.doctor.isolation import isolation_check
@@ -64,12 +65,15 @@ from graft.train.monitor.settings_check import positions_check, settings_checks
 from graft.train.step_metrics import commonest_failure
 from graft.train.tasks import TaskStream
 from graft.types import Episode, Task, Trajectory
+from graft.user_code import source_of as source_code_of
 
 QUICK, ASKING, LOADING = 60.0, 300.0, 1800.0
 """Seconds per check: of files, of sampling, of loading a model."""
 TOOL_DEADLINE = 60.0
 REWARDED, JUDGED = 8, 2
 """Tasks that the reward is tried on; fewer for a reward that calls a service, such as a judge."""
+CHEATED = 8
+"""Tasks that every cheat is played on."""
 TASKS, SAMPLES = 4, 2
 """Attempts that are sampled."""
 MOST_TOKENS, MOST_TURNS = 256, 4
@@ -117,6 +121,7 @@ class Examination:
         )
         if self.has_env:
             yield from checked("reward", self._reward, ASKING)
+            yield from checked("cheats", self._cheats, ASKING)
             yield from checked("tools", self._tools, ASKING)
             yield from checked("isolation", self._isolation, ASKING)
         if why := self._why_not_to_open():
@@ -236,10 +241,23 @@ class Examination:
         for config in self.config.of_each_env():
             reward = make_reward(config.task.reward) if config.task.reward else None
             trial = RewardTrial(self._make_env, reward, chat, config.rollout.max_turns)
-            number, tries = (JUDGED, 1) if getattr(reward, "blocking", False) else (REWARDED, TRIES)
+            number, tries = (JUDGED, 1) if asks_a_service(reward) else (REWARDED, TRIES)
             tasks = list(islice(TaskStream(config.task.envs, config.run.seed), number))
             check = reward_check(trial, tasks, config.sft.demo_args, tries)
             yield self._named(check, config.task.label)
+
+    def _cheats(self) -> Iterator[Check]:
+        chat = self.chat
+        assert chat is not None
+        for config in self.config.of_each_env():
+            reward = make_reward(config.task.reward) if config.task.reward else None
+            if asks_a_service(reward):
+                seen = "not played: the reward asks a service, and each of a hundred answers costs a request"
+                yield self._named(Check("cheats", PASS, seen), config.task.label)
+                continue
+            trial = RewardTrial(self._make_env, reward, chat, config.rollout.max_turns)
+            tasks = list(islice(TaskStream(config.task.envs, config.run.seed), CHEATED))
+            yield self._named(cheat_check(trial, tasks), config.task.label)
 
     def _tools(self) -> Iterator[Check]:
         deadline = min(TOOL_DEADLINE, self.config.rollout.deadline)
@@ -391,6 +409,17 @@ class Examination:
         )
         yield from checked("log-probs", lambda: agreement(learner, some, temperature), ASKING)
         yield from checked("micro", lambda: micro(learner, some, loss), ASKING)
+
+
+def asks_a_service(reward: Any) -> bool:
+    """Whether a reward waits for others, as a judge does; bundled ones that only compute do not."""
+    parts = [one.reward for one in getattr(reward, "components", ())] or [reward]
+    ours = ("graft.rewards.answers", "graft.rewards.code")
+    return any(
+        getattr(one, "blocking", False)
+        and getattr(source_code_of(one), "__module__", "") not in ours
+        for one in parts
+    )
 
 
 def examine_recipe(config: Config) -> Iterator[Check]:

@@ -49,8 +49,9 @@ class RewardTrial:
     chat: Chat
     max_turns: int = 8
 
-    def earned(self, task: Task, actions: Sequence[str]) -> float:
-        """The reward of these actions, one per turn; the last one is repeated until the episode ends."""
+    def earned(self, task: Task, actions: Sequence[str] | Callable[[Any, str], str]) -> float:
+        """The reward of these actions, one per turn; the last one is repeated until the episode ends.
+        Instead of a list: a function of the environment and its last observation."""
         with closing(self.make_env(task)) as env:
             observation, info = env.reset(task.seed)
             posed = replace(
@@ -62,10 +63,14 @@ class RewardTrial:
             )
             episode = Episode(posed)
             tip = episode.append(Span(None, Author.TASK, self._encode(str(observation))))
-            total, last_seen = 0.0, info_of_reset(info)
+            total, last_seen, shown = 0.0, info_of_reset(info), str(observation)
             for number in range(self.max_turns):
-                action = actions[min(number, len(actions) - 1)]
+                if callable(actions):
+                    action = actions(env, shown)
+                else:
+                    action = actions[min(number, len(actions) - 1)]
                 turn = env.step(action)
+                shown = turn.observation
                 total, last_seen = total + turn.reward, turn.info
                 tokens = self._encode(action)
                 decisions = Decisions(tokens, tokens, [0] * len(tokens), 0)
