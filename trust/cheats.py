@@ -31,8 +31,35 @@ LIMIT = 60.0  # seconds for one environment
 WITH_TOOLS = ["arithmetic+python_tool", "rg:chain_sum+python_tool", "rg:zebra_puzzles+python_tool"]
 """Environments with the python tool, for calls without a purpose and for the generator."""
 
-KNOWN: dict[str, dict[str, float]] = {}
-"""Environment -> kind of cheat -> the most that it may earn, and why:"""
+FEW = """acre aiw binary_alternation calendar_arithmetic circuit_logic composite course_schedule
+game_of_life_halting gcd isomorphic_strings knight_swap largest_island lcm letter_counting list_functions
+mahjong_puzzle manipulate_matrix maze number_sequence products ransom_note rotten_oranges self_reference
+shortest_path syllogism""".split()  # noqa: SIM905
+"""Datasets with few different answers: a constant, or a word of the question, is right as often as that."""
+GRADED = ["knights_knaves", "polynomial_equations", "rectangle_count", "time_intervals"]
+"""Datasets with partial credit for answers that are nearly right."""
+REPEATED = ["propositional_logic", "rotate_matrix", "string_insertion", "string_manipulation"]
+"""Datasets whose right answer is often a part of the question."""
+MADE_UP = ["math", "eval", "prompts"]
+"""The rows that stand in for their data ask "What is 3 + 4?", and an expression with that value is right."""
+
+_GUESSED = dict.fromkeys(("a constant", "the question again", "every candidate"), 1.0)
+_BONUS = dict.fromkeys(
+    ("a program without work", "the question again", "calls without a purpose"), 0.5
+)
+KNOWN: dict[str, dict[str, float]] = {
+    "rg": dict.fromkeys(_GUESSED, 0.3),  # two of eight tasks have the same answer by chance
+    **{f"rg:{name}": _GUESSED for name in [*FEW, *GRADED, *REPEATED]},
+    **{name: {"the question again": 1.0} for name in MADE_UP},
+    **{name: _GUESSED for name in ENVS if name.startswith("game:GuessTheNumber")},  # by distance
+    "earl:calc-count": {"a constant": 0.7, "every candidate": 0.7},  # a count is often 0
+    "earl:calc-repeat": {"the question again": 0.7},
+    "earl:rows": {"the question again": 0.9, "a constant": 0.4},
+    "logic": _GUESSED,  # true or false
+    "code": {"a program without work": 0.3},  # a made-up row asks for its input plus 0
+    **dict.fromkeys(WITH_TOOLS, _BONUS),  # half of a right answer: see max_tool_reward
+}
+"""Environment or family -> kind of cheat -> the most that it earns; docs/rewards.md has the reasons."""
 
 
 def names() -> list[str]:
@@ -78,7 +105,7 @@ def measure(name: str, seed: int = 0) -> tuple[float, float, list[Earned]]:
 
 
 def unexpected(name: str, chance: float, right: float, found: list[Earned]) -> Iterator[str]:
-    allowed = KNOWN.get(name) or KNOWN.get(family_of(name), {})
+    allowed = KNOWN.get(name) or KNOWN.get(_group(name), {})
     for one in found:
         if is_paid(one.mean, chance, right) and one.mean > allowed.get(one.kind, 0.0):
             yield (

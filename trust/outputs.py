@@ -22,7 +22,7 @@ from graft.rewards.answers import countdown_score, exact_match, f1, last_answer,
 from graft.rewards.countdown_use import countdown_use
 from graft.rewards.deep_research import deep_research
 from graft.rewards.judge.prompt import Grade, JudgePrompt
-from graft.rewards.maths.grading import decide
+from graft.rewards.maths.grading import SYMBOLIC, WORKERS, decide
 from graft.rewards.maths.hendrycks import hendrycks_math
 from graft.rewards.sources import SOURCES
 from graft.text import parse
@@ -164,7 +164,7 @@ def symbolic(text: str, draw: random.Random) -> str:
 
 def warm_symbolic() -> Reader:
     """The processes take seconds to start, which is not the time of the first text."""
-    symbolic("x", random.Random(0))
+    WORKERS.call(f"{SYMBOLIC}:math_equal", "x", "y", timeout=60.0)
     return symbolic
 
 
@@ -224,11 +224,15 @@ class Environments:
         for _, env in self.envs:  # the first item of a dataset starts processes and reads files
             env.reset(0)
 
-    def __call__(self, text: str, draw: random.Random) -> str:
-        name, env = self.envs[self.played % len(self.envs)]
+    def prepare(self, draw: random.Random) -> None:
+        """Pose a task; some datasets take seconds for one, which is no time of the text."""
+        self.name, self.env = self.envs[self.played % len(self.envs)]
         self.played += 1
-        _, info = env.reset(draw.randrange(1000))
-        turn = env.step(text)
+        _, self.info = self.env.reset(draw.randrange(1000))
+
+    def __call__(self, text: str, draw: random.Random) -> str:
+        name, info = self.name, self.info
+        turn = self.env.step(text)
         json.dumps(turn.observation)
         if not math.isfinite(turn.reward):
             return f"{name}: reward {turn.reward}"
@@ -274,6 +278,8 @@ def fuzz(name: str, read: Reader, count: int, seed: int) -> Row:
     try:
         for _ in range(count):
             text = text_of(draw)
+            if isinstance(read, Environments):
+                read.prepare(draw)
             started = time.perf_counter()
             signal.setitimer(signal.ITIMER_REAL, 2 * DEADLINE)
             try:

@@ -15,7 +15,7 @@ import json
 import re
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from typing import Any, NamedTuple
 
 from graft.doctor.rewards import ANSWER_FORMS, RewardTrial
@@ -181,10 +181,16 @@ def _generator(env: ToolEnv, task: Task, form: str) -> Act:
 
 
 def play(
-    trial: RewardTrial, tasks: Sequence[Task], forms: Sequence[str], limit: float = LIMIT
+    trial: RewardTrial,
+    tasks: Sequence[Task],
+    forms: Sequence[str],
+    limit: float = LIMIT,
+    skip: tuple[type[Exception], ...] = (),
 ) -> list[Earned]:
-    """What each kind of cheat earns on average, the best first; no further attempt starts after `limit`
-    seconds."""
+    """What each kind of cheat earns on average, the best first.
+
+    No further attempt starts after `limit` seconds; attempts that raise one of `skip` are left out.
+    """
     earned: dict[tuple[str, str], list[float]] = {}
     end = time.monotonic() + limit
     for task in tasks:
@@ -193,9 +199,12 @@ def play(
             cheats = list(bank(env, task, _text(observation), forms))
         for kind, shown, actions in cheats:
             if time.monotonic() < end:
-                earned.setdefault((kind, shown), []).append(trial.earned(task, actions))
+                with suppress(*skip):
+                    earned.setdefault((kind, shown), []).append(trial.earned(task, actions))
     best: dict[str, Earned] = {}
     for (kind, shown), rewards in earned.items():
+        if not rewards:
+            continue
         mean = sum(rewards) / len(rewards)
         if kind not in best or mean > best[kind].mean:
             best[kind] = Earned(kind, mean, shown, len(rewards))
@@ -238,7 +247,7 @@ def cheat_check(trial: RewardTrial, tasks: Sequence[Task]) -> Check:
     """A table of what each kind of cheat earns, next to the random policy."""
     forms, right = forms_here(trial, tasks[0])
     by_chance = random_policy(trial, tasks)
-    found = play(trial, tasks, forms)
+    found = play(trial, tasks, forms, skip=(Exception,))  # other checks name a broken tool
     lines = [f"the random policy earns {by_chance:.3g} on average of {len(tasks)} tasks"]
     lines += [f"{one.kind:<24} {one.mean:<6.3g} {short(one.shown)}" for one in found]
     paid = [one for one in found if is_paid(one.mean, by_chance, right)]
