@@ -67,6 +67,8 @@ def test_what_was_written_reads_the_variable_again(tmp_path: Path, monkeypatch: 
         load_config(tmp_path / "config.yaml")
     looked_at = load_config(tmp_path / "config.yaml", is_resolved=False)
     assert looked_at.task.args["token"] == "${oc.env:MCP_CANARY}"
+    monkeypatch.setenv("MCP_CANARY", "canary-later")
+    assert load_config(looked_at).task.args["token"] == "canary-later"
 
 
 def test_copies_and_other_processes_keep_references(monkeypatch: pytest.MonkeyPatch):

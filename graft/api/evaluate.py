@@ -15,7 +15,7 @@ from graft.api.environments import EnvLike, env_maker
 from graft.api.policy import Policy, load
 from graft.api.progress import ProgressLine
 from graft.api.settings import settings
-from graft.config import Config, ConfigError
+from graft.config import Config, ConfigError, load_config
 from graft.evaluate.estimates import Estimate
 from graft.evaluate.eval_spec import EvalSpec
 from graft.evaluate.task_set import TaskSet
@@ -175,7 +175,7 @@ def _config(policy: Policy, limits: Mapping[str, Any]) -> Config:
 
     recipe = policy.recipe
     if recipe is not None:
-        recipe = recipe.as_evaluated()
+        recipe = load_config(recipe).as_evaluated()
         base = settings(policy.config, task=recipe.task.model_dump(), eval=recipe.eval.model_dump())
         kept = recipe.rollout.model_dump(exclude={"staleness", "branch"})
         return settings(base, rollout={**kept, **limits}, run=recipe.run.model_dump())

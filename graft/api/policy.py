@@ -185,7 +185,7 @@ def _described(source: str | None, file: str | None) -> tuple[Config, Path | Non
     check_readable(path)
     if not file:
         return settings(model={"path": source}), path, None
-    recipe = load_config(file)
+    recipe = load_config(file, is_resolved=False)  # a model alone needs no keys of its run
     model = recipe.model.model_copy(update={"path": source, "shape": {}})
     own = settings().model_copy(update={"model": model, "actions": recipe.actions})
     return own, path, recipe
