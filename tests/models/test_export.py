@@ -244,6 +244,12 @@ def test_the_card_has_recipe_scores_versions_and_how_to_load(tmp_path: Path, exp
     assert 'from_pretrained("out", dtype=torch.float32)' in card
 
 
+def test_the_card_has_no_secret_of_an_older_run(tmp_path: Path) -> None:
+    secret = "task: {args: {token: canary-1, url: 'https://me:canary-2@host/', lr_key: question}}\n"
+    recipe = read_origin(checkpoint(tmp_path, recipe=RECIPE + secret)).recipe
+    assert "canary" not in recipe and "token: '***'" in recipe and "lr_key: question" in recipe
+
+
 def test_scores_of_the_last_checkpoint_are_not_given_to_an_earlier_one(tmp_path: Path) -> None:
     first, last = checkpoint(tmp_path, name="rl-000002"), checkpoint(tmp_path, name="rl-000004")
     summary = {"before": {"greedy": 0.1}, "after": {"greedy": 0.9}, "checkpoint": str(last)}
