@@ -213,10 +213,15 @@ def _is_variable(name: str) -> bool:
 
 def _from_environment() -> tuple[str, ...]:
     return tuple(
-        value
-        for name, value in os.environ.items()
-        if _is_variable(name) and len(value) >= SHORTEST_VARIABLE and value[0] not in "/~."
+        value for name, value in os.environ.items() if _is_variable(name) and _is_distinct(value)
     )
+
+
+@functools.lru_cache(maxsize=256)
+def _is_distinct(value: str) -> bool:
+    """Neither a path, nor a number or word that a tool may answer with: "12345678", "disabled"."""
+    least = 2 * SHORTEST_VARIABLE if value.isdecimal() or value.isalpha() else SHORTEST_VARIABLE
+    return len(value) >= least and value[0] not in "/~."
 
 
 @functools.lru_cache(maxsize=8)

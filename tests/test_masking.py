@@ -87,6 +87,9 @@ def test_a_remembered_value_is_replaced_in_every_form(monkeypatch: pytest.Monkey
     assert mask_values("abc") == "abc"
     monkeypatch.setenv("SOME_SERVICE_TOKEN", "0123-canary")
     assert mask_values("got 0123-canary") == "got ***"
+    for plain in ("12345678", "disabled", "/etc/key-1"):  # a tool may answer so
+        monkeypatch.setenv("SOME_SERVICE_TOKEN", plain)
+        assert mask_values(plain) == plain
 
 
 def test_settings_are_masked_by_their_names():
