@@ -30,6 +30,7 @@ from typing import Any, TypeVar
 from urllib.parse import SplitResult, urljoin, urlsplit
 
 from graft.masking import mask, remember
+from graft.trust import check_program
 
 T = TypeVar("T")
 
@@ -336,6 +337,8 @@ def key_for(url: str, variable: str = "", owner: str = "") -> str:
         variable, owner = OPENAI
     if owner and (parts.hostname != owner or parts.scheme != "https"):
         return ""
+    if not owner:  # in the run of a stranger: a key of ours, for a server of theirs
+        check_program(f"the key of ${variable}, to be sent to {parts.hostname}", variable)
     key = os.environ.get(variable, "").strip()
     remember(key)
     if owner or (key and (parts.scheme == "https" or is_loopback(parts.hostname))):

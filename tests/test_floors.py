@@ -27,8 +27,7 @@ LOOKS_AT: dict[str, set[str]] = {}
 GROUND = {
     "masking",
     "restricted_pickle",
-    "guard",
-    "listening",
+    "serving",
     "types",
     "protocols",
     "registry",

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from graft.http import HttpClient, HttpFault, json_of, key_for, read_retry_after
+from graft.trust import NotTrusted, Source, reading
 
 Answer = Callable[[BaseHTTPRequestHandler], None]
 
@@ -242,3 +243,13 @@ def test_a_named_key_does_not_travel_in_clear(monkeypatch, host):
     monkeypatch.setenv("MINE", "mine-key")
     with pytest.raises(ValueError, match="in clear"):
         key_for(f"http://{host}/v1", "MINE")
+
+
+def test_a_strangers_settings_name_no_key_of_ours(monkeypatch):
+    monkeypatch.setenv("MINE", "mine-key")
+    with reading(Source("downloads/config.yaml", "it is a stranger's")):
+        with pytest.raises(NotTrusted, match=r"the key of \$MINE, to be sent to host\.example"):
+            key_for("https://host.example/v1", "MINE")
+        assert key_for("https://host.example/v1") == ""
+    with reading(Source("downloads/config.yaml", "it is a stranger's", typed=frozenset({"MINE"}))):
+        assert key_for("https://host.example/v1", "MINE") == "mine-key"

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from graft import guard, listening
-from graft.guard import Guard, Rules, local_token, stored_token
-from graft.listening import most_connections, server_config
+from graft.serving import guard, listening
+from graft.serving.guard import Guard, Rules, local_token, stored_token
+from graft.serving.listening import most_connections, server_config
 from graft.tools.search import make_source
 from graft.tools.search.http import HttpSource
 from graft.tools.search.server import MAX_BODY, build_app

@@ -18,10 +18,10 @@ from graft.cluster.shared_collector import SharedCollector
 from graft.config import ConfigError, unpacked
 from graft.deadlines import Watchdog
 from graft.files import remove
-from graft.listening import listening
 from graft.models.device import choose_device
 from graft.registry import UnknownName
 from graft.rollout.collector import Collector
+from graft.serving.listening import listening
 from graft.train.distributed.failures import describe
 from graft.train.distributed.heartbeat import ProcessesLost
 from graft.train.distributed.process_group import ProcessGroup

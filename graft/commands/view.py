@@ -26,9 +26,9 @@ def view(
 ) -> None:
     """Show runs in the browser: curves, steps, episodes as trees, every token with its numbers."""
     from graft.config import ConfigError
-    from graft.guard import new_token
     from graft.http import is_loopback
-    from graft.listening import address_of, listening
+    from graft.serving.guard import new_token
+    from graft.serving.listening import address_of, listening
     from graft.viewer.runs import open_runs
     from graft.viewer.server import serve
 

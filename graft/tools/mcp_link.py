@@ -24,9 +24,9 @@ from contextlib import asynccontextmanager
 from encodings.utf_8 import IncrementalDecoder
 from typing import Any
 
-from graft.guard import Guard, Rules, local_token, new_token, stored_token
 from graft.http import HttpFault, refuse_other_origin
-from graft.listening import address_of, listening, serve_app
+from graft.serving.guard import Guard, Rules, local_token, new_token, stored_token
+from graft.serving.listening import address_of, listening, serve_app
 from graft.tools import event_loop
 from graft.tools.errors import ERROR, ToolError
 

@@ -18,8 +18,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from queue import SimpleQueue
 from typing import Any
 
-from graft.guard import Rules, new_token
-from graft.listening import HEAD_SECONDS
+from graft.serving.guard import Rules, new_token
+from graft.serving.listening import HEAD_SECONDS
 from graft.types import Message
 
 MOST_CONNECTIONS = 64

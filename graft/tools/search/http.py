@@ -5,9 +5,9 @@ from __future__ import annotations
 import urllib.parse
 from collections.abc import Sequence
 
-from graft.guard import local_token
 from graft.http import HttpClient, HttpFault
 from graft.masking import mask, remember_all
+from graft.serving.guard import local_token
 from graft.tools.errors import ToolError
 from graft.tools.search.source import Hit
 from graft.tools.search.wire import TYPES, load_msgpack, read_reply, write_request

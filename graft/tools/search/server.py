@@ -13,8 +13,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any, NamedTuple
 
-from graft.guard import Guard, Rules, new_token, stored_token
-from graft.listening import NEEDS, address_of, listening, serve_app
+from graft.serving.guard import Guard, Rules, new_token, stored_token
+from graft.serving.listening import NEEDS, address_of, listening, serve_app
 from graft.tools.errors import ToolError
 from graft.tools.search.source import (
     MAX_TOPK,

@@ -9,7 +9,7 @@ from datetime import timedelta
 from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
 from graft.http import is_loopback
-from graft.listening import listening
+from graft.serving.listening import listening
 
 
 def open_store(host: str, port: int, timeout: timedelta) -> TCPStore:

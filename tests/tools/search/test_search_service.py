@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from search_helpers import Echo, serving
 
 from graft.data.errors import DataError
-from graft.listening import listening
+from graft.serving.listening import listening
 from graft.tools.errors import ToolError
 from graft.tools.search import Hit, make_source
 from graft.tools.search.bm25 import Bm25Source

@@ -13,7 +13,7 @@ import socket
 from collections.abc import Callable
 from typing import Any
 
-from graft.guard import App
+from graft.serving.guard import App
 
 HEAD_SECONDS = 10.0
 MOST_CONNECTIONS = 512

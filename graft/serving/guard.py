@@ -9,7 +9,7 @@ and other users of the machine can connect. So each request is checked before an
     the token                     in the address (?token=), as a bearer's, or in a cookie that no script reads
     the body                      at most `max_body` bytes, in at most BODY_SECONDS
 
-`graft.listening` limits connections and times. A service of graft stores its token in a file that only
+`graft.serving.listening` limits connections and times. A service stores its token in a file that only
 this user can read, under its port: other programs of graft find it there (`local_token`).
 """
 
