@@ -56,6 +56,12 @@ class Sampler:
         self._thread.join()
 
     def _run(self) -> None:
+        try:
+            self._sample()
+        except Exception as error:  # a bank that saw nothing has shown nothing
+            self.failures.append(f"the samples ended with {type(error).__name__}: {error}")
+
+    def _sample(self) -> None:
         while not self._is_closed:
             for host in [host for kind in list(hosts._hosts.values()) for host in kind]:
                 if host.method == self.method:
@@ -92,9 +98,10 @@ class Sampler:
             self.failures.append(f"{part:.2f} of the limit of {what}")
 
     def _memory(self, call: int, host: usage.Process) -> float:
-        hard = Path(f"/proc/{call}/limits").read_text().split("Max address space")[1].split()[1]
+        _, _, line = Path(f"/proc/{call}/limits").read_text().partition("Max address space")
+        hard = line.split()[1] if line else ""
         if not hard.isdigit():
-            return 0.0  # it has not confined itself yet
+            return 0.0  # it has not confined itself yet, or has ended
         limit = int(hard) - host.size
         if limit < MEGABYTE:
             return 0.0
