@@ -144,9 +144,9 @@ class Confinement:
         file_size = limits.disk if self.is_nested else limits.disk // usage.FILE_SHARE
         kernel_limits(limits, processes, self.loaded, file_size)
         if self.has_landlock:
-            if self.hiding_rules is not None:
-                landlock.enforce(self.hiding_rules)
             landlock.restrict(self.readable, [str(scratch), *DEVICES])
+            if self.hiding_rules is not None:  # last: the kernel copies all rules of earlier sets
+                landlock.enforce(self.hiding_rules)
         if self.is_nested and self.can_ask:
             _send_listener(serial, kernel.install_filter_and_listen(self.filters[True]))
         elif self.is_nested:
