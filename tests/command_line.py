@@ -15,7 +15,6 @@ from __future__ import annotations
 import atexit
 import multiprocessing
 import os
-import resource
 import signal
 import sys
 import tempfile
@@ -23,6 +22,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from tests.full_disk import limit_files
 
 _CONTEXT = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload(["tests.preloaded"])
@@ -137,7 +138,7 @@ def _run(
     sys.argv = ["graft", *arguments]
     signal.signal(signal.SIGINT, signal.default_int_handler)
     if largest_file is not None:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (largest_file, largest_file))
+        limit_files(largest_file)
     from graft.cli import main
 
     try:

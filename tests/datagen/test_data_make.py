@@ -2,7 +2,6 @@
 
 import json
 import random
-import resource
 import signal
 import sys
 import time
@@ -28,6 +27,7 @@ from graft.train.run_dir.folder import RunStopped
 from graft.train.tasks import TaskStream, held_out_tasks
 from graft.types import Author, CallText
 from tests.command_line import start
+from tests.full_disk import small_files
 
 TASKS = [
     "calculator",
@@ -212,20 +212,12 @@ def test_a_failure_halfway_leaves_the_older_file_and_no_part(ending, tmp_path):
     assert out.read_bytes() == before and list(tmp_path.iterdir()) == [out]
 
 
-@pytest.fixture
-def small_files():
-    """Files of this process end at 20,000 bytes, as on a disk that is full."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, hard))
-    yield
-    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-
-
 @pytest.mark.parametrize("ending", ["jsonl", "parquet"])
-def test_a_full_disk_is_one_line_and_nothing_is_lost(ending, tmp_path, small_files):
+def test_a_full_disk_is_one_line_and_nothing_is_lost(ending, tmp_path):
     out = tmp_path / f"rows.{ending}"
     out.write_text("older")
-    with pytest.raises(RunStopped, match="MB are free there, and the older file"):
+    message = "MB are free there, and the older file"
+    with small_files(20_000), pytest.raises(RunStopped, match=message):
         make_rows("calculator", make("calculator"), str(out), rows=9000, seed=0)
     assert out.read_text() == "older" and list(tmp_path.iterdir()) == [out]
 

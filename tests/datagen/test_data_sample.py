@@ -2,7 +2,6 @@
 
 import json
 import re
-import resource
 import signal
 import time
 from pathlib import Path
@@ -39,6 +38,7 @@ from graft.train.run_dir.folder import RunStopped
 from graft.types import Author, Episode, Leaf, Span, Status, Task
 from tests.command_line import start
 from tests.evaluate.endpoint_kit import Served, serving
+from tests.full_disk import small_files
 
 ARGS = {"operands": [2, 2], "digits": [1, 1], "operators": "+"}
 RECIPE = """
@@ -177,13 +177,9 @@ def test_a_killed_command_goes_on_where_it_stopped(run, tmp_path):
 def test_a_full_disk_keeps_what_was_finished(whole, run, tmp_path):
     out = tmp_path / "good.jsonl"
     arguments = {"tasks": 40, "samples": 3, "say": len}
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (8_000, hard))
-    try:
-        with pytest.raises(RunStopped, match="earlier attempts are kept: continue with --resume"):
-            sample_rows(str(run), "calculator", str(out), **arguments)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    kept = "earlier attempts are kept: continue with --resume"
+    with small_files(8_000), pytest.raises(RunStopped, match=kept):
+        sample_rows(str(run), "calculator", str(out), **arguments)
     assert not out.exists()
     sample_rows(str(run), "calculator", str(out), resume=True, **arguments)
     assert out.read_bytes() == whole.read_bytes()

@@ -344,7 +344,13 @@ def start(
         ],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path.cwd())},
+        env={
+            **os.environ,
+            "OMP_NUM_THREADS": "1",
+            "PYTHONPATH": str(Path.cwd()),
+            # bytecode that is cut off would break every later process
+            **({} if limit is None else {"PYTHONDONTWRITEBYTECODE": "1"}),
+        },
         text=True,
         preexec_fn=small_files,
     )
