@@ -45,7 +45,7 @@ METER = "soak.jsonl"
 SETTINGS = [
     "task.env=trust.soak:Unreliable", "task.reward=null", "task.eval_args={}", "algo.name=grpo",
     "rollout.staleness=2", "rollout.max_turns=2", "run.save_later=true", "run.save_every=25",
-    "run.eval_every=50", f"rollout.deadline={DEADLINE}", "run.trackers=[trust.soak:Meter]",
+    "run.eval_every=50", "rollout.tasks=4", f"rollout.deadline={DEADLINE}", "run.trackers=[trust.soak:Meter]",
 ]  # fmt: skip
 CODE = """
 import sys
@@ -115,7 +115,7 @@ class Unreliable(BaseEnv):
         return f"{self.rng.randrange(100)}="
 
     def respond(self, action: str) -> Turn:
-        own = random.Random(f"{self.rng.random()} {action}")  # attempts at a task fail apart
+        own = random.Random()  # not the task's: its attempts would all fail together
         kind = own.choices([*KINDS], [*KINDS.values()])[0]
         text = call_tool(Tool(), f"{kind} {own.randrange(10**6)}")
         reward = sum(letter < "5" for letter in action) / max(1, len(action))
