@@ -82,7 +82,7 @@ def run(count: int, seed: int) -> Iterator[Row]:
             except Exception as error:  # whatever an environment raises is a failure of it
                 row.failures.append(f"{name}: {type(error).__name__}: {error}")
                 continue
-            row.count += sum(one.tasks for one in found)
+            row.count += sum(one.attempts for one in found)
             row.failures += unexpected(name, chance, right, found)
             if found[0].mean - chance > best.mean - by_chance:
                 best, by_chance = found[0]._replace(shown=f"{name}: {found[0].kind}"), chance

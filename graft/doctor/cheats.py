@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import re
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, suppress
 from typing import Any, NamedTuple
@@ -64,8 +65,8 @@ class Earned(NamedTuple):
     kind: str
     mean: float
     shown: str
-    tasks: int
-    """Tasks that it was played on."""
+    attempts: int
+    """Of all variants, at all tasks."""
 
 
 def bank(env: Any, task: Task, prompt: str, forms: Sequence[str]) -> Iterator[Cheat]:
@@ -207,8 +208,10 @@ def play(
             continue
         mean = sum(rewards) / len(rewards)
         if kind not in best or mean > best[kind].mean:
-            best[kind] = Earned(kind, mean, shown, len(rewards))
-    return sorted(best.values(), key=lambda one: -one.mean)
+            best[kind] = Earned(kind, mean, shown, 0)
+    made = Counter(kind for (kind, _), rewards in earned.items() for _ in rewards)
+    found = [one._replace(attempts=made[one.kind]) for one in best.values()]
+    return sorted(found, key=lambda one: -one.mean)
 
 
 def _text(observation: Any) -> str:
