@@ -71,8 +71,8 @@ def sft(
 
 def _run(recipe: str, overrides: list[str], trust: bool, as_json: bool) -> None:
     from graft.config import load_config
-    from graft.ownership import remember
     from graft.trust import Source, reading
+    from graft.trust.ownership import remember
 
     config = load_config(recipe, overrides)
     remember(recipe)  # to train a recipe is to run its code

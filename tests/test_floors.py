@@ -41,7 +41,6 @@ GROUND = {
     "tolerances",
     "user_code",
     "trust",
-    "ownership",
     "bounds",
     "callable_package",
 }

@@ -12,7 +12,6 @@ import yaml
 
 from graft.config import ConfigError, load_config
 from graft.envs import make
-from graft.ownership import config_folder, remember, settings_from, sign, why_not_own
 from graft.registry import resolve
 from graft.rewards import make_reward
 from graft.text.template import find_template
@@ -20,6 +19,7 @@ from graft.tools import make_tools
 from graft.tools.sandbox.choice import choose
 from graft.train.run_dir.checkpoint import Checkpoint, checkpoints
 from graft.trust import NotTrusted, Source, check_pickle, reading
+from graft.trust.ownership import config_folder, remember, settings_from, sign, why_not_own
 from tests.train.test_torchrun import ALONE, Case, learner_for
 from tests.train.test_trainer_state import cloned, saver_in
 

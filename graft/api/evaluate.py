@@ -119,8 +119,8 @@ def evaluate(
     """
     from graft.evaluate.evaluator import pose, temperature_of
     from graft.evaluate.run import prompted, refuse_actions, with_given
-    from graft.ownership import settings_from
     from graft.train.build import sampling_of
+    from graft.trust.ownership import settings_from
 
     ks = [] if k is None else sorted({k} if isinstance(k, int) else set(k))
     for name, value in {"k": ks[0] if ks else k, "samples": samples, "tasks": tasks}.items():

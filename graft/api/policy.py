@@ -127,9 +127,9 @@ def load(
     """
     from graft.models.device import choose_device, choose_dtype
     from graft.models.extra_actions import ACTIONS
-    from graft.ownership import settings_from
     from graft.train.distributed.process_group import ALONE
     from graft.train.model import load_tokenizer, make_chat, open_policy
+    from graft.trust.ownership import settings_from
 
     if source is not None and not isinstance(source, str | PathLike):
         raise ConfigError(f"load() takes a name or a path, not {seen(source)}")

@@ -24,7 +24,7 @@ def doctor(
     """Check this machine and, where one is given, a recipe on it. Exit 1: a check failed."""
     from graft.config import ConfigError, load_config
     from graft.doctor import FAIL, WARN, report
-    from graft.ownership import settings_from
+    from graft.trust.ownership import settings_from
 
     if "=" in recipe:
         raise ConfigError(f"{recipe!r} changes a recipe; name the recipe first")

@@ -167,8 +167,8 @@ def _open(source: str, from_verl: str, base: str, template: str, trust: bool) ->
         has_own = model.suffix == ".gguf" or any(model.glob("tokenizer*"))
         tokenizer = open_tokenizer(model if has_own or base_path is None else base_path)
         if which := template or origin.chat_template:
-            from graft.ownership import settings_from
             from graft.text.template import find_template
+            from graft.trust.ownership import settings_from
 
             # the export keeps the chat template that the model was trained with
             with settings_from(None if template else model.parent.parent / "config.yaml", trust):

@@ -67,7 +67,7 @@ def plan(
     With --gpus: estimate a recipe, or a model of --shape, on many GPUs, and how to divide them.
     """
     from graft.config import ConfigError, load_config
-    from graft.ownership import settings_from
+    from graft.trust.ownership import settings_from
 
     options = {
         "--prompt": prompt,

@@ -32,7 +32,6 @@ from graft.evaluate.evaluator import (
 )
 from graft.evaluate.run import read_endpoint
 from graft.masking import masked
-from graft.ownership import settings_from
 from graft.rollout.filters import read_condition
 from graft.rollout.setup import RolloutSetup
 from graft.text.chat import Chat
@@ -40,6 +39,7 @@ from graft.train.build import build_run, env_factory, is_chatty
 from graft.train.model import sampling_only
 from graft.train.run_dir.checkpoint import latest_model, located
 from graft.train.tasks import TaskStream
+from graft.trust.ownership import settings_from
 
 
 def sample_rows(

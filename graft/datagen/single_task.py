@@ -17,7 +17,6 @@ from graft.datagen.model_recipe import config_for, recipe_for
 from graft.envs.own_task import own_task
 from graft.evaluate.candidates import check_readable, recipe_of, run_behind
 from graft.evaluate.evaluator import temperature_of
-from graft.ownership import settings_from
 from graft.protocols import Env
 from graft.rollout.branches.branch import independent
 from graft.rollout.collect import collect
@@ -25,6 +24,7 @@ from graft.train.build import build_run, sampling_of
 from graft.train.model import sampling_only
 from graft.train.run_dir.checkpoint import latest_model, located
 from graft.train.tasks import held_out_task
+from graft.trust.ownership import settings_from
 from graft.types import Episode, Leaf, Task
 
 

@@ -40,12 +40,12 @@ from graft.evaluate.table import ScoreTable
 from graft.evaluate.task_set import TaskSet
 from graft.evaluate.task_sets import read_sets
 from graft.files import write_text
-from graft.ownership import settings_from
 from graft.train.build import sampling_of
 from graft.train.model import sampling_only
 from graft.train.run_dir.checkpoint import located
 from graft.train.run_dir.folder import out_of_disk
 from graft.train.run_dir.names import named
+from graft.trust.ownership import settings_from
 
 PLAIN: dict[str, Any] = {
     "rollout": {"max_tokens": 4096, "max_context": 16384, "max_turns": 16},

@@ -26,7 +26,6 @@ import torch
 from torch import Tensor
 
 from graft.config import Config, ConfigError, EngineSection
-from graft.ownership import settings_from
 from graft.protocols import Stateful
 from graft.replay.comparison import (
     DIFFERS,
@@ -60,6 +59,7 @@ from graft.train.rollout_source import StepRollouts
 from graft.train.run_dir.checkpoint import Checkpoint
 from graft.train.run_dir.fingerprint import StepRecord, device_name
 from graft.train.run_dir.small_state import get_random_states, set_random_states
+from graft.trust.ownership import settings_from
 
 PROBE_TOKENS = 1024
 """KV pool of the engine that checks the adapters."""

@@ -78,9 +78,9 @@ class TokenTexts:
         """Without a checkpoint, open the configuration's tokenizer. This imports torch, so it comes last."""
         try:
             from graft.config import load_config
-            from graft.ownership import settings_from
             from graft.train.model import load_tokenizer
             from graft.train.run_dir.checkpoint import latest_model
+            from graft.trust.ownership import settings_from
 
             file = self.record.path / "config.yaml"
             with settings_from(file):

@@ -18,6 +18,8 @@ from typing import Any
 
 import yaml
 
+from graft.bounds import read_yaml
+
 FILE = "task.yaml"
 TEST_SECONDS = 180.0
 PARSERS = ("pytest",)
@@ -82,8 +84,8 @@ def read_tasks(where: str | Path) -> list[TerminalTask]:
 
 def read_task(folder: Path) -> TerminalTask:
     try:
-        loaded: Any = yaml.safe_load((folder / FILE).read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        loaded: Any = yaml.safe_load(read_yaml(folder / FILE))
+    except (OSError, ValueError, yaml.YAMLError) as error:
         raise TaskFileError(f"{folder / FILE} cannot be read: {error}") from error
     if not isinstance(loaded, dict):
         raise TaskFileError(f"{folder / FILE} is not a mapping of keys to values")
@@ -131,9 +133,9 @@ def _refuse_services(path: Path) -> None:
     if not path.exists():
         return
     try:
-        loaded: Any = yaml.safe_load(path.read_text(encoding="utf-8"))
+        loaded: Any = yaml.safe_load(read_yaml(path))
         services = list(loaded["services"])
-    except (OSError, UnicodeDecodeError, yaml.YAMLError, KeyError, TypeError) as error:
+    except (OSError, ValueError, yaml.YAMLError, KeyError, TypeError) as error:
         raise TaskFileError(f"{path} has no readable `services`: {error}") from error
     if len(services) > 1:
         raise TaskFileError(

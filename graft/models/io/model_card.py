@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 
-from graft.bounds import MOST_YAML, read_bytes
+from graft.bounds import MOST_YAML, OutOfBounds, check_yaml, read_bytes
 from graft.files import read_object
 from graft.masking import mask, mask_shapes, masked
 from graft.models.io.lineage import Lineage, lineage_of, model_section, without_paths
@@ -87,8 +87,9 @@ def _without_secrets(recipe: str) -> str:
     import yaml
 
     try:
+        check_yaml(recipe, "config.yaml")
         values = yaml.safe_load(recipe)
-    except yaml.YAMLError:
+    except (yaml.YAMLError, OutOfBounds):
         return mask(recipe)
     hidden = masked(values)
     return mask_shapes(recipe) if hidden == values else yaml.safe_dump(hidden, sort_keys=False)

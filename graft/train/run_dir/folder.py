@@ -21,7 +21,7 @@ from graft.files import (
     write_text,
 )
 from graft.masking import mask, masked
-from graft.ownership import sign
+from graft.trust.ownership import sign
 
 
 class RunStopped(RuntimeError):

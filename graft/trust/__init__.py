@@ -5,7 +5,7 @@ While the settings of a stranger are in use, the names in them are refused where
     with reading(Source("downloads/run/config.yaml", "its signature is not by your key")):
         resolve("evil:Env", ENVS, "env")      NotTrusted: ... names the env 'evil:Env' ... --trust
 
-Outside of such a block every name is the user's own. `graft.ownership` decides whose a file is.
+Outside of such a block every name is the user's own. `graft.trust.ownership` decides whose a file is.
 """
 
 from __future__ import annotations
