@@ -278,7 +278,9 @@ def _runs(names: list[str], variables: list[str], rng: random.Random) -> Row:
         (given / "recipe.yaml").write_text(json.dumps(recipe), encoding="utf-8")  # JSON is YAML
         env = {
             **os.environ,
-            "PYTHONPATH": str(Path(__file__).parent.parent),
+            "PYTHONPATH": os.pathsep.join(
+                [str(Path(__file__).parent.parent), os.environ.get("PYTHONPATH", "")]
+            ),
             "HOME": str(work / "home"),
             "XDG_CONFIG_HOME": str(work / "home" / ".config"),
             "TMPDIR": str(work),
