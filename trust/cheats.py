@@ -38,7 +38,13 @@ shortest_path syllogism""".split()  # noqa: SIM905
 """Datasets with few different answers: a constant, or a word of the question, is right as often as that."""
 GRADED = ["knights_knaves", "polynomial_equations", "rectangle_count", "time_intervals"]
 """Datasets with partial credit for answers that are nearly right."""
-REPEATED = ["propositional_logic", "rotate_matrix", "string_insertion", "string_manipulation"]
+REPEATED = [
+    "prime_factorization",  # a prime number is its own
+    "propositional_logic",
+    "rotate_matrix",
+    "string_insertion",
+    "string_manipulation",
+]
 """Datasets whose right answer is often a part of the question."""
 MADE_UP = ["math", "eval", "prompts"]
 """The rows that stand in for their data ask "What is 3 + 4?", and an expression with that value is right."""
