@@ -101,7 +101,7 @@ class CopyableEnv(EnvSource):
     """Attributes that forks share instead of copying: a dataset, a pool of workers."""
     saved: tuple[str, ...] = ()
     """Attributes that hold the current episode, in plain data; a subclass adds its own."""
-    salt = ""
+    task_salt = ""
     """Mixed into every seed; `task.salt` of a recipe."""
 
     def __init__(self) -> None:
@@ -112,7 +112,7 @@ class CopyableEnv(EnvSource):
         """Begin the stream of `seed`; None draws the next one from the present stream."""
         # 53 bits: a JSON reader that has only doubles reads every seed exactly
         self.seed = self.rng.getrandbits(53) if seed is None else checked_seed(seed)
-        self.rng.seed(salted(self.seed, self.salt))
+        self.rng.seed(salted(self.seed, self.task_salt))
 
     def fork(self) -> Self:
         """An independent copy in the same state, generator included."""

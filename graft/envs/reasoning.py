@@ -120,8 +120,8 @@ class Reasoning(BaseEnv):
     @property
     def settings(self) -> str:
         """What fixes the items. With a salt their seed is not the one that the library is published with."""
-        seed = salted(self.dataset_seed, self.salt) >> 22  # 31 bits: numpy takes no more than 32
-        seed = seed if self.salt else self.dataset_seed
+        seed = salted(self.dataset_seed, self.task_salt) >> 22  # 31 bits: numpy takes no more than 32
+        seed = seed if self.task_salt else self.dataset_seed
         return json.dumps([self.name, min(self.size, BLOCK), seed, self.config], sort_keys=True)
 
     def pose(self) -> str:

@@ -247,7 +247,7 @@ def _maker(
                     f"task.salt: env {item.env!r} draws its tasks itself, from the seed alone; derive it "
                     "from graft.BaseEnv, or leave task.salt empty"
                 )
-            inner.salt = salt
+            inner.task_salt = salt
         return env
 
     return make

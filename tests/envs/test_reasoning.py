@@ -353,8 +353,8 @@ def test_a_probability_may_be_rounded_but_not_to_nothing():
 
 def test_a_salt_gives_other_items_and_the_same_ones_each_time():
     plain, salted, again, other = (build("gcd") for _ in range(4))
-    salted.salt = again.salt = "one"
-    other.salt = "two"
+    salted.task_salt = again.task_salt = "one"
+    other.task_salt = "two"
     prompts = [[env.reset(seed)[0] for seed in range(5)] for env in (plain, salted, again, other)]
     assert prompts[1] == prompts[2]
     published = {rg.item(plain.settings, idx).question for idx in range(plain.size)}

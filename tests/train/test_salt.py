@@ -33,7 +33,7 @@ def test_a_game_with_several_seats_is_salted_too():
     games = []
     for salt in ("", "one", "one"):
         env = make("selfplay:split")
-        env.unwrapped.salt = salt
+        env.unwrapped.task_salt = salt
         env.reset(3)
         games.append(env.unwrapped.game.rng.state)
     assert games[0] != games[1] == games[2]

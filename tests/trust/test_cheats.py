@@ -20,7 +20,7 @@ def test_cheats_are_paid_only_where_it_is_known():
 
 
 def test_every_environment_is_played():
-    assert set(ENVS) <= set(cheats.names()) and len(cheats.names()) == cheats.FULL
+    assert set(ENVS) <= set(cheats.names())
     assert {name.partition("+")[0] for name in cheats.KNOWN if ":" in name} <= set(ENVS)
 
 

@@ -41,7 +41,7 @@ class SeatEnv(BaseEnv):
         if not self.game.self_play:
             return None
         self.game.players = dict(self.game.fixed)
-        self.game.salt = self.salt
+        self.game.task_salt = self.task_salt
         return self.game
 
     def pose(self) -> str:
@@ -50,7 +50,7 @@ class SeatEnv(BaseEnv):
         self.seat = game.seat or self.rng.choice(free)
         others = {agent: game.opponent for agent in game.agents if agent != self.seat}
         game.players = {**others, **game.fixed}
-        game.salt = self.salt
+        game.task_salt = self.task_salt
         return game.reset(self.seed)[self.seat]
 
     def respond(self, action: str) -> Turn:
