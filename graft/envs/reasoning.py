@@ -120,8 +120,9 @@ class Reasoning(BaseEnv):
     @property
     def settings(self) -> str:
         """What fixes the items. With a salt their seed is not the one that the library is published with."""
-        seed = salted(self.dataset_seed, self.task_salt) >> 22  # 31 bits: numpy takes no more than 32
-        seed = seed if self.task_salt else self.dataset_seed
+        seed = self.dataset_seed
+        if self.task_salt:  # 31 bits: numpy takes no more than 32
+            seed = salted(seed, self.task_salt) >> 22
         return json.dumps([self.name, min(self.size, BLOCK), seed, self.config], sort_keys=True)
 
     def pose(self) -> str:
