@@ -73,21 +73,28 @@ class Moments:
         self._cache = WriteCache()
         self._count: Counter[str] = Counter()
         self._known: dict[str, int] = {}
-        self._lock = threading.Lock()  # checkpoints are written on a thread
+        # held while a change is made: checkpoints are written on a thread, and a copy must not meet them
+        self._lock = threading.RLock()
         if keep is not None:
             keep.mkdir()
 
     def __call__(self, when: When, change: Change) -> None:
-        with self._lock:
-            self._cache.note(when, change)
-            for label in self._labels(when, change):
-                self._count[label] += 1
-                name = f"{label} #{self._count[label]}"
-                if name == self.fatal:
-                    tear(name, change, lambda path: path)
-                    os.kill(os.getpid(), signal.SIGKILL)
-                for loss in LOSSES if self.keep is not None else ():
-                    self._copy(name, change, loss)
+        if when == "before":
+            self._lock.acquire()
+        self._note(when, change)
+        if when == "after":
+            self._lock.release()
+
+    def _note(self, when: When, change: Change) -> None:
+        self._cache.note(when, change)
+        for label in self._labels(when, change):
+            self._count[label] += 1
+            name = f"{label} #{self._count[label]}"
+            if name == self.fatal:
+                tear(name, change, lambda path: path)
+                os.kill(os.getpid(), signal.SIGKILL)
+            for loss in LOSSES if self.keep is not None else ():
+                self._copy(name, change, loss)
 
     def _labels(self, when: When, change: Change) -> Iterator[str]:
         path = (change.target or change.path).resolve()
