@@ -55,12 +55,17 @@ class Forked:
         code = "import os; os.setpgrp(); from graft.cli import main; main()"
         self._command = Command(tuple(arguments), {}, code=code)
         self.pid = self._command.pid
+        self._text: str | None = None
 
     def poll(self) -> int | None:
-        return self._command.poll()
+        code = self._command.poll()
+        if code is not None and self._text is None:
+            self._text = self._command.wait(5.0).stderr  # which removes its files
+        return code
 
     def output(self) -> str:
-        return self._command.wait(5.0).stderr
+        self.poll()
+        return self._command.stderr if self._text is None else self._text
 
 
 class Spawned:
