@@ -24,8 +24,8 @@ from typing import IO, Any, Literal, NamedTuple
 
 from pydantic_core import from_json
 
-from graft.bounds import OutOfBounds, read_bytes
-from graft.masking import mask_values
+from graft.trust.bounds import OutOfBounds, read_bytes
+from graft.trust.masking import mask_values
 
 POLL = 0.01
 """Seconds between two attempts to lock a log."""
@@ -48,6 +48,16 @@ class Change(NamedTuple):
     path: Path
     target: Path | None = None
     start: int = 0
+
+
+def user_folder(variable: str, default: str) -> Path:
+    """A folder of this user: where an environment variable says, else `default`, below the home folder."""
+    try:
+        return Path(os.environ.get(variable) or default).expanduser()
+    except RuntimeError as error:
+        raise FileNotFoundError(
+            f"this user has no home folder, and {variable} is not set: set {variable} or HOME"
+        ) from error
 
 
 def unwatched(when: Literal["before", "after"], change: Change) -> None:

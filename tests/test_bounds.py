@@ -11,14 +11,6 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from graft.bounds import (
-    MOST_VALUES,
-    OutOfBounds,
-    check_interpolations,
-    check_yaml,
-    parse_json,
-    read_bytes,
-)
 from graft.config import ConfigError, load_config
 from graft.data.arrow_bounds import written_out
 from graft.data.errors import DataError
@@ -26,9 +18,20 @@ from graft.data.tables import read_table
 from graft.models.io.gguf_check import GgufHeadError, check_gguf
 from graft.models.io.load import ModelFileError, read_index
 from graft.models.shape import ModelShape, UnsupportedModel
+from graft.replay.recorded_step import CannotReplay, RecordedStep
 from graft.runs.json_lines import GrowingJsonl, lines_from_the_end
 from graft.runs.record import RunRecord
 from graft.text.template import CHATML, TemplateError, render
+from graft.text.tokenizer import FastTokenizer
+from graft.train.run_dir.metrics_log import read_metrics
+from graft.trust.bounds import (
+    MOST_VALUES,
+    OutOfBounds,
+    check_interpolations,
+    check_yaml,
+    parse_json,
+    read_bytes,
+)
 
 HELLO = [{"role": "user", "content": "hello"}]
 
@@ -53,6 +56,35 @@ def test_aliases_are_counted_as_often_as_they_stand():
 def test_deep_yaml_is_refused_before_a_loader_crashes(text: str):
     with pytest.raises(OutOfBounds, match="nested more than 100"):
         check_yaml(text, "it")
+
+
+@pytest.mark.parametrize("number", ["0x" + "f" * 5000, "1" * 5000, ":".join(["59"] * 2000)])
+def test_numbers_of_thousands_of_digits_are_refused(number: str):
+    with pytest.raises(OutOfBounds, match=r"a number of [\d,]+ characters"):
+        check_yaml(f"train: {{lr: {number}}}", "a recipe")
+    check_yaml(f"text: '{number}'\nlr: 1e-5", "a recipe")  # a text may be long
+
+
+def test_tokenizers_have_some_thousand_special_tokens(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("graft.text.tokenizer.MOST_CONTROL_TOKENS", 1)
+    with pytest.raises(ValueError, match=r"\d special tokens; .* at most 1 are possible"):
+        FastTokenizer.bytes()
+
+
+def test_a_pipe_under_the_name_of_episodes_is_not_opened(tmp_path: Path):
+    (tmp_path / "episodes").mkdir()
+    os.mkfifo(tmp_path / "episodes" / "step_000001.jsonl")
+    with pytest.raises(CannotReplay, match="step 1 are missing"):
+        _ = RecordedStep(tmp_path, 1, {}).episodes
+
+
+def test_a_pipe_under_the_name_of_metrics_is_not_opened(tmp_path: Path):
+    os.mkfifo(tmp_path / "metrics.jsonl")
+    with pytest.raises(OutOfBounds, match="a device or a pipe"):
+        read_metrics(tmp_path / "metrics.jsonl")
+    assert list(GrowingJsonl(tmp_path / "metrics.jsonl").new()) == []
+    assert list(lines_from_the_end(tmp_path / "metrics.jsonl")) == []
+    assert list(lines_from_the_end(Path("/dev/zero"))) == []
 
 
 def test_interpolations_are_counted_before_they_are_written():

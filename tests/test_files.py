@@ -222,3 +222,15 @@ def test_a_folder_whose_replacement_never_came_has_its_name_again(tmp_path):
     remove_leftovers(tmp_path)
     assert [one.name for one in tmp_path.iterdir()] == ["reference"]
     assert (tmp_path / "reference" / "weights").read_text() == "old"
+
+
+def test_a_user_without_a_home_is_told_what_to_set(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delenv("HOME", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", "/somewhere")
+    monkeypatch.setattr(
+        os.path, "expanduser", lambda path: path
+    )  # as where no account has this user's id
+    assert files.user_folder("XDG_CACHE_HOME", "~/.cache") == Path("/somewhere")
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    with pytest.raises(FileNotFoundError, match=r"no home folder.*set XDG_CACHE_HOME or HOME"):
+        files.user_folder("XDG_CACHE_HOME", "~/.cache")

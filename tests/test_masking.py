@@ -8,7 +8,7 @@ import logging
 
 import pytest
 
-from graft.masking import (
+from graft.trust.masking import (
     MaskingStream,
     is_secret_name,
     mask,
@@ -42,6 +42,9 @@ def test_a_key_of_a_known_form_is_masked(key: str):
         ("Authorization: Bearer abc123defg", "Authorization: Bearer ***"),
         ("http://me:hunter2@host/v1", "http://***@host/v1"),
         ("GET /?api_key=abcd&q=x", "GET /?api_key=***&q=x"),
+        ("https://0123456789abcdef@sentry.io/1", "https://***@sentry.io/1"),
+        ("https://h/v1?key=abcd12345&q=x", "https://h/v1?key=***&q=x"),
+        ("https://blob/x?sv=1&sig=abcd12345%3D", "https://blob/x?sv=1&sig=***"),
         ("token='abcd'", "token='***'"),
         ('{"password": "hunter2"}', '{"password": "***"}'),
         ("-----BEGIN RSA PRIVATE KEY-----\nMIIE\n-----END RSA PRIVATE KEY-----", None),
@@ -65,6 +68,7 @@ def test_a_secret_in_a_message_is_masked(text: str, want: str | None):
         "risk-free desk-0123456789012345",
         "token=${oc.env:MCP_TOKEN}",
         "the basic operations",
+        "ssh://git@host/x http://host/@name?keys=abcd12345 https://h/?key=${oc.env:KEY}",
     ],
 )
 def test_other_texts_stay(text: str):

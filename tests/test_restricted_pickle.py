@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 import torch
 
-from graft.restricted_pickle import dumps, loads
+from graft.train.distributed.stores import keep_local
+from graft.trust.restricted_pickle import dumps, loads
 from graft.types import Author, CallText, Episode, Finish, Leaf, Sampling, Span, Status, Task
 
 
@@ -35,6 +36,12 @@ def test_data_arrives_as_it_was():
     assert loads(dumps(torch.tensor(2.5))).item() == 2.5
     array = loads(dumps(np.arange(6).reshape(2, 3)[:, ::2]))
     assert array.tolist() == [[0, 2], [3, 5]]
+
+
+def test_enums_arrive_where_python_would_pickle_them_by_getattr(monkeypatch: pytest.MonkeyPatch):
+    by_name = lambda self, _: (getattr, (type(self), self.name))  # noqa: E731  as Python 3.11.2 does
+    monkeypatch.setattr(Status, "__reduce_ex__", by_name)
+    assert loads(dumps([Status.DONE, Finish.STOP])) == [Status.DONE, Finish.STOP]
 
 
 class Call:
@@ -69,12 +76,44 @@ def test_a_pickle_of_a_stranger_calls_nothing(attack: Any, tmp_path: Path):
 
 def test_names_are_not_reached_through_others():
     for text in (
-        b"cgraft.restricted_pickle\nsys.modules\n.",
+        b"cgraft.trust.restricted_pickle\nsys.modules\n.",
         b"cgraft.files\nos\n.",
         b"cgraft.config\nPath\n.",
     ):
         with pytest.raises((pickle.UnpicklingError, AttributeError)):
             loads(text)
-    nested = b"\x80\x04\x8c\x17graft.restricted_pickle\x8c\x0bsys.modules\x93."
+    nested = b"\x80\x04\x8c\x1dgraft.trust.restricted_pickle\x8c\x0bsys.modules\x93."
     with pytest.raises(pickle.UnpicklingError):
         loads(nested)
+
+
+def test_a_shared_secret_is_checked_before_anything_is_read(monkeypatch: pytest.MonkeyPatch):
+    unsigned = dumps([1, 2])
+    monkeypatch.setenv("GRAFT_SECRET", "one")
+    signed = dumps([1, 2])
+    assert loads(signed + b"\0" * 9) == [1, 2]
+    changed = signed[:-2] + bytes([signed[-2] ^ 1]) + signed[-1:]
+    longer = signed[:32] + (2**62).to_bytes(8, "little") + signed[40:]
+    for content in (unsigned, changed, longer, signed[:20], b"", b"\0" * 40):
+        with pytest.raises(
+            pickle.UnpicklingError, match="not signed with this process's GRAFT_SECRET"
+        ):
+            loads(content)
+    monkeypatch.setenv("GRAFT_SECRET", "another")
+    with pytest.raises(pickle.UnpicklingError, match="Set GRAFT_SECRET to one random text"):
+        loads(signed)
+
+
+def test_several_machines_without_a_secret_are_warned(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    monkeypatch.setenv("MASTER_ADDR", "10.0.0.1")
+    assert "GRAFT_SECRET is not set" in keep_local()
+    monkeypatch.setenv("GRAFT_SECRET", "one")
+    assert keep_local() == ""
+    monkeypatch.delenv("GRAFT_SECRET")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
+    assert keep_local() == ""
+    monkeypatch.delenv("LOCAL_WORLD_SIZE")
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")  # started by hand: nobody elsewhere can join
+    assert keep_local() == ""

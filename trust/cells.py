@@ -126,7 +126,7 @@ class Sampler:
             if not folder.startswith(f"{host.scratch}/"):
                 return 0.0  # it has not confined itself yet, or is the process that cleans up
             folder = f"{host.scratch}/{folder.removeprefix(host.scratch).strip('/').split('/')[0]}"
-            used = usage.held_files(call)
+            used = usage.held_files(call, Path(folder).stat().st_dev)
             for path, _, names in os.walk(folder):
                 for name in names[: usage.MAX_FILES]:
                     used += os.lstat(f"{path}/{name}").st_blocks * 512

@@ -325,6 +325,9 @@ RECIPES: list[Callable[[Random], str]] = [
     lambda rng: "model: {path: '" + "a" * 50_000_000 + "'}",
     lambda rng: "\n".join(f"k{n}: 1" for n in range(300_000)),
     lambda rng: "train: {steps: " + "9" * 10_000 + "}",
+    lambda rng: "train: {steps: 0x" + "f" * rng.randrange(5000, 500_000) + "}",
+    lambda rng: "train: {steps: " + ":".join(["59"] * rng.randrange(2000, 50_000)) + "}",
+    lambda rng: 'task: {env: "ev\\x1b[2J\\x1b]0;owned\\x07\\u202eil:Env"}',
     lambda rng: "train: {steps: .inf, lr: .nan}",
     lambda rng: "model: {shape: {width: 1e18, layers: 1e18}}\ntask: {env: calculator}",
     lambda rng: (

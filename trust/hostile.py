@@ -7,6 +7,9 @@ The programs do not contain this text, since tracebacks show their lines.
 # ruff: noqa: E501 (a program per line)
 from __future__ import annotations
 
+import os
+import sys
+
 from graft.tools.sandbox.inside import seccomp
 
 GOT = "GOT THROUGH"
@@ -28,7 +31,9 @@ FILES = reach(
     "open('/etc/shadow').read()",
     "open('/etc/hostname').read()",
     f"open({__file__!r}).read()",
-    "os.listdir('/home')",
+    # a virtual environment in a home folder is visible, with the names of the folders above it
+    f"[x for x in os.listdir('/home') if x not in {sys.prefix.split('/')!r}][0]",
+    f"open({os.path.expanduser('~/.bashrc')!r}).read()",  # noqa: PTH111 (this user may have no home)
     "os.listdir('/var')",
     "os.listdir('/sys')",
     "os.listdir('/proc/1')",
@@ -223,6 +228,32 @@ DISK = [
     "[threading.Thread(target=fill, args=(n,)).start() for n in range(30)]",
     "import os\nwhile True:\n    os.mkdir('a'); os.rename('a', 'b'); os.rmdir('b')",
     "import os, time\nfile = os.open('f', 66)\nfor n in range(9**9): os.pwrite(file, b'x', n << 12)",
+    # bursts after a rest, in which nobody looks
+    "import time\ntime.sleep(0.15)\nfor n in range(40): open(str(n), 'wb').write(bytes(8 << 20))\ntime.sleep(1)",
+    "import time\nfiles = [open(str(n), 'wb', 0) for n in range(30)]\ntime.sleep(0.15)\n"
+    "for file in files: file.write(bytes(16 << 20))",
+    "import os, threading, time\ndef write(n):\n    file = os.open(str(n), 66)\n"
+    "    threading.Thread(target=os.close, args=(file,)).start(); os.write(file, content)\ncontent = bytes(15 << 20)\n"
+    "for n in range(30): threading.Thread(target=write, args=(n,)).start()",
+    "import os, time\ntime.sleep(0.1)\nfor n in range(30):\n    os.makedirs(f'{n}/b'); open(f'{n}/b/f', 'wb').write(bytes(8 << 20))\n"
+    "    os.rename(f'{n}/b', f'{n}/c')",
+    "import mmap, os\nkept = []\nfor n in range(12):\n    file = os.open(str(n), 66); os.ftruncate(file, 15 << 20)\n"
+    "    kept.append(mmap.mmap(file, 15 << 20)); os.close(file); os.unlink(str(n))\n"
+    "    kept[-1][::4096] = b'x' * len(kept[-1][::4096])",
+    "import os\nkept = []\nfor n in range(12):\n    kept.append(os.open('.', os.O_RDWR | os.O_TMPFILE)); os.write(kept[-1], bytes(15 << 20))",
+    "import os\nfile = os.open('f', 66); os.write(file, bytes(15 << 20))\n"
+    "for n in range(12): os.copy_file_range(file, os.open(str(n), 66), 15 << 20, 0, 0)",
+    "import resource\nfor _ in range(2): resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 40, 1 << 40))",
+    "import ctypes, os\nlimit = (ctypes.c_ulong * 2)(1 << 40, 1 << 40)\nctypes.CDLL(None).prlimit(os.getpid(), 1, limit, None)\n"
+    "with open('f', 'wb') as file:\n    for _ in range(100): file.write(bytes(1 << 20))",
+    "import os\nfor n in range(20_000): os.symlink('x' * 4000, str(n))",
+    "import os\nfor n in range(20_000):\n    open('a', 'w').close(); os.rename('a', str(n))",
+    "import os\nfor n in range(20_000): open('x' * 240 + str(n), 'w').close()",
+    "import threading\ndef again():\n    while True:\n        try: open('f', 'w').close()\n        except OSError: pass\n"
+    "[threading.Thread(target=again).start() for _ in range(30)]",
+    "import os, re\nhere = re.match(r'(.*/)(\\d+)$', os.getcwd())\nif here:\n    for n in range(int(here[2]) + 20):\n"
+    "        if str(n) != here[2]:\n            try: os.listdir(here[1] + str(n)); " + PRINT_GOT.format("a neighbour's folder") + "\n"
+    "            except OSError: pass",
 ]  # fmt: skip
 
 TIME = [
@@ -281,6 +312,13 @@ OUTPUT = [
 ]
 
 INTERPRETER = [
+    "class A:\n    def __repr__(self): return 'x' * (1 << 28)\nA()",
+    "class E(Exception):\n    def __str__(self): raise SystemExit(7)\nraise E",
+    "e = ValueError()\nfor _ in range(20_000): e = ExceptionGroup('a', [e])\nraise e",
+    "raise Exception('x' * (1 << 26))",
+    "class A:\n    def __del__(self):\n        while True: pass\nA()",
+    "import os, sys\nsys.stderr.write('ended 0 \\n'); os.write(1, b'ended 0 \\nbroken x\\n'); os._exit(3)",
+    "import os\nfor n in range(3, 12):\n    try: os.write(n, b'0\\n')\n    except OSError: pass",
     "import ctypes; ctypes.string_at(0)",
     "import ctypes; ctypes.memset(id(1), 255, 64)",
     "import ctypes, random\nwhile True: ctypes.memset(id(random.random()), 255, 999)",

@@ -25,14 +25,16 @@ from graft.rewards.judge.prompt import Grade, JudgePrompt
 from graft.rewards.maths.grading import SYMBOLIC, WORKERS, decide
 from graft.rewards.maths.hendrycks import hendrycks_math
 from graft.rewards.sources import SOURCES
-from graft.text import parse
+from graft.text import calls, parse
 from graft.text.chat import Chat
-from graft.text.transcript import readings
+from graft.text.syntax_probe import syntax_of
+from graft.text.turn import readings
 from graft.tools.calculator import Calculator
 from graft.tools.formats import FORMATS
 from graft.types import Author, Episode, Leaf, Span, Task, Trajectory
 from tests.envs.env_kit import build
-from tests.text.text_templates import small_bpe
+from tests.text.text_calls import CALLING, tokenizer_of
+from tests.text.text_templates import SEARCH, small_bpe
 from trust.bank import Row
 
 SMALL, FULL = 5_000, 1_000_000
@@ -42,6 +44,9 @@ LONG = 20_000  # characters of a text that is repeated
 FRAGMENTS = r"""
 <answer> </answer> <think> </think> <python> </python> <search> </search> <result> </result> <tool_call>
 </tool_call> <tool_name> </tool_name> <arguments> </arguments> <calculator> </calculator> <|im_start|>
+<function=f> </function> <parameter=x> </parameter> <arg_key> </arg_key> <arg_value> </arg_value> [TOOL_CALLS]
+[ARGS] <|python_tag|> <｜tool▁call▁begin｜>function<｜tool▁sep｜> ```json ```<｜tool▁call▁end｜> <|call|>
+<|tool_call_start|> <|tool_call_end|> [f(x=1)] <|start|>assistant analysis to=functions.f
 <|im_end|> <|endoftext|> <|channel|> <|message|> <eos> <pad> ``` ```python ~~~ ` #### \boxed{ \boxed \fbox{ }
 { [ ] ( ) \frac{ \dfrac \sqrt{ \text{ \left( \right) \infty \pi ^{ _{ \\ \begin{pmatrix} \end{pmatrix} & $ $$
 \% \times \cdot {"name":"f","arguments":{"x":1}} {"name" "arguments": null true NaN Infinity 1e999 \ud800
@@ -102,6 +107,9 @@ def attempt(text: str, answer: Any) -> tuple[Task, Trajectory]:
     return task, next(episode.trajectories())
 
 
+SYNTAXES = [*dict.fromkeys(syntax_of(Chat(tokenizer_of(name))) for name in CALLING)]
+
+
 def parsers(text: str, draw: random.Random) -> str:
     for read in (
         parse.tags,
@@ -111,14 +119,15 @@ def parsers(text: str, draw: random.Random) -> str:
         parse.first_answer,
         parse.first_marked,
         parse.code_blocks,
-        parse.read_arguments,
+        calls.read_arguments,
         last_answer,
         opened,
     ):
         read(text)
-    for style in parse.STYLES:
-        parse.tool_calls(text, style)
-    list(readings(text))
+    for style in calls.STYLES:
+        calls.tool_calls(text, style)
+    for syntax in SYNTAXES:
+        list(readings(text, syntax, [SEARCH]))
     countdown_use(text, NUMBERS)
     return ""
 

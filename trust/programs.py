@@ -23,7 +23,7 @@ from pathlib import Path
 from graft.rewards.code import score_tests
 from graft.tools.errors import ToolError
 from graft.tools.python import PythonTool
-from graft.tools.sandbox import SandboxSession, hosts, methods, run_python
+from graft.tools.sandbox import SandboxSession, choose, described, hosts, methods, run_python
 from trust.bank import Row
 from trust.cells import Sampler
 from trust.hostile import GOT, PROGRAMS
@@ -191,7 +191,7 @@ class Neighbours:
 
 def attack(method: str, count: int, seed: int) -> Row:
     """Run `count` programs against one method in this process."""
-    row = Row("programs", f"{method}, uid {os.geteuid()}", count)
+    row = Row("programs", f"{described(choose(method))}, uid {os.geteuid()}", count)
     neighbours, sampler = Neighbours(method), Sampler(method)
     num_errors, longest = [0], [0.0]
 

@@ -5,7 +5,9 @@ While the settings of a stranger are in use, the names in them are refused where
     with reading(Source("downloads/run/config.yaml", "its signature is not by your key")):
         resolve("evil:Env", ENVS, "env")      NotTrusted: ... names the env 'evil:Env' ... --trust
 
-Outside of such a block every name is the user's own. `graft.trust.ownership` decides whose a file is.
+Outside of such a block every name is the user's own. `graft.trust.ownership` decides whose a file is;
+`bounds` reads small files of strangers, `restricted_pickle` messages between processes, and `masking`
+removes secrets from texts.
 """
 
 from __future__ import annotations

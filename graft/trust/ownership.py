@@ -19,10 +19,10 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from graft.bounds import read_bytes
 from graft.config import bundled_recipes
-from graft.files import append_row, parse_object, write_text
+from graft.files import append_row, parse_object, user_folder, write_text
 from graft.trust import Source, names_in, reading
+from graft.trust.bounds import read_bytes
 
 SIGNATURE = ".sig"
 """Behind the name of the signed file."""
@@ -34,8 +34,7 @@ class NoKey(OSError):
 
 
 def config_folder() -> Path:
-    home = os.environ.get("XDG_CONFIG_HOME")
-    return (Path(home) if home else Path("~/.config").expanduser()) / "graft"
+    return user_folder("XDG_CONFIG_HOME", "~/.config") / "graft"
 
 
 def _key(make: bool) -> bytes:
@@ -74,7 +73,7 @@ def sign(file: Path) -> None:
     target = file.with_name(file.name + SIGNATURE)
     try:
         text = _signature(file.read_bytes(), make=True)
-    except (OSError, RuntimeError):  # a read-only or no home: later looks at the run need --trust
+    except OSError:  # a read-only or no home: later looks at the run need --trust
         target.unlink(missing_ok=True)
         return
     write_text(target, text + "\n")
@@ -87,7 +86,7 @@ def why_not_own(file: Path) -> str:
         return ""
     signature = file.with_name(file.name + SIGNATURE)
     if signature.is_file():
-        with suppress(OSError, ValueError, RuntimeError):
+        with suppress(OSError, ValueError):
             given = read_bytes(signature, 100).strip()
             if hmac.compare_digest(_signature(read_bytes(file), make=False).encode(), given):
                 return ""
@@ -102,7 +101,7 @@ def why_not_own(file: Path) -> str:
 def _known_recipes() -> set[Any]:
     try:
         lines = (config_folder() / "recipes.jsonl").read_bytes().splitlines()
-    except (OSError, RuntimeError):
+    except OSError:
         return set()
     return {row.get("path") for line in lines if (row := parse_object(line))}
 
@@ -110,7 +109,7 @@ def _known_recipes() -> set[Any]:
 def remember(recipe: str | os.PathLike[str]) -> None:
     """The user trains this recipe, or trusts it: later commands do not ask about it."""
     path = Path(recipe)
-    with suppress(OSError, RuntimeError):  # a read-only or no home: later commands ask again
+    with suppress(OSError):  # a read-only or no home: later commands ask again
         if path.is_file() and why_not_own(path):
             config_folder().mkdir(mode=0o700, parents=True, exist_ok=True)
             append_row(config_folder() / "recipes.jsonl", {"path": str(path.resolve())})

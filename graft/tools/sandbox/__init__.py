@@ -7,7 +7,7 @@ methods()                                  the kinds of isolation that work on t
 
 from __future__ import annotations
 
-from graft.tools.sandbox.choice import Method, choose, methods
+from graft.tools.sandbox.choice import Method, choose, described, methods
 from graft.tools.sandbox.hosts import SandboxError, SandboxUnavailable
 from graft.tools.sandbox.run import SandboxSession, run_python
 from graft.tools.sandbox.running import SandboxOutcome
@@ -19,6 +19,7 @@ __all__ = [
     "SandboxSession",
     "SandboxUnavailable",
     "choose",
+    "described",
     "methods",
     "run_python",
 ]

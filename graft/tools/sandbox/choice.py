@@ -50,6 +50,8 @@ class Method(NamedTuple):
 
 
 _tried: dict[str, Method] = {}
+_grouped: set[str] = set()
+"""The methods whose calls have control groups here."""
 
 
 def methods() -> list[Method]:
@@ -84,6 +86,11 @@ def choose(name: str = "auto") -> str:
     return name
 
 
+def described(name: str) -> str:
+    """ "namespaces", or "namespaces + cgroup" if each of its calls has a control group here."""
+    return f"{name} + cgroup" if name in _grouped else name
+
+
 def probe(name: str) -> Method:
     """The result of trying a method, once per process; threads that come meanwhile try it too."""
     if name not in _tried:
@@ -98,7 +105,8 @@ def _try(name: str) -> Method:
         return Method(name, False, f"no system-call filter for {platform.machine()}")
     try:
         # a file that exists, is readable here and is not part of the Python installation
-        outcome = run_in(hosts.obtain(name), TRIAL % os.path.realpath(__file__), timeout=20.0)
+        host = hosts.obtain(name)
+        outcome = run_in(host, TRIAL % os.path.realpath(__file__), timeout=20.0)
     except SandboxError as error:
         hosts.close_all(name)
         return Method(name, False, str(error))
@@ -106,4 +114,8 @@ def _try(name: str) -> Method:
     if report != "sound":
         hosts.close_all(name)
         return Method(name, False, f"a trial program {report}")
-    return Method(name, True, "a trial program could neither read a file nor open a socket")
+    why = "a trial program could neither read a file nor open a socket"
+    if host.has_groups:
+        _grouped.add(name)
+        why += "; each call has a control group"
+    return Method(name, True, why)

@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 from graft.tools.errors import ToolError
-from graft.tools.sandbox.inside import HEAD
+from graft.tools.sandbox.cgroup import HostGroup, open_group
+from graft.tools.sandbox.inside import HEAD, READY, READY_WITH_GROUPS
 from graft.tools.sandbox.inside.cleanup import remove
 
 INSIDE = Path(__file__).parent / "inside"
@@ -91,6 +92,9 @@ class SandboxHost:
         self.running: set[object] = set()
         """The programs that run now; sessions, which mostly wait, are not counted."""
         self.scratch = "/scratch" if method == "bubblewrap" else ""  # inside
+        self.has_groups = False
+        """Whether every call has a control group."""
+        self._group: HostGroup | None = None
         try:
             self._open(preload, view)
         except OSError as error:  # no processes, descriptors or disk left
@@ -108,6 +112,9 @@ class SandboxHost:
                 files.callback(remove, self.scratch)
                 # root's children are other users, each with a folder
                 Path(self.scratch).chmod(0o711)
+            if group := open_group():
+                self._group = group
+                files.callback(group.close)
             self._errors: BinaryIO = files.enter_context(tempfile.TemporaryFile())
             self._requests, theirs = socket.socketpair()
             files.enter_context(self._requests)
@@ -120,10 +127,12 @@ class SandboxHost:
     ) -> subprocess.Popen[bytes]:
         # lets the host see that this process ended, also if a fork still holds the socket
         caller = os.pidfd_open(os.getpid())
+        group = None if self._group is None else self._group.descriptor
         config = {
             "method": self.method,
             "requests": requests,
             "caller": caller,
+            "group": group,
             "preload": preload,
             "readable": view.readable,
             "links": view.links,
@@ -140,7 +149,7 @@ class SandboxHost:
                 stderr=self._errors,
                 env=ENVIRONMENT,
                 cwd="/",
-                pass_fds=[requests, caller],
+                pass_fds=[requests, caller, *([] if group is None else [group])],
                 start_new_session=True,  # Ctrl-C in the terminal must not reach it
             )
         finally:
@@ -168,15 +177,18 @@ class SandboxHost:
         self._process.returncode = 0
         self._requests.close()
         self._errors.close()
+        if self._group is not None:
+            self._group.forget()
 
     def _await_ready(self) -> None:
         self._requests.settimeout(START_SECONDS)
         try:
-            is_ready = self._requests.recv(1) == b"R"
+            answer = self._requests.recv(1)
         except OSError as error:
             raise SandboxError(f"{self.method} did not start: {error}") from error
         self._requests.settimeout(SEND_SECONDS)
-        if not is_ready:
+        self.has_groups = answer == READY_WITH_GROUPS
+        if answer not in (READY, READY_WITH_GROUPS):
             self._errors.seek(0)
             lines = self._errors.read().decode(errors="replace").strip().splitlines()
             raise SandboxError(lines[-1] if lines else f"{self.method} ended without a message")

@@ -55,7 +55,8 @@ def test_no_file_outside_can_be_read(method: str):
         f"os.listdir({str(Path(HERE).parent)!r})",
         "open('/proc/1/environ').read()",
         "open('/proc/self/environ').read()",
-        "os.listdir('/home')",
+        # a virtual environment under /home is visible, with the names of the folders above it
+        f"os.listdir(([x for x in os.listdir('/home') if x not in {sys.prefix.split('/')!r}] or ['/no'])[0])",
         "os.listdir('/var')",
         "os.listdir('/proc/1')",
         "os.open('/', os.O_RDONLY | os.O_TMPFILE | os.O_WRONLY)",

@@ -72,6 +72,14 @@ def test_a_clone_makes_processes_but_no_namespaces(machine: str):
     assert verdict(code, machine, 435) == refuse(errno.ENOSYS)  # clone3
 
 
+def test_clone3_is_for_a_host_with_control_groups_alone(machine: str):
+    host = seccomp.host_program(machine, is_root=False, has_groups=True)
+    assert verdict(host, machine, 435) == ALLOW
+    for process in (None, OWN):
+        child = seccomp.child_program(machine, only_process=process)
+        assert verdict(child, machine, 435) == refuse(errno.ENOSYS)
+
+
 def test_only_a_host_without_privileges_makes_user_namespaces(machine: str):
     unshare = seccomp.CHECKED[machine]["unshare"]
     new_pids, new_mounts, new_users = 0x20000000, 0x20000, 0x10000000
@@ -180,11 +188,37 @@ def test_without_namespaces_nothing_is_emptied_by_a_reader_or_allocated_unseen(m
     assert verdict(child, machine, call["fallocate"]) == refuse(errno.EOPNOTSUPP)
 
 
+def test_without_namespaces_the_host_is_asked_before_files_are_written(machine: str):
+    asking, call = seccomp.asking_program(machine), seccomp.CHECKED[machine]
+    read, write, read_write, create, append = 0, 1, 2, 0o100, 0o2000
+    for name, before in (("open", [0]), ("openat", [0, 0])):
+        if name in call:
+            assert verdict(asking, machine, call[name], *before, read) == ALLOW
+            for flags in (write, read_write, read | create, write | append):
+                assert verdict(asking, machine, call[name], *before, flags) == seccomp.ASK
+    for number in seccomp.numbers(seccomp.CREATING, machine):
+        assert verdict(asking, machine, number) == seccomp.ASK
+    for folder in (seccomp.SCRATCH, seccomp.GROUPS):  # the host itself
+        assert verdict(asking, machine, call["mkdirat"], folder) == ALLOW
+    assert verdict(asking, machine, call["openat"], seccomp.GROUPS, 0, write) == ALLOW
+    assert verdict(asking, machine, call["openat"], seccomp.SCRATCH, 0, write) == seccomp.ASK
+    assert verdict(asking, machine, READ[machine]) == ALLOW
+    child = seccomp.child_program(
+        machine, only_process=OWN
+    )  # may not raise the limit of a file again
+    assert verdict(child, machine, call["setrlimit"], seccomp.RLIMIT_FSIZE) == seccomp.IGNORE
+    for pid in (0, OWN):
+        limit = [pid, seccomp.RLIMIT_FSIZE]
+        assert verdict(child, machine, call["prlimit64"], *limit, 1) == seccomp.IGNORE
+        assert verdict(child, machine, call["prlimit64"], *limit, 0) == ALLOW  # only reads it
+
+
 def test_jumps_fit_and_the_kernel_takes_the_length(machine: str):
     for code in (
         seccomp.host_program(machine, is_root=False),
         seccomp.child_program(machine, only_process=None),
         seccomp.child_program(machine, only_process=OWN),
+        seccomp.asking_program(machine),
     ):
         assert len(code) < 4096
         assert all(0 <= then < 256 and 0 <= other < 256 for _, then, other, _ in code)

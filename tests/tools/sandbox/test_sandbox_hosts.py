@@ -338,3 +338,42 @@ def test_of_a_virtual_environment_only_the_packages_are_seen():
     assert all(
         not str(one).startswith(f"{other}/") for one in view.readable for other in view.readable
     )
+
+
+REFUSED_CALLS = """
+import resource, sys
+from graft.tools.sandbox.hosts import SandboxError, SandboxHost
+from graft.tools.sandbox.inside import kernel, seccomp
+calls = {calls}
+numbers = [kernel.NUMBERS.get(name) or seccomp.CHECKED[kernel.machine][name] for name in calls]
+kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
+refusing = [seccomp.NUMBER, *seccomp.refuse_all(numbers), seccomp.back(seccomp.ALLOW)]
+kernel.install_filter(seccomp.assemble(refusing))
+resource.setrlimit(resource.RLIMIT_NOFILE, ({files}, {files}))
+try:
+    SandboxHost("bubblewrap").close()
+    print("started")
+except SandboxError as error:
+    print(error)
+"""
+
+
+@pytest.mark.parametrize(
+    ("calls", "files", "result"),
+    [
+        (["unshare"], 1024, "started"),  # restricted by Landlock instead
+        (["landlock_create_ruleset"], 1024, "started"),  # by namespaces
+        (
+            ["unshare", "landlock_create_ruleset"],
+            1024,
+            "may not create namespaces here, and there is no",
+        ),
+        ([], 64, "only 64 open files are allowed here (ulimit -Hn); 252 are needed"),
+    ],
+)
+def test_bubblewrap_is_refused_where_nothing_keeps_calls_apart(calls, files, result):
+    if not all(choice.probe(name).works for name in ("bubblewrap", "landlock")):
+        pytest.skip("bubblewrap and landlock do not both work here")
+    code = REFUSED_CALLS.format(calls=calls, files=files)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert result in done.stdout, done.stderr

@@ -7,6 +7,7 @@ not start processes, so that none can outlive it.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import resource
 import sys
@@ -58,6 +59,8 @@ class Confinement:
         self.scratch = scratch
         self.num_scratch = 0
         self.hiding_rules: int | None = None
+        self.has_groups = False
+        """Whether every child gets its own control group."""
         self.filters: dict[bool, bytes] = {}
         release = os.uname().release.split(".")
         linux = int(release[0]), int(release[1].partition("-")[0])
@@ -79,6 +82,11 @@ class Confinement:
         if self.looks_as_child and self.needs_search:
             raise OSError("root without CAP_SYS_PTRACE needs a Python that other users can read")
         self.loaded = 0
+        self.writes: int | None = None
+        """Where children ask before they write files; None: what they write is only counted."""
+        if not self.is_nested and method != "none":
+            os.dup2(folder := os.open(scratch, os.O_RDONLY | os.O_CLOEXEC), seccomp.SCRATCH, False)
+            os.close(folder)
 
     def restrict_host(self) -> None:
         """Install the first filter in the host itself, and store its size, which its children inherit."""
@@ -86,8 +94,14 @@ class Confinement:
             # the change of user drops the others; children would inherit these
             kernel.clear_inheritable_capabilities()
             kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
-            program = seccomp.host_program(kernel.machine, is_root=self.is_root)
+            program = seccomp.host_program(
+                kernel.machine, is_root=self.is_root, has_groups=self.has_groups
+            )
             kernel.install_filter(seccomp.assemble(program))
+        if self.has_landlock and not self.is_nested:
+            asking = seccomp.assemble(seccomp.asking_program(kernel.machine))
+            with contextlib.suppress(OSError):  # the runtime of a container has the only listener
+                self.writes = kernel.install_filter_and_listen(asking)
         with open("/proc/self/statm") as file:  # noqa: PTH123
             self.loaded = int(file.read().split()[0]) * resource.getpagesize()
 
@@ -111,7 +125,10 @@ class Confinement:
         # a new name for every call: what an earlier one left cannot be in the way
         self.num_scratch += 1
         path = f"{self.scratch}/{self.num_scratch}"
-        os.mkdir(path, 0o700)  # noqa: PTH102
+        if self.method == "none":
+            os.mkdir(path, 0o700)  # noqa: PTH102
+        else:
+            os.mkdir(str(self.num_scratch), 0o700, dir_fd=seccomp.SCRATCH)
         if self.is_root and self.method != "none":
             os.chown(path, self.user(slot), self.user(slot))
         return path

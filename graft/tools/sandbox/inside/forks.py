@@ -14,19 +14,12 @@ The 4 are kernel memory: the buffers that the open files of the second process c
 from __future__ import annotations
 
 import errno
-import fcntl
-import os
 import resource
-import struct
 import time
 
 from . import kernel
 from .usage import Process
 
-RECEIVE, SEND = 0xC0502100, 0xC0182101  # ioctls of a listener
-NOTIFICATION = struct.Struct("=QIIiIQ6Q")
-RESPONSE = struct.Struct("=QqiI")
-CONTINUE = 1
 CLONE_VM = 0x100
 MEGABYTE = 1 << 20
 EXECUTED = 8 * MEGABYTE
@@ -74,17 +67,14 @@ class ForkGate:
     def receive(self) -> tuple[int, int, bool]:
         """The identity of the waiting request, the thread that forks, and whether it shares its memory
         with the child. OSError if it has ended meanwhile."""
-        buffer = bytearray(NOTIFICATION.size)
-        fcntl.ioctl(self.listener, RECEIVE, buffer)
-        request, thread, _, call, _, _, flags, *_ = NOTIFICATION.unpack(buffer)
+        request, thread, call, flags = kernel.receive(self.listener)
         is_clone = call == kernel.NUMBERS["clone"]
         shares = bool(flags & CLONE_VM) if is_clone else call == kernel.NUMBERS.get("vfork")
         return request, thread, shares
 
     def answer(self, request: int, refusal: int) -> None:
         """Let the call continue, or fail with this error number. OSError if its process has ended."""
-        response = RESPONSE.pack(request, 0, -refusal, 0 if refusal else CONTINUE)
-        fcntl.ioctl(self.listener, SEND, response)
+        kernel.answer(self.listener, request, refusal)
 
     def admit(self, processes: list[Process], parent: int, *, shares_memory: bool) -> int:
         """0 if the process `parent` may have a child, else the error number."""
@@ -129,17 +119,8 @@ class ForkGate:
         self.approvals = [one for one in self.approvals if one.is_pending(processes)]
 
     def _limit(self, processes: list[Process], used: list[int], share: int) -> None:
-        if (
-            self.user is not None
-        ):  # the limits of another user need a privilege that root may not have
-            os.setresgid(self.user, -1, -1)
-            os.setresuid(self.user, -1, -1)
-        try:
+        with kernel.acting_as(self.user):
             self._set_limits(processes, used, share)
-        finally:
-            if self.user is not None:
-                os.setresuid(0, -1, -1)
-                os.setresgid(0, -1, -1)
 
     def _set_limits(self, processes: list[Process], used: list[int], share: int) -> None:
         for process, size in zip(processes, used, strict=True):

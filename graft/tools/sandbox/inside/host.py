@@ -22,10 +22,22 @@ import time
 from _socket import socket  # the module `socket` is large
 from typing import Any, NoReturn
 
-from . import HEAD, cleanup, kernel, landlock, rootfs, runner, usage
+from . import (
+    HEAD,
+    READY,
+    READY_WITH_GROUPS,
+    cgroup,
+    cleanup,
+    kernel,
+    landlock,
+    rootfs,
+    runner,
+    usage,
+)
 from .confinement import Confinement, Limits
 from .forks import ForkGate
-from .seccomp import LISTENERS
+from .seccomp import LISTENERS, SCRATCH
+from .writes import WriteGate
 
 CONTROL = 3  # the descriptor of a session's control socket
 SIGKILL = 9  # importing `signal` would slow down every fork
@@ -45,12 +57,19 @@ class HostCall:
     """A running child."""
 
     __slots__ = (
-        "began", "exceeded", "full", "gate", "head", "is_killed", "pid", "scratch", "serial",
-        "slot", "status",
+        "began", "exceeded", "full", "gate", "group", "head", "is_killed", "pid", "scratch", "serial",
+        "slot", "status", "writes",
     )  # fmt: skip
 
     def __init__(
-        self, serial: int, pid: int, slot: int, scratch: str | None, status: int, head: bytes
+        self,
+        serial: int,
+        pid: int,
+        slot: int,
+        scratch: str | None,
+        status: int,
+        head: bytes,
+        group: cgroup.CallGroup | None,
     ) -> None:
         self.serial = serial
         self.pid = pid
@@ -59,9 +78,12 @@ class HostCall:
         self.status = status
         self.head = head
         """Its limits as text, parsed only for long calls."""
+        self.group = group
         self.began = time.monotonic()
         self.gate: ForkGate | None = None
         """Decides on its new processes."""
+        self.writes: WriteGate | None = None
+        """Decides on files that it writes, if it has no disk of its own."""
         self.full = 0.0
         """When it last had as many processes as it may."""
         self.is_killed = False
@@ -71,7 +93,7 @@ class HostCall:
 
     @property
     def limits(self) -> Limits:
-        return Limits(*map(int, self.head.split()[1:]))
+        return read_limits(self.head)
 
 
 def main() -> None:
@@ -104,6 +126,8 @@ def main() -> None:
             sys.exit("programs in bwrap may not create namespaces here, and there is no Landlock")
     if method == "landlock":
         confinement.hide(config["hidden"])
+    if config["group"] is not None:
+        confinement.has_groups = cgroup.enter(config["group"])
     host = ForkServer(confinement, config["requests"], config["caller"], own_pids, listeners)
     try:
         host.serve()
@@ -157,11 +181,15 @@ class ForkServer:
         poll.register(caller, select.POLLIN)
         listeners = self.listeners.fileno()
         poll.register(listeners, select.POLLIN)
+        writes = self.confinement.writes
+        if writes is not None:
+            poll.register(writes, select.POLLIN)
         cleaner = -1 if self.cleaner is None else self.cleaner.ended
         if self.cleaner is not None:
             poll.register(cleaner, select.POLLIN)
-        self.requests.send(b"R")
         self.meter = usage.MemoryMeter(self.confinement.loaded)
+        self.groups = cgroup.CallGroups(self.meter.inherited)
+        self.requests.send(READY_WITH_GROUPS if self.confinement.has_groups else READY)
         while True:
             wait = max(0.0, self.due - time.monotonic()) * 1000 if self.by_process else None
             events = poll.poll(wait)
@@ -177,6 +205,8 @@ class ForkServer:
                     poll.unregister(descriptor)
                 elif descriptor == listeners:
                     self.take_listener()
+                elif writes is not None and descriptor == writes:
+                    self.take_write(writes)
                 elif descriptor in self.by_listener:
                     if event & select.POLLIN:
                         self.decide(self.by_listener[descriptor])
@@ -188,6 +218,8 @@ class ForkServer:
                     poll.unregister(cleaner)
                 elif descriptor == caller:
                     return
+            if writes is not None:
+                self.decide_writes(writes)
             if self.by_process and (now := time.monotonic()) >= self.due:  # also of a busy host
                 rest = self.watch(now)
                 done = time.monotonic()
@@ -207,12 +239,15 @@ class ForkServer:
         for call in self.by_process.values():
             slot = max(slot, call.slot + 1)
         confinement = self.confinement
+        group = None
         try:
             scratch = confinement.open_scratch(slot)
+            if confinement.has_groups:
+                group = self.open_group(head)
             if confinement.is_nested:
                 kernel.unshare(kernel.NEWPID)
             try:
-                pid = os.fork()
+                pid = os.fork() if group is None else group.fork()
                 if pid == 0:
                     self.run_child(head, descriptors, slot, scratch, serial)
             finally:
@@ -222,8 +257,10 @@ class ForkServer:
         except OSError as error:  # no more processes, no disk: only this call fails
             _report(status, f"broken cannot start a process: {error}")
             os.close(status)
+            if group is not None:
+                self.groups.close(group)
         else:
-            call = HostCall(serial, pid, slot, scratch, status, head)
+            call = HostCall(serial, pid, slot, scratch, status, head, group)
             self.by_status[status] = self.by_process[ended] = call
             self.poll.register(status, select.POLLIN)
             self.poll.register(ended, select.POLLIN)
@@ -231,6 +268,15 @@ class ForkServer:
             if descriptor != status:
                 os.close(descriptor)
         return True
+
+    def open_group(self, head: bytes) -> cgroup.CallGroup:
+        """A control group for a new call. Without one it is not started: the caller starts another
+        host, with another folder of groups."""
+        try:
+            return self.groups.open(read_limits(head))
+        except OSError:
+            self.is_ending = True
+            raise
 
     def run_child(
         self, head: bytes, descriptors: list[int], slot: int, scratch: str | None, serial: int
@@ -293,14 +339,51 @@ class ForkServer:
                     tree = usage.by_root(usage.process_table(), [call.pid])[call.pid]
                     if sum(process.num_threads for process in tree) < call.limits.processes:
                         parent = usage.leader(thread)
+                        if call.group is not None:
+                            call.group.fit(len(tree) + len(call.gate.approvals) + 1)
                         refusal = call.gate.admit(tree, parent, shares_memory=shares_memory)
                     else:
                         call.full = time.monotonic()
             call.gate.answer(request, refusal)
             self.due = 0.0  # the limits are divided anew as soon as the process is seen
 
+    def take_write(self, listener: int) -> None:
+        """A call wants to write a file."""
+        with contextlib.suppress(OSError):  # it may be killed meanwhile
+            request, thread, *_ = kernel.receive(listener)
+            by_pid = {call.pid: call for call in self.by_process.values()}
+            call = by_pid.get(thread) or by_pid.get(usage.leader(thread))
+            if call is None:  # its start has failed
+                return kernel.answer(listener, request, errno.EPERM)
+            if call.writes is None:
+                confinement = self.confinement
+                user = confinement.user(call.slot) if confinement.is_root else None
+                call.writes = WriteGate(call.pid, str(call.scratch), call.limits.disk, user)
+            call.writes.ask(thread, request)
+
+    def decide_writes(self, listener: int) -> None:
+        """Answer the calls that want to write files, where it can be said now."""
+        for call in self.by_process.values():
+            if call.writes is None or not call.writes.waiting:
+                continue
+            self.confinement.look_as(call.slot)
+            try:
+                decided = call.writes.decide()
+            except OSError:  # it has ended meanwhile
+                call.writes.waiting.clear()
+                continue
+            finally:
+                self.confinement.look_as(None)
+            for request, is_admitted in decided:
+                with contextlib.suppress(OSError):
+                    kernel.answer(listener, request, 0 if is_admitted else errno.ENOSPC)
+            if call.writes.waiting:
+                self.due = min(self.due, time.monotonic() + WATCH_GROWING)
+
     def kill(self, call: HostCall) -> None:
         """Kill a child, the first process of its pid namespace: all others in it end too."""
+        if call.group is not None:
+            call.group.kill()
         if self.confinement.method == "none":
             with contextlib.suppress(ProcessLookupError):  # it may not have its own group yet
                 os.killpg(call.pid, SIGKILL)
@@ -313,12 +396,17 @@ class ForkServer:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(call.pid, SIGKILL)
         status = os.waitpid(call.pid, 0)[1]
+        if call.group is not None and os.WIFSIGNALED(status) and not call.exceeded:
+            call.exceeded = "memory" if call.group.is_out_of_memory() else ""
         if self.cleaner is not None and call.scratch is not None:
             try:
                 self.cleaner.remove(call.scratch.rpartition("/")[2])
             except OSError:
                 self.is_ending = True
         _report(call.status, f"ended {os.waitstatus_to_exitcode(status)} {call.exceeded}")
+        if call.group is not None:
+            has_ended_by_itself = os.WIFEXITED(status) and self.confinement.method != "none"
+            self.groups.close(call.group, is_empty=has_ended_by_itself)
         del self.by_status[call.status]
         self.poll.unregister(ended)
         if call.gate is not None:
@@ -354,21 +442,28 @@ class ForkServer:
                 call.exceeded = "processes"
             elif call.scratch and (used := usage.disk(call.pid, call.scratch, limits.disk)):
                 is_growing |= used > limits.disk // 16
-                if used > limits.disk // usage.KILLED_AT:
+                if used > limits.disk // (usage.KILLED_AT if call.writes is None else 1):
                     call.exceeded = "disk"
             elif call.gate is not None:
                 # where the host may not set limits, no process was approved
                 with contextlib.suppress(OSError):
                     call.gate.rebalance(processes)
+                    if call.group is not None and not call.gate.approvals:
+                        call.group.fit(len(processes))
             self.confinement.look_as(None)
             if call.exceeded:
                 self.kill(call)
         ticks = sum(process.ticks for tree in trees.values() for process in tree)
         is_idle, self.ticks = ticks == self.ticks, ticks
-        if is_idle:
+        can_burst = self.confinement.has_landlock and self.confinement.writes is None
+        if is_idle and not can_burst:  # files that are only counted may grow within milliseconds
             return IDLE
         is_growing |= any(call.gate is not None and call.gate.is_divided for call in calls)
         return WATCH_GROWING if is_growing else WATCH
+
+
+def read_limits(head: bytes) -> Limits:
+    return Limits(*map(int, head.split()[1:]))
 
 
 def open_listeners() -> socket:
@@ -376,6 +471,8 @@ def open_listeners() -> socket:
     from _socket import AF_UNIX, SOCK_STREAM, socketpair
 
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    if hard != resource.RLIM_INFINITY and hard <= SCRATCH:
+        sys.exit(f"only {hard} open files are allowed here (ulimit -Hn); {SCRATCH + 1} are needed")
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))  # a session takes four here
     ours, theirs = socketpair(AF_UNIX, SOCK_STREAM)
     os.dup2(theirs.fileno(), LISTENERS)

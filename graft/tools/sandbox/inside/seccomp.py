@@ -79,6 +79,12 @@ REFUSED_WITHOUT_NAMESPACES = """
 change modes, owners and times of files (Landlock does not guard them), or slow the user's other
 processes."""
 
+CREATING = """
+    creat=85/ mkdir=83/ mkdirat=258/34 mknod=133/ mknodat=259/33 link=86/ linkat=265/37
+    symlink=88/ symlinkat=266/36 rename=82/ renameat=264/38 renameat2=316/276
+"""
+"""Calls that without a mount namespace wait for the host, besides files that are opened for writing."""
+
 HOST_NAMESPACES = (kernel.NEWPID, kernel.NEWNS, kernel.NEWUSER)
 """Namespaces that the host and a child that confines itself create, one at a time. The first two need
 a privilege; a host without privileges creates the third, and its children are refused it afterwards."""
@@ -91,26 +97,28 @@ a name; pairs of streams cannot."""
 PR_SET_PDEATHSIG = 1
 PR_SET_DUMPABLE = 4  # without it the host could not look into the process
 PR_SET_MM = 35  # would give false addresses to the host
-RLIMIT_AS = 9
-LISTENERS = 250
-"""The descriptor on which children send the host their listeners; user code cannot have one so high."""
+RLIMIT_FSIZE, RLIMIT_AS = 1, 9
+GROUPS, LISTENERS, SCRATCH = 249, 250, 251
+"""Descriptors of the host that user code cannot have, as they are too high: the folder of control groups,
+the socket on which children send their listeners, and the folder in which the host makes those of its
+calls."""
 IOCTLS = (0x5412, 0x541C, 0x8901, 0x8902)
 """TIOCSTI, TIOCLINUX: type into the terminal; FIOSETOWN, SIOCSPGRP: as F_SETOWN."""
 FCNTLS = (8, 10, 15, 1026, 1031)
 """F_SETOWN, F_SETSIG, F_SETOWN_EX, F_NOTIFY: the kernel then sends signals to a process of the caller's
 choice, on another's behalf; F_SETPIPE_SZ: larger buffers, which are kernel memory."""
 MADV_PAGEOUT = 21  # memory in swap is not in any count
-O_ACCMODE, O_TRUNC = 3, 0o1000
+O_ACCMODE, O_CREAT, O_TRUNC = 3, 0o100, 0o1000
 CHECKED = {
     "x86_64": {"clone": 56, "clone3": 435, "socketpair": 53, "prctl": 157, "ioctl": 16,
                "kill": 62, "tgkill": 234, "prlimit64": 302, "unshare": 272, "fcntl": 72,
                "sendto": 44, "madvise": 28, "open": 2, "openat": 257, "openat2": 437,
                "fallocate": 285, "sendmsg": 46, "setrlimit": 160,
-               "fork": 57, "vfork": 58},
+               "fork": 57, "vfork": 58, "mkdirat": 258},
     "aarch64": {"clone": 220, "clone3": 435, "socketpair": 199, "prctl": 167, "ioctl": 29,
                 "kill": 129, "tgkill": 131, "prlimit64": 261, "unshare": 97, "fcntl": 25,
                 "sendto": 206, "madvise": 233, "openat": 56, "openat2": 437, "fallocate": 47,
-                "sendmsg": 211, "setrlimit": 164},
+                "sendmsg": 211, "setrlimit": 164, "mkdirat": 34},
 }  # fmt: skip
 """Calls that depend on an argument."""
 
@@ -185,18 +193,18 @@ def if_truncated_by_reader(index: int) -> list[Instruction]:
     return [argument(index), *flags, back(NO)]
 
 
-def host_program(machine: str, *, is_root: bool) -> list[Instruction]:
+def host_program(machine: str, *, is_root: bool, has_groups: bool = False) -> list[Instruction]:
     """The filter of the host and its children. A host that is root needs no user namespaces, so that
-    its children cannot have them either."""
+    its children cannot have them either. One with control groups needs clone3, which their own filter
+    refuses to children."""
     namespaces = HOST_NAMESPACES[: 2 if is_root else 3]
     call = CHECKED[machine]
     code = [ARCHITECTURE, jump_if_equal(ARCHITECTURES[machine], 1, 0), back(KILL), NUMBER]
     # also catches x32, whose numbers begin at 2^30
     code += [jump_if_at_least(NEWEST_KNOWN + 1, 0, 1), back(refuse(errno.ENOSYS))]
     code += refuse_all(numbers(REFUSED, machine))
-    # clone3 keeps its flags in memory, where no filter sees them; on ENOSYS the C library falls
-    # back to clone
-    code += [jump_if_equal(call["clone3"], 0, 1), back(refuse(errno.ENOSYS))]
+    if not has_groups:
+        code += refuse_clone3(machine)
     code += when(call["clone"], [argument(0), jump_if_any_bit(NAMESPACE_FLAGS, 0, 1), back(NO)])
     code += when(call["socketpair"], unless_equal(0, [AF_UNIX], NO))
     code += when(call["socketpair"], unless_equal(1, STREAMS, NO))
@@ -209,6 +217,20 @@ def host_program(machine: str, *, is_root: bool) -> list[Instruction]:
     return [*code, back(ALLOW)]
 
 
+def asking_program(machine: str) -> list[Instruction]:
+    """The filter of a host without namespaces, whose listener decides on files that its children write.
+    The host has it too, and waits for nobody: what it makes and writes is in SCRATCH and GROUPS."""
+    call = CHECKED[machine]
+    code = when(call["mkdirat"], if_equal(0, [SCRATCH, GROUPS], ALLOW))
+    code += when(call["openat"], if_equal(0, [GROUPS], ALLOW))
+    code += [NUMBER, *verdict_on_all(numbers(CREATING, machine), ASK)]
+    for name, index in (("open", 1), ("openat", 2)):
+        if name in call:
+            writes = [argument(index), jump_if_any_bit(O_ACCMODE | O_CREAT, 0, 1), back(ASK)]
+            code += when(call[name], writes)
+    return [*code, back(ALLOW)]
+
+
 def child_program(
     machine: str, *, only_process: int | None, can_ask: bool = True
 ) -> list[Instruction]:
@@ -216,7 +238,7 @@ def child_program(
     there are no namespaces, and this is the only process that the child may be and may signal. With
     namespaces the host decides on new processes; where it cannot be asked, there are none."""
     call = CHECKED[machine]
-    code = [NUMBER, *refuse_all(numbers(NEEDED_BY_THE_HOST, machine))]
+    code = [NUMBER, *refuse_all(numbers(NEEDED_BY_THE_HOST, machine)), *refuse_clone3(machine)]
     refused = [PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_MM]
     code += when(call["prctl"], if_equal(0, refused, NO))
     if only_process is None:
@@ -225,11 +247,9 @@ def child_program(
             code += when(call[name], [back(new_process)]) if name in call else []
         thread = [argument(0), jump_if_any_bit(CLONE_THREAD, 1, 0), back(new_process)]
         code += when(call["clone"], thread)
-        # the host sets this limit; a program that lowers its own is no reason for an error
-        code += when(call["setrlimit"], if_equal(0, [RLIMIT_AS], IGNORE))
-        limit = [argument(1), jump_if_equal(RLIMIT_AS, 0, 5), *unless_null(2, IGNORE)]
-        code += when(call["prlimit64"], limit)
+        set_by_host = RLIMIT_AS
     else:
+        set_by_host = RLIMIT_FSIZE
         code += [NUMBER, *refuse_all(numbers(REFUSED_WITHOUT_NAMESPACES, machine))]
         thread = [argument(0), jump_if_any_bit(CLONE_THREAD, 1, 0), back(NO)]
         code += when(call["clone"], thread)
@@ -243,11 +263,25 @@ def child_program(
         for name, index in (("open", 1), ("openat", 2)):
             if name in call:
                 code += when(call[name], if_truncated_by_reader(index))
+    # a program that lowers its own limit is no reason for an error
+    code += when(call["setrlimit"], if_equal(0, [set_by_host], IGNORE))
+    limit = [argument(1), jump_if_equal(set_by_host, 0, 5), *unless_null(2, IGNORE)]
+    code += when(call["prlimit64"], limit)
     return [*code, back(ALLOW)]
 
 
+def refuse_clone3(machine: str) -> list[Instruction]:
+    """It keeps its flags in memory, where no filter sees them; on ENOSYS the C library falls back to
+    clone."""
+    return [jump_if_equal(CHECKED[machine]["clone3"], 0, 1), back(refuse(errno.ENOSYS))]
+
+
 def refuse_all(calls: list[int]) -> list[Instruction]:
-    return [i for number in calls for i in (jump_if_equal(number, 0, 1), back(NO))]
+    return verdict_on_all(calls, NO)
+
+
+def verdict_on_all(calls: list[int], verdict: int) -> list[Instruction]:
+    return [i for number in calls for i in (jump_if_equal(number, 0, 1), back(verdict))]
 
 
 def assemble(code: list[Instruction]) -> bytes:

@@ -7,9 +7,11 @@ memory that no process has touched lately, and without namespaces the files.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import resource
 import stat
+from collections.abc import Iterator
 
 PAGE = resource.getpagesize()
 PIPE_BUFFER = 1 << 16
@@ -161,43 +163,61 @@ def shared_memory(pid: int) -> dict[bytes, int]:
 
 def disk(pid: int, folder: str, limit: int) -> int:
     """Bytes of the files below a folder and of deleted ones that the process still holds. UNKNOWN for
-    a tree that cannot be counted: too many files, too deep, or closed to this user."""
+    a tree that cannot be counted."""
+    total, _ = files_below(folder)
+    try:
+        device = os.stat(folder).st_dev  # noqa: PTH116
+        total += held_files(pid, device) + num_mapped_deleted(pid, folder) * (limit // FILE_SHARE)
+    except OSError:  # it has ended, or has not become its own user yet
+        return total
+    return total
+
+
+def files_below(folder: str) -> tuple[int, int]:
+    """Bytes and number of the files and folders below a folder. UNKNOWN for a tree that cannot be
+    counted: too many files, too deep, or closed to this user."""
     total = count = 0
     folders = [(folder, 0)]
-    try:
-        while folders:
-            path, depth = folders.pop()
+    while folders:
+        path, depth = folders.pop()
+        try:
             with os.scandir(path) as entries:
                 for entry in entries:
                     count += 1
                     if count > MAX_FILES or depth > MAX_DEPTH:
-                        return UNKNOWN
-                    if entry.is_dir(follow_symlinks=False):
-                        folders.append((entry.path, depth + 1))
-                    else:
-                        total += entry.stat(follow_symlinks=False).st_blocks * 512
-    except FileNotFoundError:  # removed meanwhile
-        return total
-    except OSError:
-        return UNKNOWN
-    try:
-        return total + held_files(pid) + num_mapped_deleted(pid, folder) * (limit // FILE_SHARE)
-    except OSError:  # it has ended, or has not become its own user yet
-        return total
+                        return UNKNOWN, count
+                    with contextlib.suppress(FileNotFoundError):  # removed meanwhile
+                        if entry.is_dir(follow_symlinks=False):
+                            folders.append((entry.path, depth + 1))
+                        total += size(entry.stat(follow_symlinks=False))
+        except FileNotFoundError:
+            continue
+        except OSError:
+            return UNKNOWN, count
+    return total, count
 
 
-def held_files(pid: int) -> int:
-    """Bytes of the files that a process has open and that have no name any more."""
-    total = 0
+def size(file: os.stat_result) -> int:
+    """Bytes that a file has on the disk, or will have when its holes are filled."""
+    return max(file.st_size, file.st_blocks * 512)
+
+
+def open_files(pid: int, device: int) -> Iterator[tuple[str, os.stat_result]]:
+    """The files on this device that a process has open, by descriptor. OSError if it has ended."""
     folder = f"/proc/{pid}/fd"
     for name in os.listdir(folder):  # noqa: PTH208
         try:
             found = os.stat(f"{folder}/{name}")  # noqa: PTH116
         except FileNotFoundError:
             continue  # closed meanwhile
-        if stat.S_ISREG(found.st_mode) and found.st_nlink == 0:
-            total += found.st_blocks * 512
-    return total
+        if stat.S_ISREG(found.st_mode) and found.st_dev == device:
+            yield name, found
+
+
+def held_files(pid: int, device: int) -> int:
+    """Bytes of the files that a process has open and that have no name any more."""
+    held = {found.st_ino: size(found) for _, found in open_files(pid, device) if not found.st_nlink}
+    return sum(held.values())
 
 
 def num_mapped_deleted(pid: int, folder: str) -> int:

@@ -21,18 +21,35 @@ MOST_VALUES = 100_000
 MOST_DEPTH = 100
 """Of lists and sections inside each other."""
 
+NUMBER = re.compile(r"[-+]?[0-9][0-9a-fA-FxXobB_:.]{400,}")
+"""Of more digits than any setting has: Python would take long to read or write it."""
+
 
 class OutOfBounds(ValueError):
     """A file that is too large, nested too deeply, or no file at all."""
 
 
+def is_endless(file: Path) -> bool:
+    """Whether this is a device or a pipe: to open or read it may never end."""
+    try:
+        mode = file.stat().st_mode
+    except OSError:
+        return False
+    return not (stat.S_ISREG(mode) or stat.S_ISDIR(mode))
+
+
+def check_is_file(file: Path) -> None:
+    """Refuse a device or a pipe."""
+    if is_endless(file):
+        raise OutOfBounds(f"'{file}' is not a file but a device or a pipe; it is not read")
+
+
 def read_bytes(file: Path, most: int = MOST_BYTES) -> bytes:
-    """The bytes of an ordinary file, not of a device or a pipe, which may never end."""
+    """The bytes of an ordinary file, not of a device or a pipe."""
     facts = file.stat()
     if stat.S_ISDIR(facts.st_mode):
         raise IsADirectoryError(21, "Is a directory", str(file))
-    if not stat.S_ISREG(facts.st_mode):
-        raise OutOfBounds(f"'{file}' is not a file but a device or a pipe; it is not read")
+    check_is_file(file)
     with file.open("rb") as opened:
         found = opened.read(most + 1)
     if len(found) > most:
@@ -68,6 +85,15 @@ def check_yaml(text: str, where: str) -> None:
         if depth > MOST_DEPTH:
             raise OutOfBounds(
                 f"{where} is nested more than {MOST_DEPTH} levels deep: it is not read"
+            )
+        if (
+            isinstance(event, yaml.ScalarEvent)
+            and event.implicit[0]
+            and NUMBER.fullmatch(event.value)
+        ):
+            raise OutOfBounds(
+                f"{where} has a number of {len(event.value):,} characters, {event.value[:20]}...; no "
+                "setting has so many: it is not read"
             )
     if not has_alias:
         return

@@ -61,6 +61,8 @@ SHAPES = re.compile(
     r"|\beyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]{8,}"  # a signed token (JWT)
     r"|(?i:(?<=\bbearer )|(?<=\bbasic ))(?=[^\s\"']*\d)[\w.~+/=-]{8,}"
     r"|(?<=://)[^/\s:@\"'${}<>]*:[^/\s@\"'${}<>]+(?=@)"  # user:password@ in an address
+    r"|(?i:(?<=http://)|(?<=https://))[^/\s:@\"'${}<>]{8,}(?=@)"  # a token alone, as git and Sentry have it
+    r"|(?i:(?<=[?&]key=)|(?<=[?&]sig=)|(?<=[?&]signature=)|(?<=[?&]code=))[^\s&#\"'${}<>]{8,}"
     r"|(?<=PRIVATE KEY-----)(?:[^\"-]|-(?!----))+"
 )
 _NAMED = re.compile(
