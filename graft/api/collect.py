@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
@@ -18,11 +18,15 @@ from graft.user_code import UserCodeError, seen
 
 if TYPE_CHECKING:
     from graft.config import Config
+    from graft.gateway.attempts import AgentAttempts
     from graft.protocols import Stateful
     from graft.rollout.branches.branch import Branch
 
 RewardLike = str | Mapping[str, Any] | Sequence[Any] | Callable[..., Any]
 """A function (task, trajectory) -> number, a name such as "f1", {name: {keyword: value}}, or a list."""
+
+AgentLike = str | Sequence[str] | Callable[..., Any]
+"""A function (task, client) -> reward, "module:function", or a command: a text or a list of words."""
 
 BranchLike = str | Mapping[str, Any] | Callable[..., Any]
 """independent, arpo, aepo, counterfactual, {name: {keyword: value}}, or a function."""
@@ -39,6 +43,7 @@ def collect(
     tasks: int | Sequence[Task | str] = 16,
     samples: int = 8,
     *,
+    agent: AgentLike | None = None,
     reward: RewardLike | None = None,
     branch: BranchLike = "independent",
     temperature: float = 1.0,
@@ -67,6 +72,8 @@ def collect(
                  None: each task is a prompt, and its first answer ends it
     tasks        how many (the next ones of the engine's stream), or a list of Tasks or prompts
     samples      attempts per task; they share the computation of its prompt
+    agent        a program that attempts the tasks: a function, made by `graft.rollout` or plain, a command
+                 or "module:function"; the environment then only poses them. None: the policy acts in it
     reward       instead of the environment's own: a function (task, trajectory) -> number, or a name
     branch       where attempts fork: independent, arpo, aepo, counterfactual, or a function
     temperature  of sampling; 0 is greedy (with samples=1, to look at; there is nothing to learn from)
@@ -93,6 +100,7 @@ async def acollect(
     tasks: int | Sequence[Task | str] = 16,
     samples: int = 8,
     *,
+    agent: AgentLike | None = None,
     reward: RewardLike | None = None,
     branch: BranchLike = "independent",
     temperature: float = 1.0,
@@ -115,8 +123,8 @@ async def acollect(
     from graft.rollout.collect import collect_async
     from graft.train.actions import check_calls
     from graft.train.build import make_setup
+    from graft.train.rollouts.truncation import refuse_truncation
     from graft.train.tasks import TRAIN_SEEDS
-    from graft.train.truncation import refuse_truncation
 
     engine = engine_of(engine, "collect")
     policy = engine.policy
@@ -140,7 +148,8 @@ async def acollect(
         "deadline": deadline,
     }
     rollout |= {"tasks": tasks} if _is_number(tasks) else {}
-    config = settings(policy.config, rollout=rollout, task={"reward": reward or ""})
+    task = {"reward": reward or "", "agent": ""}
+    config = settings(policy.config, rollout=rollout, task=task)
     refuse_truncation(config, next(iter(branch), "") if isinstance(branch, Mapping) else branch)
     name, make_env = env_maker(env, policy.tokenizer)
     check_calls(config, policy.actions, make_env, [EnvItem(env=name)])
@@ -149,16 +158,21 @@ async def acollect(
         engine.sampling() as sampler,
         _drawn(engine, name, tasks, seed) as (listed, step),
         ProgressLine(f"collect {name}", len(listed), "tasks", progress) as line,
+        ExitStack() as opened,
     ):
-        check_tasks(listed, env, reward is not None)
+        check_tasks(listed, env, reward is not None or agent is not None)
         setup = make_setup(config, sampler, policy.chat, make_env, policy.actions)
+        agents = None if agent is None else _agents_of(agent)
         setup = replace(
             setup,
             sampling=replace(setup.sampling, temperature=temperature),
             salt=(engine.seed if seed is None else seed) * TRAIN_SEEDS + step,
             samples=samples,
             self_play=True,
+            agent=agents,
         )
+        if agents is not None:
+            opened.callback(agents.close)
         if learns is not None:
             learns.begin(step)
         rewards: list[float] = []
@@ -176,6 +190,16 @@ async def acollect(
     for episode in episodes:
         episode.spans[0].info |= {TEMPERATURE: temperature, TRUNCATION: [top_k, top_p]}
     return episodes
+
+
+def _agents_of(agent: AgentLike) -> AgentAttempts:
+    """The agent behind an address of its own, for one collection."""
+    from graft.gateway.address import GatewayAddress
+    from graft.gateway.attempts import AgentAttempts
+    from graft.gateway.programs import make_program
+
+    options = getattr(agent, "options", {})
+    return AgentAttempts(make_program(agent), GatewayAddress(), **options)
 
 
 def _is_number(tasks: Any) -> bool:

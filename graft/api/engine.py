@@ -32,7 +32,7 @@ class PolicyEngine:
     """
 
     def __init__(self, policy: Policy, *, seed: int = 0, kv_tokens: int = 0) -> None:
-        from graft.train.rollout_engine import make_engine
+        from graft.train.rollouts.rollout_engine import make_engine
 
         if not isinstance(policy, Policy):
             raise UserCodeError(

@@ -42,6 +42,7 @@ class PolicyLearner:
                       or a list of these, applied in order
     loss              instead of its loss: a name or a function (logp, entropy, batch) -> (loss, metrics)
     reduction         instead of its reduction: token, sequence, unique_tokens, {"constant": {"length": n}}
+    weights           instead of its weights: names or functions (logp, batch) -> weight, all multiplied
     kl_coef           weight of the KL to the reference; None: the algorithm's
     reference         the policy that the KL is measured to; None: `policy` as it is now
     entropy_coef      bonus on the entropy; None: the algorithm's
@@ -68,6 +69,7 @@ class PolicyLearner:
         credit: PartLike | Sequence[PartLike] | None = None,
         loss: PartLike | None = None,
         reduction: PartLike | None = None,
+        weights: PartLike | Sequence[PartLike] | None = None,
         kl_coef: float | None = None,
         reference: Policy | None = None,
         entropy_coef: float | None = None,
@@ -98,6 +100,7 @@ class PolicyLearner:
                 "credit": _listed(credit),
                 "loss": _plain(loss),
                 "reduction": _plain(reduction),
+                "weights": None if weights is None else _listed(weights),
                 "kl_coef": kl_coef,
                 "entropy_coef": entropy_coef,
                 "importance_cap": importance_cap,
@@ -135,7 +138,7 @@ class PolicyLearner:
         no attempt that came to its end) an exception says so and no weight has changed.
         """
         from graft.train.rl import learn
-        from graft.train.rollout_source import StepRollouts
+        from graft.train.rollouts.rollout_source import StepRollouts
         from graft.train.run_dir.interrupt import Interrupt
 
         listed = _checked(episodes)
@@ -176,7 +179,9 @@ class PolicyLearner:
             names=() if policy.actions is None else policy.actions.names,
             turn_ends=policy.chat.end_ids,
         )
-        writer.save("rl", policy.version, self.trainer, {"steps": self.steps})
+        writer.save(
+            "rl", policy.version, self.trainer, {"steps": self.steps, **self.components.algo.state}
+        )
         return Path(folder) / "checkpoints" / f"rl-{policy.version:06d}"
 
     def restore(self, folder: str | PathLike[str], *, trust: bool = False) -> None:
@@ -199,7 +204,9 @@ class PolicyLearner:
             )
         with reading(Source(str(folder), is_said=trust)):
             found[-1].restore(self.trainer)
-        self.steps, self.policy.version = found[-1].state()["steps"], found[-1].step
+        state = found[-1].state()
+        self.components.algo.restore(state)
+        self.steps, self.policy.version = state["steps"], found[-1].step
         for engine in self.policy.engines:
             engine.renew(self.policy.version)
 
@@ -215,7 +222,7 @@ def _built(policy: Policy, config: Config, reference: Policy | None) -> tuple[An
     from graft.train.components import RunComponents
     from graft.train.learner_build import make_learner
     from graft.train.memory.plan import has_reference
-    from graft.train.rollout_engine import NoEngine
+    from graft.train.rollouts.rollout_engine import NoEngine
 
     preset = preset_of(config)
     refuse_critic(config, preset)
@@ -271,7 +278,7 @@ def _plain(part: Any) -> Any:
     if part is None or isinstance(part, str) or callable(part):
         return part
     raise UserCodeError(
-        f"a credit, loss or reduction is {seen(part)}; give a name, {{name: {{keyword: value}}}} or "
+        f"a credit, loss, reduction or weight is {seen(part)}; give a name, {{name: {{keyword: value}}}} or "
         "a function"
     )
 

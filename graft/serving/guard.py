@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
+from graft.files import user_folder
 from graft.http import is_loopback
 
 Scope = MutableMapping[str, Any]
@@ -46,6 +47,9 @@ HEADERS = {
     "cross-origin-opener-policy": "same-origin",
     "cache-control": "no-store",
 }
+
+API_HEADERS = {name: HEADERS[name] for name in ("x-content-type-options", "cache-control")}
+"""Of answers to programs: each header takes time in every request."""
 
 
 class Rules:
@@ -81,7 +85,8 @@ class Rules:
         hosts = {*self.hosts, self._named(connected_to)}
         if headers.get("host", "").lower() not in hosts:
             return 403, "the Host of the request is not the address of this server"
-        path = unquote(unquote(path))  # %252e is a dot to a server that decodes twice
+        if "%" in path:
+            path = unquote(unquote(path))  # %252e is a dot to a server that decodes twice
         if ".." in path or "\\" in path or "//" in path or "\0" in path:
             return 404, "no such page"
         origin = headers.get("origin")
@@ -91,9 +96,15 @@ class Rules:
         is_foreign = headers.get("sec-fetch-site", "none") not in ("none", "same-origin")
         if is_foreign and not is_opening:  # a link to the page may be followed, with its token
             return 403, "requested by a page of another origin"
-        if not any(map(self._is_token, [*tokens, *self._shown(headers)])):
-            return 401, f"no token, or a wrong one: {self.where}"
-        return None
+        return self.stranger(path, headers, tokens)
+
+    def stranger(
+        self, path: str, headers: Mapping[str, str], tokens: Sequence[str]
+    ) -> Refused | None:
+        """Why the caller may not ask for this path; None: they may."""
+        if any(map(self.is_token, [*tokens, *self._shown(headers)])):
+            return None
+        return 401, f"no token, or a wrong one: {self.where}"
 
     def _named(self, host: str) -> str:
         return f"[{host}]:{self.port}" if ":" in host else f"{host.lower()}:{self.port}"
@@ -101,32 +112,49 @@ class Rules:
     def _shown(self, headers: Mapping[str, str]) -> list[str]:
         pairs = [part.strip().partition("=") for part in headers.get("cookie", "").split(";")]
         shown = [value for name, _, value in pairs if name == self.cookie]
-        kind, _, value = headers.get("authorization", "").partition(" ")
-        return [*shown, value] if kind.lower() == "bearer" else shown
+        return [*shown, *bearer_tokens(headers)]
 
-    def _is_token(self, shown: str) -> bool:
-        return secrets.compare_digest(shown.encode(), self.token.encode())
+    def is_token(self, shown: str) -> bool:
+        return equal_secrets(shown, self.token)
+
+
+def bearer_tokens(headers: Mapping[str, str]) -> list[str]:
+    """What `Authorization: Bearer ...` shows: one text, or none."""
+    kind, _, value = headers.get("authorization", "").partition(" ")
+    return [value.strip()] if kind.lower() == "bearer" else []
+
+
+def equal_secrets(shown: str, secret: str) -> bool:
+    """Compared in a time that says nothing about the secret."""
+    return secrets.compare_digest(shown.encode(), secret.encode())
 
 
 class Guard:
     """An ASGI application around another; refusals are short plain text.
 
+    The application finds the headers, texts by lower-case names, as `named_headers` of the scope.
+
     max_body   bytes of a request's body, which the application gets as a whole; 0: it gets none
+    headers    of every answer; a service that no browser shows needs fewer
     """
 
-    def __init__(self, app: App, rules: Rules, max_body: int = 0) -> None:
+    def __init__(
+        self, app: App, rules: Rules, max_body: int = 0, headers: Mapping[str, str] = HEADERS
+    ) -> None:
         self.app, self.rules, self.max_body = app, rules, max_body
+        self._pairs = [(name.encode(), value.encode()) for name, value in headers.items()]
 
     async def __call__(self, scope: Scope, receive: Any, send: Send) -> None:
         if scope["type"] == "lifespan":
             return await self.app(scope, receive, send)
         if scope["type"] != "http":
             return None
-        headers = {
+        headers = scope["named_headers"] = {
             name.decode("latin-1").lower(): value.decode("latin-1")
             for name, value in scope["headers"]
         }
-        tokens = parse_qs(scope["query_string"].decode("latin-1")).get("token", [])
+        asked = scope["query_string"]
+        tokens = parse_qs(asked.decode("latin-1")).get("token", []) if asked else []
         path = scope.get("raw_path", scope["path"].encode()).decode("latin-1")
         connected_to = str((scope.get("server") or ("",))[0])
         refused = self.rules.refusal(scope["method"], path, headers, tokens, connected_to)
@@ -136,16 +164,16 @@ class Guard:
             refused = None if isinstance(body, bytes) else body
         if refused is not None:
             return await self._answer(send, *refused)
-        more = dict(HEADERS)
+        more = self._pairs
         if tokens:
-            cookie = f"{self.rules.cookie}={self.rules.token}"
-            more["set-cookie"] = f"{cookie}; Path=/; HttpOnly; SameSite=Strict"
+            cookie = f"{self.rules.cookie}={self.rules.token}; Path=/; HttpOnly; SameSite=Strict"
+            more = [*more, (b"set-cookie", cookie.encode())]
+        own = {name for name, _ in more}
 
         async def send_guarded(message: MutableMapping[str, Any]) -> None:
             if message["type"] == "http.response.start":
-                pairs = [(name.encode(), value.encode()) for name, value in more.items()]
-                kept = [pair for pair in message["headers"] if pair[0].decode().lower() not in more]
-                message = {**message, "headers": [*kept, *pairs]}
+                kept = [pair for pair in message["headers"] if pair[0].lower() not in own]
+                message = {**message, "headers": [*kept, *more]}
             await send(message)
 
         messages = [{"type": "http.request", "body": body, "more_body": False}]
@@ -190,15 +218,16 @@ def new_token() -> str:
 
 
 def _token_file(port: int) -> Path:
-    folder = os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config"
-    return Path(folder) / "graft" / "served" / f"{port}.token"
+    return user_folder("XDG_CONFIG_HOME", "~/.config") / "graft" / "served" / f"{port}.token"
 
 
 @contextmanager
 def stored_token(token: str, port: int) -> Iterator[None]:
     """Let other programs of this user find the token of the service at this port, while it runs."""
-    file = _token_file(port)
-    with suppress(OSError):  # a home that cannot be written to: the printed address has the token
+    with suppress(
+        OSError
+    ):  # no home, or one that cannot be written to: the printed address has the token
+        file = _token_file(port)
         file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         file.unlink(missing_ok=True)
         descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
@@ -208,7 +237,7 @@ def stored_token(token: str, port: int) -> Iterator[None]:
         yield
     finally:
         with suppress(OSError):
-            file.unlink(missing_ok=True)
+            _token_file(port).unlink(missing_ok=True)
 
 
 def local_token(url: str) -> str:

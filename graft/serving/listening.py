@@ -3,19 +3,26 @@
     1,100 half-sent requests, 200 connections allowed:  each new one closes the oldest that has sent no
                                                         complete request head; a whole request is answered
 
-A request head must arrive in HEAD_SECONDS, a response be taken in `seconds`.
+A request head must arrive in HEAD_SECONDS, a response be taken in `seconds`. Between two requests a
+connection stays open for `keep_alive` seconds: agents whose tools take minutes need more than a browser.
 """
 
 from __future__ import annotations
 
+import asyncio
 import resource
 import socket
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from typing import Any
 
+from graft.serving.connections import limited_protocol
 from graft.serving.guard import App
 
 HEAD_SECONDS = 10.0
+KEEP_ALIVE = 5.0
+LAST_SECONDS = 2.0
+"""For answers that are being written when a server on an event loop ends."""
 MOST_CONNECTIONS = 512
 BACKLOG = 128
 """Connections that the kernel accepts ahead: they are open files before they are counted."""
@@ -64,7 +71,49 @@ def serve_app(
     uvicorn.Server(config).run(sockets=[listener])
 
 
-def server_config(app: App, seconds: float | None = 300.0) -> Any:
+@asynccontextmanager
+async def serving(
+    app: App, listener: socket.socket, *, keep_alive: float, most: int
+) -> AsyncIterator[None]:
+    """Serve on the running event loop while the block lasts, without signal handlers.
+
+    The listener stays bound and listening afterwards: requests wait there for the next block.
+    """
+    config = server_config(app, None, keep_alive=keep_alive, most=allow_files(most))
+    from uvicorn.server import ServerState
+
+    config.load()
+    state = ServerState()
+    own = listener.dup()  # the server closes its socket with itself
+    server = await asyncio.get_running_loop().create_server(
+        lambda: config.http_protocol_class(config=config, server_state=state, app_state={}),
+        sock=own,
+        backlog=most,
+    )
+    try:
+        yield
+    finally:
+        server.close()
+        for connection in [*state.connections]:
+            connection.shutdown()  # closes an idle one; another closes behind its answer
+        if state.tasks:
+            await asyncio.wait([*state.tasks], timeout=LAST_SECONDS)
+        left = [*state.tasks]
+        for task in left:
+            task.cancel()
+        await asyncio.gather(*left, return_exceptions=True)
+        for connection in [*state.connections]:
+            connection.transport.close()
+        await asyncio.sleep(0)  # connections are lost in the next iteration of the loop
+
+
+def server_config(
+    app: App,
+    seconds: float | None = 300.0,
+    *,
+    keep_alive: float = KEEP_ALIVE,
+    most: int | None = None,
+) -> Any:
     """Settings of a uvicorn.Server within the limits above."""
     try:
         import uvicorn
@@ -72,65 +121,29 @@ def server_config(app: App, seconds: float | None = 300.0) -> Any:
         raise ImportError(NEEDS) from error
     return uvicorn.Config(
         app,
-        http=_limited_protocol(seconds),
+        http=limited_protocol(HEAD_SECONDS, seconds, keep_alive, most or most_connections()),
         backlog=BACKLOG,
         log_level="error",
         access_log=False,
         server_header=False,
         proxy_headers=False,
         ws="none",
+        timeout_keep_alive=int(keep_alive),
         timeout_graceful_shutdown=1,
     )
 
 
-def most_connections() -> int:
+def most_connections(wanted: int | None = None) -> int:
     """Half of the files that this process may open, so that the application can open its own."""
+    wanted = MOST_CONNECTIONS if wanted is None else wanted
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return MOST_CONNECTIONS if soft < 0 else max(8, min(MOST_CONNECTIONS, soft // 2))
+    return wanted if soft < 0 else max(8, min(wanted, soft // 2))
 
 
-def _limited_protocol(seconds: float | None) -> type:
-    from uvicorn.protocols.http.h11_impl import H11Protocol
-
-    most = most_connections()
-    idle: dict[LimitedProtocol, None] = {}
-    """Connections without a request, the oldest first."""
-
-    class LimitedProtocol(H11Protocol):
-        timer: Any = None
-
-        def connection_made(self, transport: Any) -> None:
-            super().connection_made(transport)
-            if len(self.connections) > most:
-                oldest = next(iter(idle), self)
-                idle.pop(oldest, None)
-                oldest.transport.abort()
-                if oldest is self:
-                    return
-            self._wait_for_head()
-
-        def data_received(self, data: bytes) -> None:
-            super().data_received(data)
-            if self in idle and self.cycle is not None and not self.cycle.response_complete:
-                idle.pop(self)
-                self._abort_after(seconds)
-
-        def on_response_complete(self) -> None:
-            super().on_response_complete()
-            self._wait_for_head()
-
-        def connection_lost(self, exc: Exception | None) -> None:
-            idle.pop(self, None)
-            self._abort_after(None)
-            super().connection_lost(exc)
-
-        def _wait_for_head(self) -> None:
-            idle[self] = None
-            self._abort_after(HEAD_SECONDS)
-
-        def _abort_after(self, seconds: float | None) -> None:
-            if self.timer is not None:
-                self.timer.cancel()
-            self.timer = self.loop.call_later(seconds, self.transport.abort) if seconds else None
-
-    return LimitedProtocol
+def allow_files(connections: int) -> int:
+    """Let this process open as many files as `connections` need; the number that it may have."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = 2 * connections if hard < 0 else min(2 * connections, hard)
+    if 0 <= soft < needed:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
+    return most_connections(connections)

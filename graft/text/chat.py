@@ -47,6 +47,9 @@ HISTORIES = {
     "conversation; where it rewrites earlier turns, a new context begins, which is a row of its own",
 }
 """What each value does with a template that rewrites."""
+MOST_EXTENDED, LONGEST_EXTENDED = 1024, 2048
+"""Texts between two turns whose tokens are kept, and the characters of their messages: environments and
+agents send the same few lines again and again."""
 SENTINEL = "graft.sentinel.7c1e"
 _SHOWN = "graft.shown"
 _ASK: Message = {"role": "user", "content": "graft.question"}
@@ -99,6 +102,7 @@ class Chat:
                 f"(one of {known}) or model.chat_template=PATH of a .jinja file"
             )
         check_variables(self.template, options)
+        self._extended: dict[Any, list[int]] = {}
         self._shown: set[str] = set()  # roles whose messages the template writes
         self._opened = ""  # the text before an assistant's turn, without tools
         self._names = {  # placeholders for control tokens that are only text
@@ -174,6 +178,19 @@ class Chat:
 
         Contents are plain text: "<|im_end|>" in a search result does not end a turn.
         """
+        key = _remembered(messages, closed, last, tool)
+        if key is None or key not in self._extended:
+            tokens = self._extend(messages, closed, last, tool)
+            if key is None:
+                return tokens
+            if len(self._extended) >= MOST_EXTENDED:
+                del self._extended[next(iter(self._extended))]
+            self._extended[key] = tokens
+        return [*self._extended[key]]
+
+    def _extend(
+        self, messages: Sequence[Message], closed: bool, last: int | None, tool: str
+    ) -> list[int]:
         if not messages:
             raise ValueError("nothing to extend with: pass the new user or tool messages")
         if any(message["role"] == "assistant" for message in messages):
@@ -263,7 +280,17 @@ class Chat:
                 else part
                 for part in parts
             ]
+        if calls := message.get("tool_calls"):
+            hidden["tool_calls"] = self._hidden_within(calls)
         return {**message, **hidden}
+
+    def _hidden_within(self, value: Any) -> Any:
+        """Plain data with placeholders in all of its texts."""
+        if isinstance(value, str):
+            return self.hidden(value)
+        if isinstance(value, Mapping):
+            return {self.hidden(str(key)): self._hidden_within(one) for key, one in value.items()}
+        return [self._hidden_within(one) for one in value] if isinstance(value, list) else value
 
     def visible(self, text: str) -> str:
         """The text with control tokens in place of the placeholders of `hide`."""
@@ -453,6 +480,15 @@ def turns_of(messages: Sequence[Message]) -> list[int]:
                 f"or add the messages between them"
             )
     return turns
+
+
+def _remembered(messages: Sequence[Message], *how: Any) -> Any:
+    """A key for messages that have short texts alone; None for others."""
+    if not all(isinstance(one, str) for message in messages for one in message.values()):
+        return None
+    if sum(len(one) for message in messages for one in message.values()) > LONGEST_EXTENDED:
+        return None
+    return (*how, *(tuple(message.items()) for message in messages))
 
 
 def _turn_end(closing: str, tokenizer: FastTokenizer) -> tuple[str, frozenset[int]]:

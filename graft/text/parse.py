@@ -1,4 +1,4 @@
-"""Parts of a model's text: tags, boxed answers, numbers, code blocks, tool calls.
+"""Parts of a model's text: tags, boxed answers, numbers, code blocks.
 
 Pure functions on strings. They never raise, and their time is linear in the length of the text: a
 policy under training may write a megabyte of brackets.
@@ -6,14 +6,10 @@ policy under training may write a megabyte of brackets.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Collection
-from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any, NamedTuple
-
-from graft.registry import resolve
+from typing import NamedTuple
 
 _ANY_TAG = re.compile(r"<(/?)([A-Za-z_][A-Za-z0-9_-]{0,63})>")
 _BOX = re.compile(r"\\(?:boxed|fbox)[ \t]{0,8}\{")
@@ -42,18 +38,6 @@ class CodeBlock(NamedTuple):
     code: str
     start: int
     end: int
-
-
-@dataclass(frozen=True, slots=True)
-class ToolCall:
-    """A call in the policy's text. `error` is the reason why it cannot be carried out."""
-
-    name: str
-    content: str
-    arguments: dict[str, Any] = field(default_factory=dict[str, Any])
-    error: str = ""
-    start: int = 0
-    end: int = 0
 
 
 def tags(text: str, names: Collection[str] | None = None) -> list[Tag]:
@@ -157,127 +141,6 @@ def code_blocks(text: str, language: str | None = None) -> list[CodeBlock]:
     return [block for block in found if language is None or block.language == language]
 
 
-def tool_calls(text: str, style: str, names: Collection[str] | None = None) -> list[ToolCall]:
-    """The calls in `text`, in order; `names` (None: all) keeps only these tools.
-
-    tags    <python>print(1)</python>                                 name python, content print(1)
-    hermes  <tool_call>{"name": "f", "arguments": {"x": 1}}</tool_call>  name f, arguments {"x": 1}
-    fenced  a fenced code block                                       name is its language
-    gem     one call at most: a tag or a fence, see `first_call`
-    mcp     <tool_call><tool_name>f</tool_name><arguments>{"x": 1}</arguments></tool_call>
-
-    A call in invalid JSON is kept, whatever `names` is: its `error` is the answer.
-    """
-    calls = resolve(style, STYLES, "tool-call style")(text, names)
-    return [call for call in calls if names is None or call.error or call.name in names]
-
-
-def first_call(text: str, name: str) -> ToolCall | None:
-    """The first call to one tool, written as a tag or as a fence: the one that ends first.
-
-    "<python>```python\\nprint(1)```</python>" -> "print(1)": a fence inside the tag wins.
-    """
-    tag_at = text.find(f"<{name}>")
-    body = tag_at + len(name) + 2
-    found = _until(text, name, f"</{name}>", tag_at, body) if tag_at >= 0 else None
-    fence = re.compile(rf"```\n?{re.escape(name)}(?![A-Za-z0-9_])").search(text)
-    fenced = _until(text, name, "```", fence.start(), fence.end()) if fence else None
-    return min(filter(None, (found, fenced)), key=lambda call: call.end, default=None)
-
-
-def _until(text: str, name: str, close: str, start: int, body: int) -> ToolCall | None:
-    end = text.find(close, body)
-    if end < 0:  # then no later opening is closed either: one search is enough
-        return None
-    return ToolCall(name, text[body:end].strip(), start=start, end=end + len(close))
-
-
-def _gem_calls(text: str, names: Collection[str] | None) -> list[ToolCall]:
-    known = ("python", "search") if names is None else names  # GEM's tools; each needs a search
-    calls = [call for name in known if (call := first_call(text, name))]
-    return [min(calls, key=lambda call: call.start)] if calls else []
-
-
-def _mcp_calls(text: str, names: Collection[str] | None) -> list[ToolCall]:
-    return [_mcp_call(tag) for tag in tags(text, ["tool_call"])]
-
-
-def _tag_calls(text: str, names: Collection[str] | None) -> list[ToolCall]:
-    return [ToolCall(t.name, t.content, start=t.start, end=t.end) for t in tags(text, names)]
-
-
-def _hermes_calls(text: str, names: Collection[str] | None) -> list[ToolCall]:
-    return [_hermes_call(tag) for tag in tags(text, ["tool_call"])]
-
-
-def _fenced_calls(text: str, names: Collection[str] | None) -> list[ToolCall]:
-    return [ToolCall(b.language, b.code, start=b.start, end=b.end) for b in code_blocks(text)]
-
-
-def _hermes_call(tag: Tag) -> ToolCall:
-    def broken(why: str, name: str = "") -> ToolCall:
-        return ToolCall(name, tag.content, error=why, start=tag.start, end=tag.end)
-
-    try:
-        call = _read_json(tag.content)
-        if not isinstance(call, dict):
-            return broken(f"a tool call must be a JSON object, not {type(call).__name__}")
-        if isinstance(call.get("function"), dict):  # {"type": "function", "function": {...}}
-            call = call["function"]
-        name = call.get("name")
-        arguments = call.get("arguments", call.get("parameters", {}))  # Llama says "parameters"
-        if not isinstance(name, str) or not name:
-            return broken('a tool call needs a "name", which is a string')
-        if isinstance(arguments, str):  # the wire form: JSON inside JSON
-            arguments = _read_json(arguments)
-    except RecursionError:
-        return broken("the tool call is nested too deeply")
-    except ValueError as error:
-        return broken(f"the tool call is not valid JSON: {error}")
-    if not isinstance(arguments, dict):
-        return broken(f'"arguments" must be a JSON object, not {type(arguments).__name__}', name)
-    return ToolCall(name, tag.content, arguments, start=tag.start, end=tag.end)
-
-
-def _mcp_call(tag: Tag) -> ToolCall:
-    name = last_tag(tag.content, "tool_name")
-    written = last_tag(tag.content, "arguments")
-    if not name or written is None:
-        lacking = "arguments" if name else "tool_name"
-        why = f"a tool call needs <{lacking}>...</{lacking}>"
-        return ToolCall(name or "", tag.content, error=why, start=tag.start, end=tag.end)
-    arguments, why = read_arguments(written)
-    return ToolCall(name, tag.content, arguments, why, start=tag.start, end=tag.end)
-
-
-def read_arguments(text: str) -> tuple[dict[str, Any], str]:
-    """The arguments of a call, a JSON object, and ""; or {} and the reason why they are invalid.
-
-    '{"x": 1}' -> {"x": 1}, "";  "" -> {}, "";  "[1]" -> {}, "the arguments must be ..."
-    """
-    try:
-        value = _read_json(text) if text.strip() else {}
-    except RecursionError:
-        return {}, "the arguments are nested too deeply"
-    except ValueError as error:
-        return {}, f"the arguments are not valid JSON: {error}"
-    if not isinstance(value, dict):
-        return {}, f"the arguments must be a JSON object, not {type(value).__name__}"
-    return value, ""
-
-
-def _read_json(text: str) -> Any:
-    """Strict JSON: no NaN, and no lone surrogates, which could not be written again."""
-
-    def refuse(constant: str) -> Any:
-        raise ValueError(f"{constant} is not a JSON value")
-
-    value = json.loads(text, parse_constant=refuse)
-    # a lone surrogate and a float beyond range (1e999) fail here, both with a ValueError
-    json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
-    return value
-
-
 def _opening_fence(line: str, at: int) -> tuple[int, str, str] | None:
     """Start, fence and info of a block that this line, found at `at`, opens.
 
@@ -309,13 +172,3 @@ def _last_match(pattern: re.Pattern[str], text: str) -> re.Match[str] | None:
 
 def _bare(number: str) -> str:
     return number.replace(",", "").replace("\u2212", "-").lstrip("+")
-
-
-STYLES = {
-    "tags": _tag_calls,
-    "hermes": _hermes_calls,
-    "fenced": _fenced_calls,
-    "gem": _gem_calls,
-    "mcp": _mcp_calls,
-}
-"""How a policy writes tool calls."""

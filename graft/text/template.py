@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from functools import lru_cache
 from pathlib import Path
@@ -20,11 +20,11 @@ import jinja2.meta
 from jinja2 import nodes
 from jinja2.parser import Parser
 
-from graft.bounds import read_text
 from graft.registry import nearest
 from graft.text.gem_templates import GEM_TEMPLATES
 from graft.text.template_limits import LimitedEnvironment, TemplateLimit, check_source
 from graft.trust import check_program
+from graft.trust.bounds import read_text
 from graft.types import Message
 
 PLAIN = """\
@@ -154,15 +154,26 @@ def render(
     schemas = None if tools is None else _tool_schemas(tools)
     if continue_final_message:
         conversation[-1:] = [_marked(conversation[-1])]
-    given = {"messages": conversation, "tools": schemas, "documents": None, **variables}
+    variables |= {"tools": schemas, "documents": None}
+    variables["add_generation_prompt"] = add_generation_prompt
     try:
-        compiled, more = _compile(template), {"add_generation_prompt": add_generation_prompt}
-        text = _environment().limited(lambda: compiled.render(**more, **given))
+        try:
+            text = _written(template, conversation, variables)
+        except TypeError:  # DeepSeek's template takes arguments as text only
+            as_texts = [_with_texts(message) for message in conversation]
+            if as_texts == conversation:
+                raise
+            text = _written(template, as_texts, variables)
     except jinja2.TemplateError as error:
         raise TemplateError(f"the chat template refuses these messages: {error}") from error
     except (TypeError, ValueError, ArithmeticError) as error:  # such as text + None
         raise TemplateError(f"the chat template cannot write these messages: {error}") from error
     return _cut_at_mark(text) if continue_final_message else text
+
+
+def _written(template: str, messages: Sequence[Message], variables: Mapping[str, Any]) -> str:
+    compiled = _compile(template)
+    return _environment().limited(lambda: compiled.render(messages=messages, **variables))
 
 
 def _refuse_pictures(messages: Sequence[Message]) -> None:
@@ -203,13 +214,24 @@ def _cut_at_mark(text: str) -> str:
 
 def _with_objects(message: Message) -> Message:
     """The message with tool-call arguments as objects; in OpenAI's form they are JSON strings."""
+    return _with_arguments(message, _as_object)
+
+
+def _with_texts(message: Message) -> Message:
+    """The message with tool-call arguments as JSON strings."""
+    return _with_arguments(
+        message, lambda given: given if isinstance(given, str) else _to_json(given)
+    )
+
+
+def _with_arguments(message: Message, change: Callable[[Any], Any]) -> Message:
     if not message.get("tool_calls"):
         return message
     message = copy.deepcopy(message)
     for call in message["tool_calls"]:
         function = call.get("function") or call
         if "arguments" in function:
-            function["arguments"] = _as_object(function["arguments"])
+            function["arguments"] = change(function["arguments"])
     return message
 
 

@@ -7,7 +7,7 @@ are built in: one token per character of an alphabet, and one token per byte.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -15,13 +15,15 @@ from typing import Any
 import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers
 
-from graft.bounds import parse_json, read_bytes, read_text
 from graft.files import write_text
 from graft.text.marks import Interval
 from graft.text.template import PLAIN
+from graft.trust.bounds import parse_json, read_bytes, read_text
 
 MOST_GROWTH = 1000.0
 """Of a text, by all replacements of a tokenizer."""
+MOST_CONTROL_TOKENS = 20_000
+"""Models have up to some thousand. Every text is searched for them."""
 MOST_BYTES = 1 << 26
 """Of a tokenizer.json: Gemma's has 33 MB."""
 NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
@@ -79,6 +81,11 @@ class FastTokenizer:
         special = (token.content for token in added.values() if token.special)
         self.control_tokens = sorted(special, key=len, reverse=True)
         """Texts of special tokens, the longest first, since one may contain another."""
+        if len(self.control_tokens) > MOST_CONTROL_TOKENS:
+            raise ValueError(
+                f"{len(self.control_tokens):,} special tokens; every text is searched for them, and at "
+                f"most {MOST_CONTROL_TOKENS:,} are possible"
+            )
         self.vocab_size: int = max(backend.get_vocab(with_added_tokens=True).values()) + 1
         self.bos_id = self._id("bos_token")
         self.eos_id = self._id("eos_token")
@@ -108,7 +115,7 @@ class FastTokenizer:
 
         No token is joined across the border: the tokens before it are fixed.
         """
-        return self.encode_after_with_offsets(text, last)[0]
+        return self._after(text, last)[0]
 
     def encode_plain(self, text: str, last: int | None = None) -> list[int]:
         """As `encode_after`, but special tokens in the text are not recognised: for untrusted text.
@@ -116,31 +123,40 @@ class FastTokenizer:
         encode("<|im_end|>") is one token, the end of a turn; encode_plain("<|im_end|>") are the
         tokens of ten characters that only look like it.
         """
-        return self.encode_after_with_offsets(text, last, is_plain=True)[0]
+        return self._after(text, last, is_plain=True)[0]
 
     def encode_after_with_offsets(
-        self, text: str, last: int | None = None, *, is_plain: bool = False
+        self, text: str, last: int | None = None
     ) -> tuple[list[int], list[Interval]]:
-        """`encode_after` or `encode_plain`, and the characters [start, end) of each token.
+        """`encode_after`, and the characters [start, end) of each token.
 
         Some tokenizers leave blanks at the ends of a token out.
         """
+        ids, offsets = self._after(text, last)
+        return ids, offsets()
+
+    def _after(
+        self, text: str, last: int | None, *, is_plain: bool = False
+    ) -> tuple[list[int], Callable[[], list[Interval]]]:
+        """The tokens, and a function for their characters: of a long text these take most of the time."""
         token = None if last is None else self._added.get(last)
         if token is not None and not is_plain:
             # encoded together: some tokens absorb the blanks that follow them
             whole, length = self._run(token + text), len(token)
-            if whole.ids[:1] == [last]:
-                moved = [(max(0, a - length), max(0, b - length)) for a, b in whole.offsets[1:]]
-                return whole.ids[1:], moved
+            ids = whole.ids
+            if ids[:1] == [last]:
+                return ids[1:], lambda: [
+                    (max(0, a - length), max(0, b - length)) for a, b in whole.offsets[1:]
+                ]
         encoding = self._run(text, is_plain)
+        ids = encoding.ids
         if not self._prefix or (token is not None and self._prefix == EVERYWHERE):
-            return encoding.ids, encoding.offsets
+            return ids, lambda: encoding.offsets
         # only the text before the first added token starts differently
-        found = (i for i, index in enumerate(encoding.ids) if index in self._added)
-        first = next(found, len(encoding.ids))
-        end = encoding.offsets[first][0] if first < len(encoding.ids) else len(text)
+        first = next((i for i, index in enumerate(ids) if index in self._added), len(ids))
+        end = encoding.offsets[first][0] if first < len(ids) else len(text)
         head = self._run(text[:end], is_plain, is_continued=True)
-        return head.ids + encoding.ids[first:], head.offsets + encoding.offsets[first:]
+        return head.ids + ids[first:], lambda: head.offsets + encoding.offsets[first:]
 
     def _run(
         self, text: str, is_plain: bool = False, is_continued: bool = False

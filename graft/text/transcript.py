@@ -13,20 +13,14 @@ begins with the whole text.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from graft.text.chat import APPEND, Chat, Piece, Tools, turns_of
-from graft.text.parse import ToolCall, read_arguments, tool_calls
+from graft.text.syntax_probe import syntax_of
 from graft.text.template import TemplateError
+from graft.text.turn import readings
 from graft.types import Message
-
-_CHANNEL = re.compile(
-    r"(?:<\|start\|>assistant)?(?P<to> ?to=\S+?)?<\|channel\|>(?P<head>[^<]*)(?:<\|constrain\|>[^<]*)?"
-    r"<\|message\|>(?P<text>.*?)(?:<\|end\|>|<\|return\|>|<\|call\|>|$)",
-    re.DOTALL,
-)
 
 
 class Next(NamedTuple):
@@ -98,7 +92,7 @@ class Transcript(NamedTuple):
         If it renders no reading that way, the first reading that it accepts.
         """
         accepted: Message | None = None
-        for reading in readings(self.begun + words):
+        for reading in readings(self.begun + words, syntax_of(chat), self.tools):
             message = chat.hide(reading)
             try:
                 whole = chat.render([*self.messages, message], self.tools)
@@ -113,25 +107,6 @@ class Transcript(NamedTuple):
                 "use model.history=append"
             )
         return accepted
-
-
-def readings(text: str) -> Iterator[Message]:
-    """A turn as messages: thought, content and calls; thought and content; all of it as content."""
-    if "<|channel|>" in text:
-        yield _read_channels(text)
-    before, closed, rest = text.partition("</think>")
-    thought = before.rpartition("<think>")[2].strip("\n") if closed else ""
-    content = rest.lstrip("\n") if closed else text
-    mind: Message = {"reasoning_content": thought} if thought else {}
-    calls = tool_calls(content, "hermes")
-    if calls and not any(call.error for call in calls) and not content[calls[-1].end :].strip():
-        words = content[: calls[0].start].removesuffix("\n")
-        made = [_call(call, number) for number, call in enumerate(calls)]
-        yield {"role": "assistant", "content": words, **mind, "tool_calls": made}
-    for one in dict.fromkeys([content, content.strip()]):
-        yield {"role": "assistant", "content": one, **mind}
-    for one in dict.fromkeys([text, text.strip()]):
-        yield {"role": "assistant", "content": one}
 
 
 def contexts(chat: Chat, messages: Sequence[Message], tools: Tools | None) -> list[list[Piece]]:
@@ -161,30 +136,9 @@ def contexts(chat: Chat, messages: Sequence[Message], tools: Tools | None) -> li
     return [chat.encode_pieces(one) for one in [*found, texts] if len(one) > 1]
 
 
-def _call(call: ToolCall, number: int) -> Message:
-    function = {"name": call.name, "arguments": call.arguments}
-    return {"id": f"call{number:05d}", "type": "function", "function": function}
-
-
 def _answer(answer: Message, calls: Sequence[Message], number: int) -> Message:
     """A tool's result with the id and name of its call, which some templates read."""
     if answer["role"] != "tool" or not calls:
         return answer
     call = calls[min(number, len(calls) - 1)]
     return {"tool_call_id": call["id"], "name": call["function"]["name"], **answer}
-
-
-def _read_channels(text: str) -> Message:
-    """gpt-oss: thoughts in the channel analysis, content in final, calls to a function."""
-    message: Message = {"role": "assistant", "content": ""}
-    for part in _CHANNEL.finditer(text):
-        head, content = f"{part['head']} {part['to'] or ''}", part["text"]
-        if called := re.search(r"to=functions\.(\S+)", head):
-            arguments, _ = read_arguments(content)
-            call = ToolCall(called[1], content, arguments)
-            message["tool_calls"] = [_call(call, 0)]
-        elif head.startswith("analysis"):
-            message["thinking"] = message["reasoning_content"] = content
-        else:
-            message["content"] += content
-    return message

@@ -20,6 +20,7 @@ from graft.runs import RunRecord, find_runs
 from graft.runs.settings import env_names
 from graft.train.run_dir.names import named
 from graft.train.run_dir.token_log import TokenRow, learned_path, read_learned
+from graft.trust.bounds import is_endless
 from graft.viewer.curves import metric_names
 from graft.viewer.episodes import EpisodeFile
 from graft.viewer.pieces import TokenTexts
@@ -131,7 +132,9 @@ class ViewedRun:
             return
         found: dict[str, EpisodeFile] = {}
         for prefix, folder in folders.items():
-            paths = {_step(path): path for path in folder.glob("step_*.jsonl")}
+            paths = {
+                _step(path): path for path in folder.glob("step_*.jsonl") if not is_endless(path)
+            }
             for step in sorted(step for step in paths if step >= 0):
                 name = f"{prefix}{step}"
                 found[name] = self._files.get(name) or EpisodeFile(paths[step])

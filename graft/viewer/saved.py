@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from graft.files import write_text
-from graft.masking import mask_shapes
+from graft.trust.masking import mask_shapes
 from graft.version import __version__
 from graft.viewer import walks
 from graft.viewer.answers import Answers

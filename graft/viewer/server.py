@@ -11,9 +11,9 @@ import socket
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from graft.masking import mask, mask_shapes
 from graft.serving.guard import App, Guard, Rules
 from graft.serving.listening import serve_app
+from graft.trust.masking import mask, mask_shapes
 from graft.viewer.answers import Answers, BadRequest, Query
 from graft.viewer.runs import NotThere, ViewedRun
 

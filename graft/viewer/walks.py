@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from graft.train.run_dir.token_log import TokenRow
+from graft.viewer.contexts import contexts
 from graft.viewer.episodes import prompt_text
 from graft.viewer.runs import NotThere, ViewedRun
 
@@ -42,19 +43,23 @@ def tree(run: ViewedRun, step: str, line: int) -> dict[str, Any]:
         },
         "num_spans": len(spans),
         "spans": [_branch(span) for span in spans[:MOST_SPANS]],
-        "leaves": [
-            {
-                "tips": leaf["tips"],
-                "reward": _number(leaf["reward"]),
-                "status": str(leaf["status"]),
-                "twin": leaf.get("twin"),
-                "seat": str(leaf.get("seat") or ""),
-                "match": leaf.get("match"),
-                "metrics": {k: _number(v) for k, v in (leaf.get("metrics") or {}).items()},
-                "info": _info(leaf.get("info") or {}),
-            }
-            for leaf in leaves
-        ],
+        "leaves": [_leaf(leaf, spans) for leaf in leaves],
+    }
+
+
+def _leaf(leaf: Mapping[str, Any], spans: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    made = contexts(leaf, spans)
+    info = leaf.get("info") or {}
+    return {
+        "tips": leaf["tips"],
+        "reward": _number(leaf["reward"]),
+        "status": str(leaf["status"]),
+        "twin": leaf.get("twin"),
+        "seat": str(leaf.get("seat") or ""),
+        "match": leaf.get("match"),
+        "metrics": {k: _number(v) for k, v in (leaf.get("metrics") or {}).items()},
+        "info": _info({k: v for k, v in info.items() if not made or k != "contexts"}),
+        "contexts": made,
     }
 
 

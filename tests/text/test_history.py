@@ -10,10 +10,13 @@ from hypothesis import strategies as st
 from text_families import GLM, HARMONY, LLAMA_2, QWEN3, glm, harmony, qwen3, sentencepiece
 from text_templates import INSTRUCT, LLAMA, SEARCH, message, small_bpe
 
+from graft.text.call_syntax import CallSyntax
 from graft.text.chat import Chat
 from graft.text.template import CHATML, PLAIN, TemplateError, render, variables_of
-from graft.text.transcript import Transcript, contexts, readings
+from graft.text.transcript import Transcript, contexts
+from graft.text.turn import readings
 
+HERMES = CallSyntax("json", "<tool_call>", "</tool_call>", before="\n")
 LLAMA_31_DATE = (
     "{% if not date_string is defined %}{% set date_string = '26 Jul 2024' %}{% endif %}"
     "{{ date_string }}{% if custom_tools is defined %}{% set tools = custom_tools %}{% endif %}"
@@ -70,22 +73,23 @@ def test_nulls_in_calls_and_schemas_are_written(template: str, as_text: bool):
     text = render(template, messages, tools=[schema])
     assert '"arguments": {"query": null, "n": [null]}}' in text
     assert '"parameters": {"default": null}' in text
-    (reading, *_) = readings('<tool_call>{"name": "f", "arguments": {"a": null}}</tool_call>')
+    called = '<tool_call>{"name": "f", "arguments": {"a": null}}</tool_call>'
+    (reading, *_) = readings(called, HERMES)
     assert reading["tool_calls"][0]["function"]["arguments"] == {"a": None}
 
 
 def test_a_turn_is_read_as_thought_text_and_calls():
     call = '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>'
-    first, second, *_, last = readings(f"<think>\nhm\n</think>\n\nso\n{call}")
+    first, second, *_, last = readings(f"<think>\nhm\n</think>\n\nso\n{call}", HERMES)
     assert (first["reasoning_content"], first["content"]) == ("hm", "so")
     assert [c["function"]["name"] for c in first["tool_calls"]] == ["f"]
     assert (second["content"], last["content"]) == (
         f"so\n{call}",
         f"<think>\nhm\n</think>\n\nso\n{call}",
     )
-    (opened, *_) = readings("hm\n</think>\n\n5")  # the prompt had opened the thought
+    (opened, *_) = readings("hm\n</think>\n\n5", HERMES)  # the prompt had opened the thought
     assert (opened["reasoning_content"], opened["content"]) == ("hm", "5")
-    assert [r["content"] for r in readings(" 5")] == [" 5", "5", " 5", "5"]
+    assert [r["content"] for r in readings(" 5", HERMES)] == [" 5", "5", " 5", "5"]
 
 
 def test_a_blank_that_the_template_writes_is_none_of_the_message_s():

@@ -9,13 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from graft.registry import UnknownName
+from graft.text.calls import tool_calls
 from graft.text.parse import (
     code_blocks,
     last_boxed,
     last_number,
     last_tag,
     tags,
-    tool_calls,
 )
 
 LONG = 150_000  # characters; with quadratic time the suite's own limit strikes

@@ -2,6 +2,7 @@
 
 import { ask, colourOf } from "./api.js";
 import { WAYS } from "./colours.js";
+import { Contexts } from "./contexts.js";
 import { choice, make, number, oneLine, visible } from "./dom.js";
 import { Transcript } from "./transcript.js";
 import { Tree } from "./tree.js";
@@ -109,18 +110,29 @@ class Pane {
     const rewards = leaves.map((leaf) => leaf.reward ?? 0);
     const mean = rewards.reduce((a, b) => a + b, 0) / (rewards.length || 1);
     const treeBox = make("div", { class: "treebox" });
-    const walkBox = make("div", { class: "walk" });
+    this.walkBox = make("div", { class: "walk" });
     this.chooser = make("div", { class: "controls" });
     const answer = task.answer === null || task.answer === undefined ? null : make("p", { class: "answer" }, "answer: ", make("bdi", {}, visible(String(task.answer))));
     this.element = make("article", { class: "pane", "data-run": run, "data-step": step },
       make("h2", {}, dot, `${name} · step ${step} · `, make("bdi", {}, oneLine(task.id))),
       make("p", { class: "note" }, `${leaves.length} attempts, mean reward ${number(mean, 3)}, ${episode.num_spans} spans`),
       make("details", { class: "prompt" }, make("summary", {}, "prompt: ", make("bdi", {}, oneLine(task.prompt).slice(0, 100))), make("pre", { dir: "auto" }, visible(task.prompt)), answer),
-      treeBox, this.chooser, walkBox);
+      treeBox, this.chooser, this.walkBox);
     this.tree = new Tree(treeBox, episode, (span, leaf) => this.choose(span, leaf));
-    this.transcript = new Transcript(walkBox, episode, view.state);
-    this.transcript.learned = (reason) => view.learned(reason);
-    this.transcript.way = way;
+    this.build(null);
+  }
+
+  /** What shows the walks of an attempt: one transcript, or the contexts of an agent side by side. */
+  build(leaf) {
+    const { episode, view, walkBox } = this;
+    const learned = (reason) => view.learned(reason);
+    if (episode.leaves[leaf]?.contexts.length) {
+      if (this.transcript.leaf === leaf) return;
+      this.transcript = new Contexts(walkBox, episode, leaf, view.state, { way, learned, go: (...to) => this.read(...to) });
+    } else if (!(this.transcript instanceof Transcript)) {
+      this.transcript = new Transcript(walkBox, episode, view.state);
+      Object.assign(this.transcript, { way, learned });
+    }
   }
 
   start(span, leaf) {
@@ -129,7 +141,11 @@ class Pane {
       return;
     }
     if (span !== null) return this.choose(span);
-    this.read(leaf ?? 0, 0, null);
+    this.readFirst(leaf ?? 0);
+  }
+
+  readFirst(leaf) {
+    this.read(leaf, this.episode.leaves[leaf]?.contexts[0]?.context ?? 0, null);
   }
 
   choose(span, leaf) {
@@ -145,11 +161,21 @@ class Pane {
     const path = [];
     for (let at = leaves[leaf].tips[context]; at !== null && at !== undefined; at = spans[at].parent) path.push(at);
     this.tree.mark(path, span);
-    const choices = leaves.map((one, i) => [i, `#${i}: ${one.seat ? `seat ${one.seat} of game ${one.match}, ` : ""}reward ${number(one.reward, 3)}, ${one.status}${one.twin !== null && one.twin !== undefined ? `, twin of #${one.twin}` : ""}`]);
+    const choices = leaves.map((one, i) => [i, `#${i}: ${one.seat ? `seat ${one.seat} of game ${one.match}, ` : ""}reward ${number(one.reward, 3)}, ${one.status}${one.twin !== null && one.twin !== undefined ? `, twin of #${one.twin}` : ""}${sessionWords(one)}`]);
+    const { contexts, tips } = leaves[leaf];
+    const places = contexts.length ? contexts.map((one) => [one.context, oneLine(one.title)]) : tips.map((_, i) => i);
     this.chooser.replaceChildren(
-      choice("attempt", choices, leaf, (chosen) => this.read(Number(chosen), 0, null), "leaf"),
-      ...(leaves[leaf].tips.length > 1 ? [choice("context", leaves[leaf].tips.map((_, i) => i), context, (chosen) => this.read(leaf, Number(chosen), null), "context")] : []),
+      choice("attempt", choices, leaf, (chosen) => this.readFirst(Number(chosen)), "leaf"),
+      ...(tips.length > 1 ? [choice("context", places, context, (chosen) => this.read(leaf, Number(chosen), null), "context")] : []),
     );
+    this.build(leaf);
     this.transcript.open(leaf, context, span);
   }
+}
+
+/** What an agent's session counted: contexts, retries, connections that were dropped. */
+function sessionWords({ contexts, metrics }) {
+  if (!contexts.length) return "";
+  const counts = [[metrics.contexts ?? contexts.length, "context", "contexts"], [metrics["agent/retries"], "retry", "retries"], [metrics["agent/dropped"], "dropped connection", "dropped connections"]];
+  return counts.map(([count, one, many]) => (count ? `, ${count} ${count === 1 ? one : many}` : "")).join("");
 }

@@ -115,7 +115,7 @@ export class Transcript {
       block = make("section", { class: `span ${span.author}`, "data-span": i }, heading(span, i));
       if (!page.pieces && span.characters) block.append(this.plain(i));
       block.append(make("div", { class: "tokens", dir: "auto" }));
-      this.text.append(block);
+      this.text.append(block, ...(this.below?.(i) ?? []));
     }
     const parts = [];
     let mode = first > begins ? this.tokens.get(first - 1)?.mode : 0;

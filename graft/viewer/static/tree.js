@@ -125,7 +125,8 @@ export class Tree {
     const leaf = this.episode.leaves[number_];
     const isLast = context === leaf.tips.length - 1;
     const twin = leaf.twin !== null && leaf.twin !== undefined ? ` ⇄${leaf.twin}` : "";
-    const words = isLast ? `#${number_} ${leaf.seat ? `${leaf.seat} ` : ""}${number(leaf.reward, 3)}${leaf.status === "done" ? "" : ` ${leaf.status}`}${twin}` : `#${number_} context ${context + 2}`;
+    const titled = leaf.contexts.find((one) => one.context === context);
+    const words = isLast ? `#${number_} ${leaf.seat ? `${leaf.seat} ` : ""}${number(leaf.reward, 3)}${leaf.status === "done" ? "" : ` ${leaf.status}`}${twin}` : `#${number_} ${titled ? oneLine(titled.title).slice(0, 24) : `context ${context + 2}`}`;
     const isGood = leaf.reward > 0 ? "good" : leaf.reward < 0 ? "bad" : "zero";
     return draw("g", { class: `leaf ${isGood}`, "data-leaf": number_, "data-context": context, "data-span": span },
       draw("rect", { x: x - 4, y: y + 2, width: words.length * 6.6 + 8, height: BOX.height - 4, rx: 9 }),
@@ -184,6 +185,8 @@ export class Tree {
       rows.push(["leaf", found.dataset.leaf], ["reward", number(leaf.reward)], ["status", leaf.status]);
       if (leaf.twin !== null && leaf.twin !== undefined) rows.push(["twin", leaf.twin]);
       if (leaf.seat) rows.push(["seat", leaf.seat], ["game", leaf.match]);
+      const began = leaf.contexts.find((one) => one.context === Number(found.dataset.context));
+      if (began) rows.push(["context", oneLine(began.title)], ["began", oneLine(began.reason)]);
       for (const [name, value] of Object.entries(leaf.metrics)) rows.push([name, number(value)]);
       for (const [name, value] of Object.entries(leaf.info)) rows.push([`info: ${name}`, oneLine(String(value)).slice(0, 200)]);
     }

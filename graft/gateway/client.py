@@ -1,0 +1,136 @@
+"""What an agent that is a Python function gets: the address and key of its session, and clients for it.
+
+async def agent(task, client):                    def agent(task, client):
+    api = client.openai()                             answer = client.chat(task.prompt)
+    ...                                               return float(task.answer in answer["content"])
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from graft.gateway.dialects import openai_chat
+from graft.gateway.request import PolicyAnswer, RefusedRequest
+from graft.gateway.session import AgentSession
+from graft.types import Message
+
+MODEL = "policy"
+"""The name that clients give for the model; any other is answered too."""
+
+
+class AgentClient:
+    """A session, as the agent sees it: `base_url`, `api_key`, and ways to call the policy."""
+
+    model = MODEL
+
+    def __init__(self, held: AgentSession, base_url: str, anthropic_base_url: str) -> None:
+        self.attempt = held
+        """The session itself, on the event loop of the engine."""
+        self.session, self.api_key = held.id, held.key
+        self.base_url = base_url
+        """For OpenAI's clients: it ends with /v1."""
+        self.anthropic_base_url = anthropic_base_url
+
+    def openai(self, **options: Any) -> Any:
+        """An openai.AsyncOpenAI for this session; in a blocking agent an openai.OpenAI."""
+        openai = _imported("openai")
+        return openai.AsyncOpenAI(base_url=self.base_url, api_key=self.api_key, **options)
+
+    def anthropic(self, **options: Any) -> Any:
+        """An anthropic.AsyncAnthropic; in a blocking agent an anthropic.Anthropic."""
+        anthropic = _imported("anthropic")
+        url = self.anthropic_base_url
+        return anthropic.AsyncAnthropic(base_url=url, api_key=self.api_key, **options)
+
+    async def chat(
+        self,
+        messages: Sequence[Message] | str,
+        tools: Sequence[Mapping[str, Any]] = (),
+        **options: Any,
+    ) -> dict[str, Any]:
+        """The policy's next message, without HTTP: {"role": "assistant", "content": ..., "tool_calls": ...}.
+
+        The message can be appended to `messages` for the next call. Options are those of OpenAI's chat
+        completions: max_tokens, stop, temperature, tool_choice, ...
+        """
+        if isinstance(messages, str):
+            messages = [{"role": "user", "content": messages}]
+        elif not isinstance(messages, Iterable):
+            raise RefusedRequest(f"client.chat takes messages or a text, not {messages!r}")
+        body = {"model": self.model, "messages": [*messages], "tools": [*tools], **options}
+        request = openai_chat.read(body, {})
+        return as_message((await self.attempt.answer(request))[0])
+
+    def reward(self, value: float, response_id: str | None = None) -> None:
+        """A reward for the attempt, or for one answer (the "id" of the message)."""
+        self.attempt.reward(value, response_id)
+
+    def blocking(self) -> BlockingClient:
+        """The same for an agent that runs on a thread of its own."""
+        return BlockingClient(self, asyncio.get_running_loop())
+
+
+class BlockingClient:
+    """The client of an agent that is an ordinary function; the loop of the engine runs elsewhere."""
+
+    model = MODEL
+
+    def __init__(self, inner: AgentClient, loop: asyncio.AbstractEventLoop) -> None:
+        self._inner, self._loop = inner, loop
+        self.session, self.api_key = inner.session, inner.api_key
+        self.base_url, self.anthropic_base_url = inner.base_url, inner.anthropic_base_url
+
+    def openai(self, **options: Any) -> Any:
+        openai = _imported("openai")
+        return openai.OpenAI(base_url=self.base_url, api_key=self.api_key, **options)
+
+    def anthropic(self, **options: Any) -> Any:
+        anthropic = _imported("anthropic")
+        url = self.anthropic_base_url
+        return anthropic.Anthropic(base_url=url, api_key=self.api_key, **options)
+
+    def chat(
+        self,
+        messages: Sequence[Message] | str,
+        tools: Sequence[Mapping[str, Any]] = (),
+        **options: Any,
+    ) -> dict[str, Any]:
+        """As AgentClient.chat; waits for the answer."""
+        asked = self._inner.chat(messages, tools, **options)
+        return asyncio.run_coroutine_threadsafe(asked, self._loop).result()
+
+    def reward(self, value: float, response_id: str | None = None) -> None:
+        async def give() -> None:
+            self._inner.reward(value, response_id)
+
+        asyncio.run_coroutine_threadsafe(give(), self._loop).result()
+
+
+def as_message(answer: PolicyAnswer) -> dict[str, Any]:
+    """An answer as the message that the next request has in its history."""
+    message: dict[str, Any] = {"role": "assistant", "content": answer.content, "id": answer.id}
+    if answer.reasoning:
+        message["reasoning_content"] = answer.reasoning
+    if answer.calls:
+        message["tool_calls"] = [
+            {
+                "id": one.id,
+                "type": "function",
+                "function": {"name": one.name, "arguments": one.arguments},
+            }
+            for one in answer.calls
+        ]
+    return message
+
+
+def _imported(name: str) -> Any:
+    from importlib import import_module
+
+    try:
+        return import_module(name)
+    except ImportError as error:
+        raise ImportError(
+            f"client.{name}() needs the {name} package: pip install {name}; client.chat() needs none"
+        ) from error

@@ -1,0 +1,307 @@
+"""Fields of a request, checked: whatever a client sends is read or refused with the name of the field."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import lru_cache
+from typing import Any
+
+from graft.gateway.request import RefusedRequest
+from graft.types import Message
+
+MOST_DEPTH = 64
+"""Of nested lists and objects. Schemas of tools have about ten; code behind this one may recurse."""
+MOST_ANSWERS = 128
+MOST_STOPS = 16
+_KINDS = {bool: "true or false", str: "a text", list: "a list", dict: "an object"}
+log = logging.getLogger("graft")
+
+
+class RequestFields:
+    """A JSON object of a request; `path` is its place, for messages: "messages.2.content.0"."""
+
+    def __init__(self, values: Any, path: str = "") -> None:
+        if not isinstance(values, dict):
+            place = path or "the body"
+            raise RefusedRequest(f"{place} must be a JSON object, not {shown(values)}", param=path)
+        self.values, self.path = values, path
+
+    def place(self, name: str) -> str:
+        return f"{self.path}.{name}" if self.path else name
+
+    def get(self, name: str) -> Any:
+        """The value; None where it is absent or null."""
+        return self.values.get(name)
+
+    def refused(self, name: str, why: str) -> RefusedRequest:
+        place = self.place(name)
+        return RefusedRequest(f"{place} {why}", param=place)
+
+    def required(self, name: str) -> Any:
+        if (value := self.get(name)) is None:
+            raise self.refused(name, "is required")
+        return value
+
+    def text(self, name: str, default: str = "") -> str:
+        return self._typed(name, str, default)
+
+    def name(self, name: str) -> str:
+        """A text that is there and not empty."""
+        self.required(name)
+        if not (text := self.text(name)):
+            raise self.refused(name, "is empty")
+        return text
+
+    def flag(self, name: str) -> bool:
+        return self._typed(name, bool, False)
+
+    def fields(self, name: str) -> RequestFields:
+        """An object; one without fields where it is absent."""
+        return RequestFields(self._typed(name, dict, {}), self.place(name))
+
+    def objects(self, name: str) -> list[RequestFields]:
+        values: list[Any] = self._typed(name, list, [])
+        return [RequestFields(one, f"{self.place(name)}.{i}") for i, one in enumerate(values)]
+
+    def items(self, name: str) -> Sequence[Any]:
+        return self._typed(name, list, ())
+
+    def texts(self, name: str) -> tuple[str, ...]:
+        """A list of texts that are not empty, or one of them alone: "a" -> ("a",)."""
+        value = self.get(name)
+        values = [value] if isinstance(value, str) else self._typed(name, list, [])
+        if not all(isinstance(one, str) and one for one in values) or len(values) > MOST_STOPS:
+            why = f"must be at most {MOST_STOPS} texts that are not empty, not {shown(value)}"
+            raise self.refused(name, why)
+        return tuple(values)
+
+    def whole(self, name: str, low: int, high: int | None = None) -> int | None:
+        value = self.get(name)
+        if value is None:
+            return None
+        # JavaScript has no integers: 5.0 is 5
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        is_whole = is_number and value == int(value)
+        if not is_whole or value < low or (high is not None and value > high):
+            limits = f"from {low}" if high is None else f"from {low} to {high}"
+            raise self.refused(name, f"must be a whole number {limits}, not {shown(value)}")
+        return int(value)
+
+    def number(self, name: str, low: float, high: float) -> float | None:
+        value = self.get(name)
+        if value is None:
+            return None
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not is_number or not low <= value <= high:
+            raise self.refused(
+                name, f"must be a number from {low:g} to {high:g}, not {shown(value)}"
+            )
+        return float(value)
+
+    def _typed(self, name: str, kind: type, default: Any) -> Any:
+        value = self.get(name)
+        if value is None:
+            return default
+        if not isinstance(value, kind):
+            raise self.refused(name, f"must be {_KINDS[kind]}, not {shown(value)}")
+        return value
+
+
+def read_messages(
+    fields: RequestFields, name: str, read: Callable[[RequestFields], list[Message]]
+) -> list[Message]:
+    """The messages of a list. Most have a role and a text alone, the same in every dialect."""
+    made: list[Message] = []
+    for number, value in enumerate(fields.items(name)):
+        if (plain := _plain_message(value)) is not None:
+            made.append(plain)
+        else:
+            made += read(RequestFields(value, f"{fields.place(name)}.{number}"))
+    return made
+
+
+def _plain_message(value: Any) -> Message | None:
+    if type(value) is not dict or type(value.get("content")) is not str:
+        return None
+    role = value.get("role")
+    if role not in ("user", "assistant", "system") or len(value) - _count_none(value) != 2:
+        return None
+    return {"role": role, "content": value["content"]}
+
+
+def _count_none(value: dict[str, Any]) -> int:
+    return [*value.values()].count(None)
+
+
+def body_fields(
+    body: Any,
+    known: Collection[str],
+    ignored: Collection[str],
+    refused: Mapping[str, tuple[Sequence[Any], str]],
+) -> RequestFields:
+    """The fields of a whole request.
+
+    known    fields that the dialect reads
+    ignored  fields without effect on what is sampled here
+    refused  name -> values that ask for nothing, and the reason why others are refused
+
+    Other fields are ignored too, as a client of tomorrow may send them, and named once in the log.
+    """
+    fields = RequestFields(body)
+    _check_json(fields.values)
+    for name, value in fields.values.items():
+        if value is None:
+            continue
+        if name in refused:
+            harmless, why = refused[name]
+            if value not in harmless:
+                raise RefusedRequest(f"{name} is not supported here: {why}", param=name)
+        elif name not in known and name not in ignored:
+            _note_unknown(str(name)[:80])
+    return fields
+
+
+def sampling_of(fields: RequestFields, hottest: float) -> dict[str, Any]:
+    """How the client wants tokens to be drawn; `hottest` is the highest temperature of its dialect."""
+    share, most = fields.number("top_p", 0, 1), fields.whole("top_k", -1)
+    return {
+        "temperature": fields.number("temperature", 0, hottest),
+        # of a share of 0 the most probable token is left, as of a very small one
+        "top_p": share if share is None else max(share, 1e-6),
+        "top_k": most if most is None else max(most, 0),
+    }
+
+
+def arguments_of(text: str) -> dict[str, Any] | str:
+    """The arguments of a call: an object; what is no JSON object stays the text that it was.
+
+    '{"a": 1}' -> {"a": 1};  "" -> {};  "[1]" -> "[1]";  '{"a": ' -> '{"a": '
+    """
+    try:
+        value = json.loads(text) if text.strip() else {}
+        if isinstance(value, dict):
+            _check_json(value)
+            return value
+    except (ValueError, RecursionError, RefusedRequest):
+        pass
+    return text
+
+
+def function_tool(fields: RequestFields, parameters: str) -> dict[str, Any]:
+    """A tool in OpenAI's form. `parameters` is the name of the field that has their schema.
+
+    Other fields, such as `strict`, are left out: the policy is not constrained to a schema.
+    """
+    function = {
+        "name": fields.name("name"),
+        "description": fields.text("description"),
+        "parameters": dict(fields.fields(parameters).values)
+        or {"type": "object", "properties": {}},
+    }
+    return {"type": "function", "function": function}
+
+
+def function_call(id: str, name: str, arguments: dict[str, Any] | str) -> dict[str, Any]:
+    return {"id": id, "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def assistant_message(content: str, reasoning: str, calls: Sequence[Any]) -> Message:
+    message: Message = {"role": "assistant", "content": content}
+    if reasoning:
+        message["reasoning_content"] = reasoning
+    if calls:
+        message["tool_calls"] = list(calls)
+    return message
+
+
+def with_tool_names(messages: Sequence[Message]) -> tuple[Message, ...]:
+    """Tool messages with the name of the call that they answer, which some templates write."""
+    names: dict[str, str] = {}
+    named: list[Message] = []
+    for message in messages:
+        for call in message.get("tool_calls", ()):
+            names[call["id"]] = call["function"]["name"]
+        if message["role"] == "tool" and message["tool_call_id"] in names:
+            message = {**message, "name": names[message["tool_call_id"]]}
+        named.append(message)
+    if not named:
+        raise RefusedRequest("there are no messages; send at least one", param="messages")
+    return tuple(named)
+
+
+def check_choice(choice: str, tools: Sequence[Mapping[str, Any]]) -> str:
+    """A choice of tools that can be made among these."""
+    names = [tool["function"]["name"] for tool in tools]
+    if choice in ("auto", "none") or choice in names or (choice == "required" and names):
+        return choice
+    raise RefusedRequest(
+        f"tool_choice asks for {shown(choice)}, and the tools are {shown(names)}",
+        param="tool_choice",
+    )
+
+
+def client_of(headers: Mapping[str, str]) -> dict[str, Any]:
+    """The sub-agent that asks, and whether it asks again, from the headers of the clients' SDKs."""
+    known = {name.lower(): value for name, value in headers.items()}
+    count = known.get("x-stainless-retry-count", "0").strip()
+    return {
+        "agent": known.get("x-claude-code-agent-id", ""),
+        "is_retry": count.isascii() and count.isdigit() and count.strip("0") != "",
+    }
+
+
+def shown(value: Any) -> str:
+    """A value in a message, short."""
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def _check_json(body: Mapping[str, Any]) -> None:
+    """Refuse what could not be written as JSON again, level by level: the depth is the client's."""
+    level: list[Any] = [body]
+    texts: list[str] = []
+    depth = 0
+    while level:
+        depth += 1
+        if depth > MOST_DEPTH:
+            raise RefusedRequest(f"the body is nested more than {MOST_DEPTH} levels deep")
+        inner: list[Any] = []
+        for value in level:
+            kind = type(value)
+            if kind is str:
+                texts.append(value)
+            elif kind is dict:
+                inner += value
+                inner += value.values()
+            elif isinstance(value, list | tuple):
+                inner += value
+            elif isinstance(value, dict):
+                inner += [*value, *value.values()]
+            elif isinstance(value, str):
+                texts.append(value)
+            elif value is not None:
+                _check_number(value)
+        level = inner
+    try:
+        "".join(texts).encode()
+    except UnicodeEncodeError as error:
+        raise RefusedRequest(
+            "a text of the body is no valid Unicode: it has half of a surrogate pair"
+        ) from error
+
+
+def _check_number(value: Any) -> None:
+    if isinstance(value, float) and not math.isfinite(value):
+        raise RefusedRequest(f"a number of the body is {value}, which is no JSON")
+    if isinstance(value, int) and abs(value) >= 2**63:
+        raise RefusedRequest("a whole number of the body has more than 63 bits")
+    if not isinstance(value, int | float):
+        raise RefusedRequest(f"the body has a {type(value).__name__}, which is no JSON value")
+
+
+@lru_cache(maxsize=256)  # each name once
+def _note_unknown(name: str) -> None:
+    log.warning("the gateway ignores the field %r of requests, which it does not know", name)

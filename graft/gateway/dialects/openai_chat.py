@@ -1,0 +1,284 @@
+"""OpenAI's Chat Completions: POST /v1/chat/completions."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from graft.gateway.dialects import sse
+from graft.gateway.dialects.fields import (
+    MOST_ANSWERS,
+    RequestFields,
+    arguments_of,
+    assistant_message,
+    body_fields,
+    check_choice,
+    client_of,
+    function_call,
+    function_tool,
+    read_messages,
+    sampling_of,
+    shown,
+    with_tool_names,
+)
+from graft.gateway.dialects.openai_errors import error, models
+from graft.gateway.request import AgentRequest, AnsweredCall, PolicyAnswer, RefusedRequest
+from graft.types import Message
+
+__all__ = [
+    "PATH",
+    "PREFIX",
+    "answer",
+    "error",
+    "error_event",
+    "events",
+    "models",
+    "opening",
+    "ping",
+    "read",
+]
+
+PATH: str = "/v1/chat/completions"
+PREFIX: str = "chatcmpl-"
+KNOWN = {
+    "messages", "model", "tools", "tool_choice", "temperature", "top_p", "top_k", "max_tokens",
+    "max_completion_tokens", "stop", "seed", "n", "stream", "stream_options", "logprobs", "top_logprobs",
+}  # fmt: skip
+IGNORED = {
+    # names and book-keeping of the client
+    "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key",
+    "prompt_cache_options", "prompt_cache_retention", "moderation",
+    # a faster way to the same text
+    "prediction",
+    # the policy may always write several calls, and several are answered
+    "parallel_tool_calls",
+    # hints to models that were trained for them: here the chat template decides
+    "reasoning_effort", "verbosity",
+}  # fmt: skip
+UNCONSTRAINED = (
+    "the policy writes freely, and is not constrained to a format; ask for it in the prompt"
+)
+OTHER_SAMPLING = (
+    "tokens are sampled from the policy's own distribution, which is the one that is trained"
+)
+NO_MEDIA = "the policy reads and writes text only"
+REFUSED: dict[str, tuple[Sequence[Any], str]] = {
+    "response_format": (({"type": "text"},), UNCONSTRAINED),
+    "logit_bias": (({},), OTHER_SAMPLING),
+    "presence_penalty": ((0,), OTHER_SAMPLING),
+    "frequency_penalty": ((0,), OTHER_SAMPLING),
+    # not OpenAI's, but other servers read them
+    "repetition_penalty": ((1,), OTHER_SAMPLING),
+    "min_p": ((0,), OTHER_SAMPLING),
+    "min_tokens": ((0,), OTHER_SAMPLING),
+    "ignore_eos": ((False,), OTHER_SAMPLING),
+    "bad_words": (([],), OTHER_SAMPLING),
+    "allowed_token_ids": (([],), OTHER_SAMPLING),
+    "guided_json": ((), UNCONSTRAINED),
+    "guided_regex": ((), UNCONSTRAINED),
+    "guided_choice": ((), UNCONSTRAINED),
+    "guided_grammar": ((), UNCONSTRAINED),
+    "structured_outputs": (({},), UNCONSTRAINED),
+    "chat_template_kwargs": (
+        ({},),
+        "model.template_args of the recipe has the template's variables",
+    ),
+    "functions": (([],), "it is deprecated; use tools"),
+    "function_call": (("none",), "it is deprecated; use tool_choice"),
+    "modalities": ((["text"],), NO_MEDIA),
+    "audio": ((), NO_MEDIA),
+    "web_search_options": (
+        (),
+        "there are no tools of the provider; give the agent a tool of its own",
+    ),
+}
+"""Name -> values that ask for nothing, and the reason why others are refused."""
+
+
+def read(body: Any, headers: Mapping[str, str]) -> AgentRequest:
+    fields = body_fields(body, KNOWN, IGNORED, REFUSED)
+    tools = tuple(_tool(tool) for tool in fields.objects("tools"))
+    stream = fields.flag("stream")
+    limit = fields.whole("max_completion_tokens", 1)
+    return AgentRequest(
+        messages=with_tool_names(read_messages(fields, "messages", lambda one: [_message(one)])),
+        tools=tools,
+        model=fields.text("model"),
+        **sampling_of(fields, hottest=2),
+        max_tokens=fields.whole("max_tokens", 1) if limit is None else limit,
+        stop=fields.texts("stop"),
+        seed=fields.whole("seed", -(2**63)),
+        n=fields.whole("n", 1, MOST_ANSWERS) or 1,
+        stream=stream,
+        with_usage=not stream or fields.fields("stream_options").flag("include_usage"),
+        logprobs=_logprobs(fields),
+        tool_choice=check_choice(_choice(fields), tools),
+        **client_of(headers),
+    )
+
+
+def answer(request: AgentRequest, answers: Sequence[PolicyAnswer]) -> dict[str, Any]:
+    choices = [
+        {
+            "index": number,
+            "message": _answered(one),
+            "logprobs": _logprobs_of(request, one),
+            "finish_reason": one.finish,
+            **_id_of_choice(answers, one),
+        }
+        for number, one in enumerate(answers)
+    ]
+    return {**_head(request, answers[0].id), "choices": choices, "usage": _usage(answers)}
+
+
+def opening(request: AgentRequest, id: str) -> bytes:
+    delta = {"role": "assistant", "content": ""}
+    return b"".join(_chunk(request, id, number, delta) for number in range(request.n))
+
+
+def events(request: AgentRequest, answers: Sequence[PolicyAnswer]) -> Iterator[bytes]:
+    id = answers[0].id
+    for number, one in enumerate(answers):
+        for name, text in (("reasoning_content", one.reasoning), ("content", one.content)):
+            for piece in sse.pieces(text):
+                yield _chunk(request, id, number, {name: piece})
+        for place, call in enumerate(one.calls):
+            delta = {"tool_calls": [{"index": place, **_called(call)}]}
+            yield _chunk(request, id, number, delta)
+        end = {"finish_reason": one.finish, **_id_of_choice(answers, one)}
+        yield _chunk(request, id, number, {}, logprobs=_logprobs_of(request, one), **end)
+    if request.with_usage:
+        yield sse.event({**_head(request, id, ".chunk"), "choices": [], "usage": _usage(answers)})
+    yield sse.DONE
+
+
+def ping() -> bytes:
+    return sse.COMMENT
+
+
+def error_event(refused: RefusedRequest) -> bytes:
+    return sse.event(error(refused)[1])
+
+
+def text_of(fields: RequestFields, name: str, kinds: Sequence[str] = ("text",)) -> str:
+    """Content as text: a string, or parts of these types, each on its own lines."""
+    value = fields.get(name)
+    if value is None or isinstance(value, str):
+        return value or ""
+    texts: list[str] = []
+    for part in fields.objects(name):
+        kind = part.text("type", kinds[0])
+        if kind not in kinds and kind != "refusal":
+            raise part.refused("type", f"is {shown(kind)}: {NO_MEDIA}")
+        texts.append(part.text("refusal" if kind == "refusal" else "text"))
+    return "\n".join(texts)
+
+
+def _message(fields: RequestFields) -> Message:
+    role = fields.name("role")
+    content = text_of(fields, "content")
+    if role in ("system", "developer", "user"):
+        return {"role": "user" if role == "user" else "system", "content": content}
+    if role == "tool":
+        id = fields.name("tool_call_id")
+        return {"role": "tool", "content": content, "tool_call_id": id}
+    if role != "assistant":
+        raise fields.refused(
+            "role", f"must be system, developer, user, assistant or tool, not {shown(role)}"
+        )
+    if fields.get("function_call") is not None:
+        raise fields.refused("function_call", "is deprecated; use tool_calls")
+    reasoning = fields.text("reasoning_content") or fields.text("reasoning")
+    calls = [_call(call) for call in fields.objects("tool_calls")]
+    return assistant_message(content or fields.text("refusal"), reasoning, calls)
+
+
+def _call(fields: RequestFields) -> dict[str, Any]:
+    if (kind := fields.text("type", "function")) != "function":
+        raise fields.refused("type", f"is {shown(kind)}: only calls of functions are known")
+    function = fields.fields("function")
+    arguments = function.get("arguments")
+    if not isinstance(arguments, Mapping):
+        arguments = arguments_of(function.text("arguments"))
+    return function_call(fields.name("id"), function.name("name"), arguments)  # type: ignore[arg-type]
+
+
+def _tool(fields: RequestFields) -> dict[str, Any]:
+    if (kind := fields.text("type", "function")) != "function":
+        raise fields.refused("type", f"is {shown(kind)}: only tools of the type function are known")
+    return function_tool(fields.fields("function"), "parameters")
+
+
+def _choice(fields: RequestFields) -> str:
+    value = fields.get("tool_choice")
+    if value is None or isinstance(value, str):
+        return value or "auto"
+    choice = fields.fields("tool_choice")
+    if (kind := choice.text("type", "function")) != "function":
+        raise choice.refused("type", f"is {shown(kind)}: only a function can be chosen")
+    return choice.fields("function").name("name")
+
+
+def _logprobs(fields: RequestFields) -> int | None:
+    if fields.whole("top_logprobs", 0):
+        raise fields.refused(
+            "top_logprobs",
+            "must be 0: log-probs are kept of sampled tokens only; send logprobs without it",
+        )
+    return 0 if fields.flag("logprobs") else None
+
+
+def _head(request: AgentRequest, id: str, kind: str = "") -> dict[str, Any]:
+    return {
+        "id": PREFIX + id,
+        "object": f"chat.completion{kind}",
+        "created": int(time.time()),
+        "model": request.model,
+    }
+
+
+def _chunk(
+    request: AgentRequest, first: str, number: int, delta: Mapping[str, Any], **end: Any
+) -> bytes:
+    choice = {"index": number, "delta": delta, "logprobs": None, "finish_reason": None, **end}
+    return sse.event({**_head(request, first, ".chunk"), "choices": [choice]})
+
+
+def _answered(one: PolicyAnswer) -> dict[str, Any]:
+    content = one.content if one.content or not one.calls else None
+    message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
+    if one.reasoning:
+        message["reasoning_content"] = one.reasoning
+    if one.calls:
+        message["tool_calls"] = [_called(call) for call in one.calls]
+    return message
+
+
+def _called(call: AnsweredCall) -> dict[str, Any]:
+    return function_call(call.id, call.name, call.arguments)
+
+
+def _id_of_choice(answers: Sequence[PolicyAnswer], one: PolicyAnswer) -> dict[str, Any]:
+    """Of several answers each has an id for its reward; OpenAI's form has only one for all of them."""
+    return {"id": PREFIX + one.id} if len(answers) > 1 else {}
+
+
+def _logprobs_of(request: AgentRequest, one: PolicyAnswer) -> dict[str, Any] | None:
+    if request.logprobs is None:
+        return None
+    content = [
+        {"token": text, "logprob": value, "bytes": list(text.encode()), "top_logprobs": []}
+        for text, value in zip(one.token_texts, one.logprobs, strict=True)
+    ]
+    return {"content": content, "refusal": None}
+
+
+def _usage(answers: Sequence[PolicyAnswer]) -> dict[str, Any]:
+    prompt, written = answers[0].prompt_tokens, sum(len(one.tokens) for one in answers)
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": written,
+        "total_tokens": prompt + written,
+        "prompt_tokens_details": {"cached_tokens": answers[0].cached_tokens},
+    }

@@ -1,0 +1,90 @@
+"""A call of a model provider and its answer, in no dialect.
+
+Messages have OpenAI's chat form, whatever the dialect was:
+
+    {"role": "system" | "user", "content": "text"}
+    {"role": "assistant", "content": "text", "reasoning_content": "...", "tool_calls": [
+        {"id": "call_1", "type": "function", "function": {"name": "add", "arguments": {"a": 1}}}]}
+    {"role": "tool", "content": "3", "tool_call_id": "call_1", "name": "add"}
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from graft.types import Message
+
+
+class RefusedRequest(Exception):
+    """A request that cannot be answered. Each dialect writes it in its own form.
+
+    kind   invalid, context_length, authentication, not_found, too_large, rate_limit, overloaded, internal
+    """
+
+    def __init__(self, message: str, kind: str = "invalid", param: str | None = None) -> None:
+        super().__init__(message)
+        self.kind, self.param = kind, param
+
+
+@dataclass(frozen=True, slots=True)
+class AgentRequest:
+    """What a client asks for. None: the client did not say."""
+
+    messages: tuple[Message, ...]
+    tools: tuple[Mapping[str, Any], ...] = ()
+    """{"type": "function", "function": {"name", "description", "parameters"}}"""
+    model: str = ""
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    max_tokens: int | None = None
+    stop: tuple[str, ...] = ()
+    seed: int | None = None
+    n: int = 1
+    stream: bool = False
+    with_usage: bool = True
+    """Whether a stream ends with the numbers of tokens."""
+    logprobs: int | None = None
+    """None: no log-probs; 0: of the sampled tokens. More cannot be had and is refused by the dialect."""
+    tool_choice: str = "auto"
+    """auto, none, required, or the name of a tool."""
+    agent: str = ""
+    """The client's own name of the sub-agent that asks; "" where it has none."""
+    is_retry: bool = False
+    """The client says that it sends this request again."""
+
+
+@dataclass(frozen=True, slots=True)
+class AnsweredCall:
+    """A tool call of an answer; `arguments` is a JSON object as text."""
+
+    id: str
+    name: str
+    arguments: str
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyAnswer:
+    """One sampled turn of the policy, read: thought, text and calls."""
+
+    id: str
+    """Unique; rewards for single answers name it."""
+    content: str
+    reasoning: str = ""
+    calls: tuple[AnsweredCall, ...] = ()
+    finish: str = "stop"
+    """stop, length, tool_calls"""
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    """Of the prompt: those that were not computed for this answer."""
+    tokens: tuple[int, ...] = ()
+    token_texts: tuple[str, ...] = ()
+    """Empty unless log-probs were asked for."""
+    logprobs: tuple[float, ...] = ()
+    stop_string: str | None = None
+    """The stop string of the request that ended it."""
+    version: int = 0
+    """Of the weights that sampled it."""
+    info: dict[str, Any] = field(default_factory=dict[str, Any])

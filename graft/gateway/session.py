@@ -1,0 +1,394 @@
+"""One attempt of an agent at a task: every call that it makes, token-exactly, as spans of one forest.
+
+session = gateway.open(task)                 # a key and an address for the agent
+answers = await session.answer(request)      # for each call: sampled, and recorded
+session.reward(1.0)                          # for the attempt, or for one answer
+leaf = session.end()                         # one leaf, with a tip for each context
+
+An agent that nobody can snapshot is forked by starting it anew: its first calls are answered from the record
+of another attempt, as long as it makes the same calls, and share their spans.
+
+fork = gateway.open(task, forest=session.forest, number=8, replay=session.record[:3])
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+from graft.engine.errors import EngineError
+from graft.gateway.changes import PromptChange
+from graft.gateway.forest import CallForest, LiveContext, Node
+from graft.gateway.history import Answered, CallHistory, Prompt, RecordedCall
+from graft.gateway.policy import ServedPolicy
+from graft.gateway.reading import read_answer
+from graft.gateway.request import AgentRequest, PolicyAnswer, RefusedRequest
+from graft.gateway.roots import SUMMARY
+from graft.rollout.failure import together
+from graft.rollout.setup import draw_key
+from graft.types import Author, Completion, Finish, Leaf, Sampling, Span, Status, Task
+from graft.user_code import as_number
+
+
+@dataclass(slots=True)
+class ContextRecord:
+    """One context of an attempt: why it began (`roots`), whose it is, and after which answer it began."""
+
+    reason: str
+    role: str
+    agent: str
+    after: str
+    change: PromptChange | None = None
+    answers: list[str] = field(default_factory=list[str])
+
+
+class AgentSession:
+    """An attempt while it runs. `number` is its number among the attempts at the task."""
+
+    def __init__(
+        self,
+        policy: ServedPolicy,
+        task: Task,
+        forest: CallForest,
+        salt: int = 0,
+        number: int = 0,
+        metadata: Mapping[str, Any] | None = None,
+        replay: Sequence[RecordedCall] = (),
+        on_end: Callable[[AgentSession], None] | None = None,
+    ) -> None:
+        self.policy, self.task, self.forest = policy, task, forest
+        self._on_end = on_end
+        self.salt, self.number, self.metadata = salt, number, metadata or {}
+        self.id, self.key = secrets.token_hex(8), secrets.token_urlsafe(24)
+        self.counts: Counter[str] = Counter()
+        self.contexts: list[ContextRecord] = []
+        self.leaf: Leaf | None = None
+        self.is_rewarded = False
+        self.fault: tuple[Status, str] | None = None
+        """Why the policy could not answer the last request: an attempt that ends so is not trained."""
+        self.history = CallHistory(policy)
+        self.record: list[RecordedCall] = []
+        """Its answered calls in the order of their completion."""
+        self._replay: dict[str, list[RecordedCall]] = {}
+        for call in replay:
+            self._replay.setdefault(call.asked, []).append(call)
+        self._own: dict[Node, int] = {}  # what was sampled, and the number of its context
+        self._given: dict[str, list[PolicyAnswer]] = {}  # by request, for retries
+        self._under_way: Counter[str] = Counter()
+        self._lives: list[LiveContext] = []
+        self.is_cut = False
+        """Whether a limit refused the last request."""
+        self._earned = 0.0
+
+    async def answer(self, request: AgentRequest) -> list[PolicyAnswer]:
+        """The policy's answers, `request.n` of them. To cancel it means that the client has gone."""
+        if self.leaf is not None:
+            raise RefusedRequest("this attempt has ended; open a new session", "not_found")
+        request, names = self.history.named(request)
+        asked = f"{names[-1]}/{_wishes(request)}"
+        own = f"{request.agent}/{asked}"  # two sub-agents may ask the same
+        self.counts["calls"] += 1
+        if own in self._given:
+            self.counts["retries"] += 1
+            return self._given[own]
+        if self._replay:
+            return self._replayed(request, names, asked)
+        prompt = self._prompt(request, names)
+        numbers = range(self._under_way[asked], self._under_way[asked] + request.n)
+        self._under_way[asked] += request.n
+        clock = asyncio.timeout(self.policy.deadline)
+        try:
+            async with clock:
+                answers = await _all(
+                    [self._sample(request, names, prompt, f"{asked}/{n}") for n in numbers]
+                )
+        except TimeoutError as error:
+            if not clock.expired():
+                raise
+            self.fault = Status.TIMEOUT, f"waited {self.policy.deadline:g} s for an answer"
+            raise RefusedRequest(self.fault[1], "overloaded") from error
+        except EngineError as error:
+            self.fault = Status.ENGINE_ERROR, str(error)
+            raise RefusedRequest(str(error), "internal") from error
+        finally:
+            self._under_way[asked] -= request.n
+        self.fault = None  # a client that asked again has its answer
+        self._given[own] = answers
+        return answers
+
+    def count_tokens(self, request: AgentRequest) -> int:
+        """The tokens of the request's prompt."""
+        return len(self.history.prompt(*self.history.named(request)).tokens)
+
+    def reward(self, value: float, response_id: str | None = None) -> None:
+        """Add to the attempt's reward; with `response_id` that answer has earned it."""
+        if self.leaf is not None:
+            raise RefusedRequest("this attempt has ended; its reward is final", "not_found")
+        value = as_number(value, "the reward")
+        if response_id is None:
+            self._earned += value
+        elif response_id in self.history.answers:
+            done = self.history.answers[response_id]
+            if done.live is not None:  # else it is from the record, with the reward it earned there
+                done.nodes[-1].span.reward += value
+        else:
+            raise RefusedRequest(
+                f"no answer of this session has the id {response_id!r}", "not_found"
+            )
+        self.is_rewarded = True
+
+    def has_written(self, line: str) -> bool:
+        """Whether a line stands in an answer of the policy."""
+        line = line.strip()
+        return any(line in one.answer.content for one in self.history.answers.values())
+
+    @property
+    def total(self) -> float:
+        """What the attempt has earned so far."""
+        return self._earned + sum(node.span.reward for node in self._own)
+
+    def end(self, status: Status = Status.DONE, info: Mapping[str, Any] | None = None) -> Leaf:
+        """Become a leaf of the forest. Samples that still run are given up."""
+        if self.leaf is not None:
+            return self.leaf
+        for live in self._lives:
+            live.context.close()
+        status, why = self.status_at_end(status)
+        info = {**(info or {}), "error": why} if why else info
+        tips = self._tips()
+        self._mask_untrained()
+        metrics = {
+            "turns": float(len(self.history.answers)),
+            "tool_calls": float(self.counts["tool_calls"]),
+            "tool_failures": 0.0,
+            "contexts": float(len(self.contexts)),
+            **{f"agent/{name}": float(count) for name, count in sorted(self.counts.items())},
+        }
+        about = [self._about(node) for node in tips]
+        self.leaf = Leaf((), self.total, status, metrics=metrics)
+        self.leaf.info = {**(info or {}), "contexts": about}
+        trained = [node for node in self._own if any(node.span.mask)]
+        if trained:  # turns add up to the leaf's reward
+            trained[-1].span.reward += self._earned
+        if not tips:  # it made no call: the leaf stands at the prompt, or at an empty one
+            root = Span(None, Author.TASK, [])
+            tips = [self.forest.roots[0] if self.forest.roots else self.forest.add(root, None)]
+        self.forest.leaves.append((self.number, tips, self.leaf))
+        if self._on_end is not None:
+            self._on_end(self)
+        return self.leaf
+
+    def status_at_end(self, status: Status) -> tuple[Status, str]:
+        """The status of an attempt that ends so, and why it is another one."""
+        if not status.is_trainable:
+            return status, ""
+        if self.fault is not None:
+            return self.fault
+        if not self._own:
+            return Status.ENV_ERROR, "the agent ended without a call that was answered"
+        return (Status.TRUNCATED if status is Status.DONE and self.is_cut else status), ""
+
+    def _prompt(self, request: AgentRequest, names: list[str]) -> Prompt:
+        """The request as tokens, unless a limit refuses it."""
+        policy = self.policy
+        prompt = self.history.prompt(request, names)
+        calls = len(self.history.answers) + self._under_way.total() + request.n
+        refused: RefusedRequest | None = None
+        if calls > policy.max_calls:
+            refused = RefusedRequest(
+                f"this attempt has made its {policy.max_calls} calls (rollout.max_turns)"
+            )
+        elif len(prompt.tokens) >= policy.max_context:
+            refused = RefusedRequest(
+                f"the prompt has {len(prompt.tokens)} tokens, and a context may have "
+                f"{policy.max_context} (rollout.max_context)",
+                "context_length",
+            )
+        self.is_cut = refused is not None
+        if refused is not None:
+            self.counts["refused"] += 1
+            raise refused
+        return prompt
+
+    async def _sample(
+        self, request: AgentRequest, names: list[str], prompt: Prompt, asked: str
+    ) -> PolicyAnswer:
+        key = draw_key(self.salt, f"{self.task.id}/{asked}", self.number)
+        sampling, as_trained = self.policy.sampling_for(request, len(prompt.tokens))
+        self.counts["sampling_overridden"] += self.policy.overrides(request)
+        live, cached = self._live(prompt, key)
+        context = self._context(request, prompt)
+        parts: list[Completion] = []
+        drawing = asyncio.ensure_future(_draw(live, sampling, parts))
+        try:
+            await asyncio.shield(drawing)
+        except asyncio.CancelledError:
+            live.context.close()  # what was sampled so far is returned
+            self._lives.remove(live)
+            with suppress(Exception):
+                await drawing
+            self.counts["dropped"] += 1
+            self._record(prompt, parts, context, is_trained=False)
+            raise
+        if parts[-1].finish is Finish.ABORT:
+            raise RefusedRequest("this attempt has ended; its samples were given up", "not_found")
+        nodes = self._record(prompt, parts, context, as_trained)
+        tokens = [token for part in parts for token in part.tokens]
+        text = self.policy.chat.turn_text(tokens, prompt.tokens[-1])
+        used = len(prompt.tokens), cached
+        answer, message = read_answer(self.policy, request, text, parts, f"{key:016x}", used)
+        nodes[-1].span.text = text
+        nodes[-1].span.info["answer"] = answer.id
+        self.counts["tool_calls"] += len(answer.calls)
+        self.counts["malformed_calls"] += answer.info.get("malformed_calls", 0)
+        self.contexts[context].answers.append(answer.id)
+        before = () if prompt.known is None else prompt.known.reasoning
+        done = Answered(
+            answer,
+            nodes,
+            live,
+            prompt.tokens + tokens,
+            prompt.transcript,
+            (*before, answer.reasoning),
+            context,
+            prompt.role,
+        )
+        self._keep(request, names, RecordedCall(asked.rpartition("/")[0], message, done))
+        return answer
+
+    def _keep(self, request: AgentRequest, names: list[str], call: RecordedCall) -> None:
+        """Remember an answered call, for the request that continues it and for forks."""
+        self.history.add(request, names, call.message, call.done)
+        self.record.append(call)
+
+    def _replayed(self, request: AgentRequest, names: list[str], asked: str) -> list[PolicyAnswer]:
+        """The recorded answers to a request; another request means that the prefix does not repeat."""
+        calls = self._replay.pop(asked, None)
+        if calls is None:
+            why = "the agent's first calls did not repeat, so this fork was given up"
+            self.fault = Status.ABORTED, why
+            raise RefusedRequest(why)
+        self.counts["replayed"] += 1
+        prompt = self.history.prompt(request, names)
+        context = self._context(request, prompt)
+        for call in calls:
+            done = replace(call.done, live=None, context=context, role=prompt.role)
+            self._own |= dict.fromkeys(done.nodes, context)
+            self.contexts[context].answers.append(done.answer.id)
+            self._keep(request, names, replace(call, done=done))
+        answers = [call.done.answer for call in calls]
+        self._given[f"{request.agent}/{asked}"] = answers
+        return answers
+
+    def _live(self, prompt: Prompt, key: int) -> tuple[LiveContext, int]:
+        """A context with the prompt's tokens that nothing else samples from, and how many were there."""
+        known = prompt.known
+        if known is not None and known.is_last:
+            live = known.live
+            assert live is not None
+            live.is_busy = True
+            live.context.append(prompt.tokens[len(known.tokens) :])
+            return live, len(known.tokens)
+        free = [one.context for one in self._lives if not one.is_busy]
+        if known is None:
+            parked, shared = self.forest.park(prompt.tokens, key, free)
+            live = LiveContext(parked.fork(key), is_busy=True)
+        else:
+            context, shared = self.forest.context(prompt.tokens, key, free)
+            live = LiveContext(context, is_busy=True)
+        self._lives.append(live)
+        return live, shared
+
+    def _context(self, request: AgentRequest, prompt: Prompt) -> int:
+        """The number of the context that a request belongs to; a new root begins one."""
+        if prompt.known is not None:
+            return prompt.known.context
+        record = ContextRecord(
+            prompt.reason, prompt.role, request.agent, prompt.after, prompt.change
+        )
+        self.contexts.append(record)
+        self.counts[f"roots/{prompt.reason}"] += 1
+        if prompt.summary is not None and prompt.reason == "compaction":
+            prompt.summary.role = SUMMARY
+        return len(self.contexts) - 1
+
+    def _record(
+        self, prompt: Prompt, parts: list[Completion], context: int, is_trained: bool
+    ) -> tuple[Node, ...]:
+        """Write a request and what was sampled for it into the forest; the nodes of the sample."""
+        start = 0 if prompt.known is None else len(prompt.known.tokens)
+        behind = None if prompt.known is None else prompt.known.nodes[-1]
+        place = self.forest.place(prompt.tokens[start:], behind, self._own, prompt.text)
+        nodes: list[Node] = []
+        for part in parts:
+            if part.tokens or (part is parts[-1] and not nodes):
+                span = Span.sampled(-1, part)
+                span.mask = span.mask if is_trained else [False] * len(span)
+                place = self.forest.add(span, place)
+                self._own[place] = context
+                nodes.append(place)
+        return tuple(nodes)
+
+    def _tips(self) -> list[Node]:
+        """The last node of each context, in the order in which they were completed."""
+        inner = {above for node in self._own for above in node.path()[:-1]}
+        return [node for node in self._own if node not in inner]
+
+    def _mask_untrained(self) -> None:
+        """Mask the answers of roles that are not trained."""
+        for done in self.history.answers.values():
+            if done.role not in self.policy.trained_roles:
+                for node in done.nodes:
+                    node.span.mask = [False] * len(node.span)
+
+    def _about(self, tip: Node) -> dict[str, Any]:
+        record = self.contexts[self._own[tip]]
+        return {
+            "reason": record.reason,
+            "role": record.role,
+            "agent": record.agent,
+            "after": record.after,
+            "change": None if record.change is None else asdict(record.change),
+            "answers": record.answers,
+        }
+
+
+async def _draw(live: LiveContext, sampling: Sampling, parts: list[Completion]) -> None:
+    """Sample to the end of the turn; where new weights arrive, the rest is a part of its own."""
+    left, now = sampling.max_tokens, sampling
+    try:
+        while True:
+            begun = sampling.max_tokens - left
+            if begun:
+                now = replace(sampling, max_tokens=left, min_tokens=0, num_begun=begun)
+            part = await live.context.sample(now)
+            parts.append(part)
+            left -= len(part.tokens)
+            if part.finish is not Finish.PAUSE:
+                return
+            if left < 1:
+                parts[-1] = replace(part, finish=Finish.LENGTH)
+                return
+    finally:
+        live.is_busy = False
+
+
+async def _all(samples: list[Any]) -> list[PolicyAnswer]:
+    """All results; the first failure cancels the others."""
+    if len(samples) == 1:
+        return [await samples[0]]
+    async with together() as group:
+        tasks = [group.create_task(one) for one in samples]
+    return [task.result() for task in tasks]
+
+
+def _wishes(request: AgentRequest) -> str:
+    """What distinguishes two requests with the same messages."""
+    drawn = request.temperature, request.top_p, request.top_k, request.max_tokens, request.seed
+    is_measured = request.logprobs is not None
+    return repr((*drawn, request.stop, request.n, request.tool_choice, is_measured))

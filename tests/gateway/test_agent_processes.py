@@ -1,0 +1,116 @@
+"""Agents in runs of several processes: torchrun, one engine that two processes hold, Ray workers.
+
+Each makes the attempts of one process: the same rewards, the same tokens.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.gateway.test_agent_runs import COMMAND, FUNCTION, ROOT, attempt_claimed, recipe
+from tests.training import train_recipe
+
+pytest.importorskip("uvicorn")
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+
+TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+NUMBERS = ("reward", "num_trained_tokens", "agent/calls", "entropy", "grad_norm")
+
+
+def written(folder: Path, agent: Any) -> Path:
+    """The recipe as a file, with a step whose tasks do not divide evenly."""
+    file = folder / "recipe.json"
+    given = recipe(folder, agent, tasks=3)
+    given["run"] |= {"seed": 3, "eval_tasks": 2, "trackers": []}
+    file.write_text(json.dumps(given))
+    return file
+
+
+@contextmanager
+def started(*words: str, **variables: str) -> Iterator[subprocess.Popen[str]]:
+    with subprocess.Popen(
+        [sys.executable, *words],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **variables},
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.terminate()
+
+
+def steps_of(folder: Path, name: str) -> list[list[float]]:
+    rows = [json.loads(one) for one in (folder / name / "metrics.jsonl").read_text().splitlines()]
+    assert len(rows) == 2 and all(row["rollout/failed"] == 0.0 for row in rows)
+    return [[row[number] for number in NUMBERS] for row in rows]
+
+
+@pytest.fixture(scope="module", params=[FUNCTION, COMMAND], ids=["function", "command"])
+def alone(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of one process; its recipe is beside it."""
+    folder = tmp_path_factory.mktemp("agents")
+    train_recipe(str(written(folder, request.param)))
+    return folder
+
+
+@pytest.mark.parametrize("layout", ["engine.tp=1", "engine.tp=2"])
+def test_torchrun_makes_the_attempts_of_one_process(alone: Path, layout: str):
+    name = f"two-{layout[-1]}"
+    words = [
+        "-m",
+        "graft",
+        "train",
+        str(alone / "recipe.json"),
+        "--trust",
+        f"run.name={name}",
+        layout,
+    ]
+    with started(*TORCHRUN, *words) as run:
+        screen, _ = run.communicate(timeout=200)
+    assert run.returncode == 0, screen
+    for ours, theirs in zip(steps_of(alone, name), steps_of(alone, "agents"), strict=True):
+        assert ours == pytest.approx(theirs, abs=1e-4)
+
+
+def test_ray_workers_make_the_attempts_of_one_process(alone: Path):
+    pytest.importorskip("ray")
+    words = ["-m", "graft", "train", str(alone / "recipe.json"), "--trust", "run.name=ray"]
+    cluster = ["cluster.address=local", "cluster.workers=2", "cluster.cpus=0.25"]
+    with started(*words, *cluster) as run:
+        screen, _ = run.communicate(timeout=300)
+    assert run.returncode == 0, screen
+    for ours, theirs in zip(steps_of(alone, "ray"), steps_of(alone, "agents"), strict=True):
+        assert ours == pytest.approx(theirs, abs=1e-4)
+
+
+def test_agents_elsewhere_claim_from_two_processes_that_hold_one_engine(tmp_path: Path):
+    file = written(tmp_path, "external")
+    words = ["-m", "graft", "serve", "agent", str(file), "engine.tp=2", "run.eval_tasks=0"]
+    with started(*TORCHRUN, *words, "train.steps=1", GRAFT_AGENT_TOKEN="tok") as run:
+        assert run.stdout is not None
+        found, seen = None, ""
+        while "reinforce: " not in seen:
+            line = run.stdout.readline()
+            assert line, seen
+            seen += line
+            found = found or re.search(r"POST (\S+)/graft/sessions\?token=tok", line)
+        assert found is not None
+        for number in range(12):
+            attempt_claimed(found[1], "tok", number % 2)
+        screen = run.stdout.read()
+        assert run.wait(100) == 0, screen
+    (row,) = map(json.loads, (tmp_path / "agents" / "metrics.jsonl").read_text().splitlines())
+    assert row["reward"] == 0.5 and row["rollout/failed"] == 0.0

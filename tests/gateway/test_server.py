@@ -1,0 +1,255 @@
+"""The address: who is answered, three dialects over HTTP, sessions, streams, dropped connections."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import httpx
+import pytest
+
+from graft.gateway import server
+from graft.gateway.address import GatewayAddress
+from graft.gateway.gateway import Gateway
+from graft.types import Sampling
+from tests.gateway.tiny import TASK, tiny_gateway
+
+pytest.importorskip("uvicorn")
+
+HELLO = {"model": "policy", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 8}
+Work = Callable[[GatewayAddress, Gateway, httpx.AsyncClient], Awaitable[Any]]
+
+
+def served(work: Work, **settings: Any) -> Any:
+    """Run `work` while a tiny policy is served."""
+
+    async def main() -> Any:
+        gateway, address = tiny_gateway(**settings), GatewayAddress()
+        async with address.serving(gateway), httpx.AsyncClient(base_url=address.url) as client:
+            try:
+                return await work(address, gateway, client)
+            finally:
+                for session in gateway.sessions:
+                    session.end()
+                    session.forest.close()
+                gateway.policy.engine.close()
+
+    return asyncio.run(main())
+
+
+def bearer(key: str) -> dict[str, str]:
+    return {"authorization": f"Bearer {key}"}
+
+
+def test_a_session_is_named_by_its_path_its_key_or_a_header():
+    async def work(address: GatewayAddress, gateway: Gateway, client: httpx.AsyncClient) -> None:
+        session = gateway.open(TASK)
+        other = gateway.open(TASK)
+        ask = [
+            ("/v1/chat/completions", bearer(session.key)),
+            (f"/s/{session.id}/v1/chat/completions", bearer(session.key)),
+            (f"/s/{session.key}/v1/chat/completions", {}),
+            (f"/s/{session.id}/chat/completions", {"x-api-key": session.key}),
+            ("/v1/chat/completions", {**bearer(session.key), "x-graft-session": session.id}),
+            (f"/s/{session.id}/v1/chat/completions", bearer(address.token)),
+        ]
+        for path, headers in ask:
+            reply = await client.post(path, json=HELLO, headers=headers)
+            assert reply.status_code == 200, (path, reply.text)
+            assert reply.json()["choices"][0]["message"]["role"] == "assistant"
+        assert session.counts["calls"] == 6 and session.counts["retries"] == 5
+        for path, headers, status in [
+            ("/v1/chat/completions", {}, 401),
+            ("/v1/chat/completions", bearer("wrong"), 401),
+            ("/v1/chat/completions", bearer(session.id), 401),  # the id is no secret
+            (f"/s/{session.id}/v1/chat/completions", bearer(other.key), 401),
+            (f"/s/{session.id}/v1/chat/completions", {}, 401),
+            ("/v1/chat/completions", bearer(address.token), 404),  # of no session
+            (f"/s/{session.id}/v1/embeddings", bearer(session.key), 404),
+        ]:
+            reply = await client.post(path, json=HELLO, headers=headers)
+            assert reply.status_code == status, (path, headers, reply.text)
+        assert (await client.head("/")).status_code == 200
+        assert (await client.get("/v1/models")).status_code == 401
+        models = await client.get("/v1/models", headers=bearer(session.key))
+        assert models.json()["data"][0]["id"] == "policy"
+        foreign = await client.get("/v1/models", headers={"host": "evil.example"})
+        assert foreign.status_code == 403
+
+    served(work)
+
+
+def test_log_probs_can_be_asked_for_after_the_same_request_without_them():
+    async def work(address: GatewayAddress, gateway: Gateway, client: httpx.AsyncClient) -> None:
+        headers = bearer(gateway.open(TASK).key)
+        for body in (HELLO, {**HELLO, "logprobs": True}):
+            reply = await client.post("/v1/chat/completions", json=body, headers=headers)
+            assert reply.status_code == 200, reply.text
+        choice = reply.json()["choices"][0]
+        assert len(choice["logprobs"]["content"]) == reply.json()["usage"]["completion_tokens"]
+
+    served(work)
+
+
+def test_bad_bodies_are_refused_in_the_dialects_own_form():
+    async def work(address: GatewayAddress, gateway: Gateway, client: httpx.AsyncClient) -> None:
+        headers = bearer(gateway.open(TASK).key)
+        reply = await client.post("/v1/chat/completions", content=b"{", headers=headers)
+        assert reply.status_code == 400 and "not JSON" in reply.json()["error"]["message"]
+        reply = await client.post("/v1/messages", content=b"[1]", headers=headers)
+        assert reply.status_code == 400 and reply.json()["type"] == "error"
+        long = {**HELLO, "messages": [{"role": "user", "content": "x" * 5000}]}
+        reply = await client.post("/v1/chat/completions", json=long, headers=headers)
+        assert reply.json()["error"]["code"] == "context_length_exceeded"
+        streamed = await client.post("/v1/messages", json={**long, "stream": True}, headers=headers)
+        assert streamed.status_code == 400  # refused at once: a status, not an event of a stream
+        assert "prompt is too long" in streamed.json()["error"]["message"]
+
+    served(work)
+
+
+def test_anthropic_counts_tokens_and_streams():
+    async def work(address: GatewayAddress, gateway: Gateway, client: httpx.AsyncClient) -> None:
+        session = gateway.open(TASK)
+        headers = {"x-api-key": session.key, "anthropic-version": "2023-06-01"}
+        count = await client.post("/v1/messages/count_tokens", json=HELLO, headers=headers)
+        whole = await client.post("/v1/messages?beta=true", json=HELLO, headers=headers)
+        assert count.json()["input_tokens"] == whole.json()["usage"]["input_tokens"]
+        reply = await client.post("/v1/messages", json={**HELLO, "stream": True}, headers=headers)
+        names = [line[7:] for line in reply.text.splitlines() if line.startswith("event: ")]
+        assert names[0] == "message_start" and names[-1] == "message_stop"
+        models = await client.get("/v1/models", headers=headers)
+        assert models.json()["data"][0]["type"] == "model"
+
+    served(work)
+
+
+def test_responses_continue_each_other_by_id():
+    async def work(address: GatewayAddress, gateway: Gateway, client: httpx.AsyncClient) -> None:
+        session, other = gateway.open(TASK), gateway.open(TASK)
+        body = {"model": "policy", "input": "hello"}
+        first = await client.post("/v1/responses", json=body, headers=bearer(session.key))
+        assert first.status_code == 200, first.text
+        body = {**body, "input": "and?", "previous_response_id": first.json()["id"]}
+        for stream in (False, True):
+            asked = {**body, "stream": stream}
+            reply = await client.post("/v1/responses", json=asked, headers=bearer(session.key))
+            assert reply.status_code == 200 and "response" in reply.text
+        assert (session.counts["roots/first"], session.counts["retries"]) == (1, 1)
+        assert len(session.contexts) == 1  # the second continued the first, token by token
+        foreign = await client.post("/v1/responses", json=body, headers=bearer(other.key))
+        assert foreign.status_code in (400, 404)
+
+    served(work)
+
+
+def test_a_stream_is_pinged_while_the_policy_samples(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(server, "FIRST_SECONDS", 0.01)
+    monkeypatch.setattr(server, "PING_SECONDS", 0.01)
+
+    async def work(address: GatewayAddress, gateway: Gateway, client: httpx.AsyncClient) -> None:
+        session = gateway.open(TASK)
+        answer = session.answer
+
+        async def late(request: Any) -> Any:
+            await asyncio.sleep(0.1)
+            return await answer(request)
+
+        monkeypatch.setattr(session, "answer", late)
+        body = {**HELLO, "stream": True}
+        reply = await client.post("/v1/chat/completions", json=body, headers=bearer(session.key))
+        assert reply.text.count(": ping") >= 3
+        events = [line[6:] for line in reply.text.splitlines() if line.startswith("data: ")]
+        assert events[-1] == "[DONE]"
+        assert json.loads(events[0])["choices"][0]["delta"]["role"] == "assistant"
+
+    served(work)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_dropped_connection_ends_its_sample(stream: bool):
+    async def work(address: GatewayAddress, gateway: Gateway, client: httpx.AsyncClient) -> None:
+        session = gateway.open(TASK)
+        body = {**HELLO, "max_tokens": 3000, "stream": stream}
+        asked = asyncio.ensure_future(
+            client.post("/v1/chat/completions", json=body, headers=bearer(session.key))
+        )
+        while not gateway.policy.engine.stats["decode_tokens"]:
+            await asyncio.sleep(0.01)
+        asked.cancel()
+        await asyncio.gather(asked, return_exceptions=True)
+        for _ in range(200):
+            if session.counts["dropped"]:
+                break
+            await asyncio.sleep(0.01)
+        assert session.counts["dropped"] == 1
+        leaf = session.end()
+        spans = session.forest.episode().spans
+        assert not any(any(span.mask) for span in spans) and leaf.metrics["turns"] == 0
+
+    served(work, sampling=Sampling(max_tokens=3000))
+
+
+def test_rewards_of_answers_and_of_the_attempt_and_the_episode():
+    async def work(address: GatewayAddress, gateway: Gateway, client: httpx.AsyncClient) -> None:
+        session = gateway.open(TASK)
+        key = bearer(session.key)
+        reply = (await client.post("/v1/chat/completions", json=HELLO, headers=key)).json()
+        at = f"/graft/sessions/{session.id}"
+        for body in ({"value": 0.25, "response_id": reply["id"]}, {"value": 0.5}):
+            assert (await client.post(f"{at}/reward", json=body, headers=key)).status_code == 200
+        for body in (
+            {"value": "much"},
+            {"value": None},
+            {"value": 1, "response_id": "chatcmpl-none"},
+            {"value": 1, "response_id": 3},
+        ):
+            refused = await client.post(f"{at}/reward", json=body, headers=key)
+            assert refused.status_code in (400, 404), refused.text
+        infinite = await client.post(f"{at}/reward", content=b'{"value": Infinity}', headers=key)
+        assert infinite.status_code == 400
+        assert session.total == 0.75
+        episode = (await client.get(f"{at}/episode", headers=key)).json()
+        assert [span["author"] for span in episode["spans"]] == ["task", "policy"]
+        refused = await client.post(f"{at}/end", headers=key)
+        assert refused.status_code == 400 and "ends it" in refused.text  # the run's own
+        assert (await client.post("/graft/sessions", json={}, headers=key)).status_code == 401
+        refused = await client.post("/graft/sessions", json={}, headers=bearer(address.token))
+        assert refused.status_code == 400
+
+    served(work)
+
+
+def test_the_address_stays_between_event_loops_and_requests_wait_in_its_queue():
+    gateway, address = tiny_gateway(), GatewayAddress()
+    session = gateway.open(TASK)
+    url = address.url
+    with socket.create_connection(("127.0.0.1", address.listener.getsockname()[1])) as early:
+        body = json.dumps(HELLO).encode()
+        head = (
+            f"POST /v1/chat/completions HTTP/1.1\r\nHost: {url[7:]}\r\nContent-Length: {len(body)}\r\n"
+            f"Authorization: Bearer {session.key}\r\n\r\n"
+        )
+        early.sendall(head.encode() + body)  # nothing is served yet
+
+        async def step() -> bytes:
+            async with address.serving(gateway), address.serving(gateway):
+                early.setblocking(False)
+                loop = asyncio.get_running_loop()
+                if first := not session.counts["calls"]:
+                    return await loop.sock_recv(early, 65536)
+                async with httpx.AsyncClient(base_url=url) as client:
+                    headers = bearer(session.key)
+                    reply = await client.post("/v1/chat/completions", json=HELLO, headers=headers)
+                    return reply.content if not first else b""
+
+        first, second = asyncio.run(step()), asyncio.run(step())
+    assert first.startswith(b"HTTP/1.1 200") and address.url == url
+    assert json.loads(second)["choices"] == json.loads(first.partition(b"\r\n\r\n")[2])["choices"]
+    session.end()
+    session.forest.close()
+    gateway.policy.engine.close()
+    address.close()
