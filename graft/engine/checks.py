@@ -9,7 +9,7 @@ from graft.engine.errors import EngineError
 
 def check_tokens(tokens: Sequence[int], vocab_size: int) -> list[int]:
     """The tokens as a list of ints; an id outside the vocabulary would break the whole batch later."""
-    ids = [int(token) for token in tokens]
+    ids = list(map(int, tokens))
     if ids and not 0 <= min(ids) <= max(ids) < vocab_size:
         bad = next(i for i in ids if not 0 <= i < vocab_size)
         raise ValueError(f"token {bad} is outside the model's vocabulary of {vocab_size}")

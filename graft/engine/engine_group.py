@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
-from graft.restricted_pickle import dumps, loads
+from graft.trust.restricted_pickle import dumps, loads
 
 HEADER = 1 << 12
 """Bytes that are always sent: a message that is not longer needs one broadcast."""

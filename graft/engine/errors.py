@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from graft.masking import mask
+from graft.trust.masking import mask
 
 
 class EngineError(RuntimeError):

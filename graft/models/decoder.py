@@ -21,6 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from graft.models.angles import Angles
 from graft.models.device import has_kernels
 from graft.models.head_rotation import HeadRotation
 from graft.models.kv_slots import KVSlots
@@ -34,8 +35,10 @@ from graft.models.ops import (
     norm_linear,
     qk_rotate,
     qk_rotate_to_slots,
+    silu_gate,
 )
-from graft.models.shape import ModelShape, rope_frequencies
+from graft.models.row_order import RowOrder
+from graft.models.shape import ModelShape
 from graft.models.truncation import Truncation
 
 Attend = Callable[[int, Tensor, Any, Any], Tensor]
@@ -58,9 +61,6 @@ class PackedTokens(Protocol):
 BIAS_COLUMNS = 8
 """Inputs that carry the bias, of which one is used: rows of the head stay aligned."""
 
-LEAST_POSITIONS = 2**16
-"""Least number of positions in a GPU's table of angles, even if the model's window is shorter."""
-
 
 class Norm(nn.Module):
     """The weight of a root-mean-square norm."""
@@ -73,41 +73,6 @@ class Norm(nn.Module):
     def forward(self, x: Tensor, delta: Tensor | None) -> tuple[Tensor, Tensor]:
         """The stream with `delta` added to it, and its norm."""
         return add_norm(x, delta, self.weight, self.eps)
-
-
-class Angles:
-    """cos and sin of every position's angles, computed once per device.
-
-    Not a module: its tensors belong to no state dict, and `.to(bfloat16)` must not round them.
-    """
-
-    def __init__(self, shape: ModelShape) -> None:
-        self.shape = shape
-        self.frequencies: dict[torch.device, tuple[Tensor, float]] = {}
-        self.tables: dict[torch.device, tuple[Tensor, Tensor]] = {}
-
-    def compute(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """cos and sin in fp32, [T, d/2], of any positions [T]."""
-        device = positions.device
-        if device not in self.frequencies:
-            frequencies, factor = rope_frequencies(self.shape)
-            self.frequencies[device] = torch.tensor(frequencies, device=device), factor
-        frequency, factor = self.frequencies[device]
-        angles = positions.float()[:, None] * frequency
-        return angles.cos() * factor, angles.sin() * factor
-
-    def look_up(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """The same from a table: two kernels, which a CUDA graph can record once the table exists.
-
-        The table has as many positions as the model's window, and at least LEAST_POSITIONS; a
-        position beyond it is a device-side error.
-        """
-        device = positions.device
-        if device not in self.tables:
-            size = max(self.shape.max_positions, LEAST_POSITIONS)
-            self.tables[device] = self.compute(torch.arange(size, device=device))
-        cos, sin = self.tables[device]
-        return cos.index_select(0, positions), sin.index_select(0, positions)
 
 
 class Block(nn.Module):
@@ -129,6 +94,7 @@ class Block(nn.Module):
         self.mlp_norm = Norm(shape.width, shape.norm_eps)
         self.gate_up = nn.Linear(shape.width, 2 * shape.ff, bias=shape.mlp_bias)
         self.down = nn.Linear(shape.ff, shape.width, bias=shape.mlp_bias)
+        self.order: RowOrder | None = None
 
     def forward(
         self,
@@ -148,11 +114,16 @@ class Block(nn.Module):
     def _norm_linear(
         self, x: Tensor, delta: Tensor | None, norm: Norm, linear: nn.Linear
     ) -> tuple[Tensor, Tensor]:
+        if self.order is not None and self.order.block is not None:
+            x, normed = norm(x, delta)
+            return x, self.order.product(normed, linear.weight, linear.bias)
         return norm_linear(x, delta, norm.weight, norm.eps, linear.weight, linear.bias)
 
     def _add_linear(
         self, x: Tensor, y: Tensor, linear: nn.Linear, gate: bool = False
     ) -> tuple[Tensor, Tensor | None]:
+        if self.order is not None and self.order.block is not None:
+            return x, self.order.product(silu_gate(y) if gate else y, linear.weight, linear.bias)
         return add_linear(x, y, linear.weight, linear.bias, gate)
 
     def _attend(
@@ -187,6 +158,13 @@ class Decoder(nn.Module):
         self.action_bias = nn.Parameter(torch.zeros(shape.extra)) if shape.extra_bias else None
         self.angles = Angles(shape)
         self.recompute = False  # activation checkpointing: a third more time, little memory
+        self.order: RowOrder | None = None
+
+    def use_order(self, order: RowOrder | None) -> None:
+        """Compute rows so that none depends on the others; None: as is fastest."""
+        self.order = order
+        for block in self.blocks:
+            block.order = order  # type: ignore[assignment]
 
     @property
     def head_weight(self) -> Tensor:
@@ -230,6 +208,14 @@ class Decoder(nn.Module):
     def logits(self, hidden: Tensor, columns: Tensor | None = None) -> Tensor:
         """[T, V] of hidden states [T, D]; or of some `columns` of the V."""
         weight, bias = self.head_weight, self.head_bias
+        if self.order is not None:  # as `score_hidden` computes them
+            hidden, weight = self.biased(hidden)
+            if columns is None:
+                return self.order.product(hidden, weight)
+            rows = self.order.padded(
+                columns
+            )  # a few columns are another routine, as a few rows are
+            return self.order.product(hidden, weight.index_select(0, rows))[:, : len(columns)]
         if columns is not None:
             weight = weight.index_select(0, columns)
             bias = None if bias is None else bias.index_select(0, columns)
@@ -247,7 +233,8 @@ class Decoder(nn.Module):
         """cos and sin of every token's angles, [T, d/2]: in fp32 for kernels, else in the weights' dtype."""
         if has_kernels(positions.device):
             return self.angles.look_up(positions)
-        cos, sin = self.angles.compute(positions)
+        is_ordered = self.order is not None
+        cos, sin = (self.angles.look_up if is_ordered else self.angles.compute)(positions)
         return cos.to(self.dtype), sin.to(self.dtype)
 
     def forward(
@@ -264,6 +251,10 @@ class Decoder(nn.Module):
         `then` its result on the hidden states is returned instead: heads run in here, because a
         sharded model has its weights gathered only during the forward pass.
         """
+        count = len(tokens)
+        if self.order is not None:
+            tokens, positions = self.order.padded(tokens), self.order.padded(positions)
+            attend = self.order.padded_attend(attend, count)
         x, delta = self._embed(tokens), None
         cos, sin = self.rope(positions)
         for block in self.blocks:
@@ -272,6 +263,8 @@ class Decoder(nn.Module):
             else:
                 x, delta = block(x, delta, cos, sin, attend, kv_slots)
         hidden = self.norm(x, delta)[1]
+        if count < len(hidden):
+            hidden = hidden[:count]
         return hidden if then is None else then(hidden)
 
     def _embed(self, tokens: Tensor) -> Tensor:
@@ -284,38 +277,40 @@ class Decoder(nn.Module):
         allowed: Tensor | None = None,
         vocab_size: int | None = None,
         truncation: Truncation | None = None,
+        compare: Callable[[Tensor, Tensor], Tensor] | None = None,
     ) -> tuple[Tensor, ...]:
         """Log-prob [U] of each trained action of a forest and entropy [U] of its distribution.
 
         With `vocab_size` also the log-prob [U] of choosing any token, not an action (see `logprobs`).
+        With `compare` also its result on the hidden states [U, D] before the actions and the head [V, D].
         """
-        return self(
-            forest.tokens,
-            forest.positions,
-            forest.attention(*self.own_heads),
-            then=lambda hidden: self.score_hidden(
-                gather_rows(hidden, forest.before),
-                forest.actions,
-                forest.modes,
-                allowed,
-                temperature,
-                vocab_size,
-                truncation,
-            ),
-        )
+
+        def score(hidden: Tensor) -> tuple[Tensor, ...]:
+            before = gather_rows(hidden, forest.before)
+            how = allowed, temperature, vocab_size, truncation
+            found = self.score_hidden(before, forest.actions, forest.modes, *how)
+            return found if compare is None else (*found, compare(*self.biased(before)))
+
+        return self._over(forest, score)
+
+    @torch.no_grad()
+    def states_before(self, forest: PackedTokens) -> tuple[Tensor, Tensor]:
+        """Hidden states [U, D] before the scored actions of a forest, and the head [V, D] they meet."""
+        return self._over(forest, lambda hidden: self.biased(gather_rows(hidden, forest.before)))
+
+    def _over(self, forest: PackedTokens, then: Callable[[Tensor], Any]) -> Any:
+        """`then` of the hidden states of a forest."""
+        attention = forest.attention(*self.own_heads)
+        return self(forest.tokens, forest.positions, attention, then=then)
 
     @torch.no_grad()
     def greedy_match(
         self, forest: PackedTokens, allowed: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         """Log-prob [U] of each trained action, and whether it is the likeliest one."""
-        return self(
-            forest.tokens,
-            forest.positions,
-            forest.attention(*self.own_heads),
-            then=lambda hidden: self._likeliest(
-                gather_rows(hidden, forest.before), forest, allowed
-            ),
+        return self._over(
+            forest,
+            lambda hidden: self._likeliest(gather_rows(hidden, forest.before), forest, allowed),
         )
 
     def score_hidden(
@@ -333,7 +328,7 @@ class Decoder(nn.Module):
 
     def _score(self, hidden: Tensor, *of_actions: Any) -> tuple[Tensor, ...]:
         """`score_hidden`, by the head of this kind of decoder."""
-        return score_actions(*self.biased(hidden), *of_actions)
+        return score_actions(*self.biased(hidden), *of_actions, order=self.order)
 
     def _likeliest(
         self, hidden: Tensor, forest: PackedTokens, allowed: Tensor | None

@@ -22,6 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from graft.models.device import has_kernels
+from graft.models.row_order import RowOrder
 from graft.models.truncation import Truncation
 
 CHUNK_ELEMENTS = 1 << 22
@@ -29,9 +30,16 @@ CHUNK_ELEMENTS = 1 << 22
 enough for the cache. A GPU uses far larger chunks."""
 
 
-def logits_of(hidden: Tensor, weight: Tensor, temperature: float, allowed: Tensor | None) -> Tensor:
+def logits_of(
+    hidden: Tensor,
+    weight: Tensor,
+    temperature: float,
+    allowed: Tensor | None,
+    order: RowOrder | None = None,
+) -> Tensor:
     """[u, V] in fp32, as in the sampler: divided by the temperature, forbidden actions at -inf."""
-    logits = F.linear(hidden, weight).float()
+    product = F.linear if order is None else order.product
+    logits = product(hidden, weight).float()
     if temperature != 1.0:
         logits /= temperature
     if allowed is not None:
@@ -52,6 +60,7 @@ class _ChunkedHead(torch.autograd.Function):
         chunk: int,
         vocab_size: int | None,
         truncation: Truncation | None,
+        order: RowOrder | None,
     ) -> tuple[Tensor, ...]:
         logp = torch.empty(len(actions), device=hidden.device)
         floors = None if truncation is None else torch.empty_like(logp)
@@ -60,7 +69,7 @@ class _ChunkedHead(torch.autograd.Function):
         for start in range(0, len(actions), chunk):
             part = slice(start, start + chunk)
             rows = None if allowed is None else allowed[modes[part]]
-            logits = logits_of(hidden[part], weight, temperature, rows)
+            logits = logits_of(hidden[part], weight, temperature, rows, order)
             if truncation is not None and floors is not None:
                 floors[part] = truncation.floors(logits)
                 truncation.mask_(logits, floors[part], actions[part])
@@ -111,7 +120,7 @@ class _ChunkedHead(torch.autograd.Function):
             if grad_weight is not None:
                 grad_weight += (d_logits.T @ hidden[part]).float()
         own = None if grad_weight is None else grad_weight.to(weight.dtype)
-        return grad_hidden, own, *[None] * 7
+        return grad_hidden, own, *[None] * 8
 
 
 def _entropy(log_p: Tensor) -> Tensor:
@@ -128,6 +137,7 @@ def score_actions(
     temperature: float = 1.0,
     vocab_size: int | None = None,
     truncation: Truncation | None = None,
+    order: RowOrder | None = None,
 ) -> tuple[Tensor, ...]:
     """Log-prob [U] of each action and entropy [U] of the distribution it was drawn from.
 
@@ -149,7 +159,7 @@ def score_actions(
     # a sorted chunk takes four times its memory
     chunk = chunk_of(hidden.device, len(weight) * (1 if truncation is None else 4))
     return _ChunkedHead.apply(
-        hidden, weight, actions, modes, allowed, temperature, chunk, vocab_size, truncation
+        hidden, weight, actions, modes, allowed, temperature, chunk, vocab_size, truncation, order
     )
 
 

@@ -16,7 +16,10 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
+
+from graft.models.tile_attention import padded_length
 
 
 class Truncation(NamedTuple):
@@ -50,7 +53,10 @@ def count_kept(ranked: Tensor, top_p: Tensor, min_p: Tensor) -> Tensor:
 
     top_p and min_p are numbers or [B, 1]; scores that top-k removed are -inf.
     """
-    probs = ranked.softmax(-1)
+    # padded: the same bits for the k largest of V scores, and for V of which V - k are removed
+    width = ranked.shape[-1]
+    lanes = F.pad(ranked, (0, padded_length(width) - width), value=-torch.inf)
+    probs = lanes.softmax(-1)[:, :width]
     before = probs.cumsum(-1) - probs  # sum of the likelier ones
     # top_p = 1 must keep everything, though the sum may round to 1 before its end
     keep = (before < top_p) | (top_p >= 1)

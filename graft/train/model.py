@@ -20,6 +20,7 @@ from graft.models.device import choose_device, choose_dtype
 from graft.models.io.gguf_read import gguf_shape, open_gguf, open_tokenizer
 from graft.models.io.hub import find_model, origin_of
 from graft.models.io.load import load_model, open_model, read_config, read_json, shape_of
+from graft.models.order_probe import find_order
 from graft.models.policy import host_copy, weights_of
 from graft.models.shape import ARCHITECTURES, ModelShape
 from graft.text.chat import Chat
@@ -28,7 +29,7 @@ from graft.train.actions import actions_of, with_actions
 from graft.train.distributed.process_group import ProcessGroup
 from graft.train.memory.device_memory import device_memory_of
 from graft.train.memory.plan import check_fits, choose_micro
-from graft.train.rollout_engine import TENSOR_PARALLEL, is_external, ways
+from graft.train.rollouts.rollout_engine import TENSOR_PARALLEL, is_external, ways
 from graft.train.run_dir.checkpoint import latest_model
 from graft.trust import check_program
 
@@ -107,12 +108,15 @@ def open_policy(
             assert plain is not None
             policy = plain.to(device=device, dtype=dtype)
             policy.recompute = recompute
+            if config.model.exact and not is_external(config) and group is None:
+                policy.use_order(find_order(policy))
         if not has_sampler or is_shared:
             return policy, policy, actions
         if group is not None:
             return policy, _sliced(shape, read, group, dtype, device), actions
     assert plain is not None
     copy = plain if is_split else host_copy(policy, keep=True)
+    copy.use_order(policy.order)
     return policy, copy.to(device=device, dtype=dtype), actions
 
 

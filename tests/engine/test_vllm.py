@@ -23,6 +23,7 @@ import torch
 
 from graft.engine.errors import EngineError
 from graft.engine.native.engine import NativeEngine
+from graft.engine.remote.prompt_logprobs import PromptScorer
 from graft.models.decoder import Decoder
 from graft.models.io.save import save_model
 from graft.models.io.tensor_names import hf_names
@@ -384,6 +385,27 @@ def engine_of(server: tuple[str, Path], exchange: Path, **options: Any) -> Any:
     url, folder = server
     options = {"tokenizer": TOKENIZER, "deadline": 60.0, "exchange": exchange, **options}
     return VLLMServer([url], options.pop("folder", folder), **options)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_server_scores_tokens_as_a_teacher(server):
+    """Every token's log-prob and the likeliest ones are those of the same weights here."""
+    decoder = decoder_of(0, tied=False)
+    scorer = PromptScorer(f"{server[0]}/v1", TOKENIZER, deadline=60)
+    scorer.check(5)
+    tokens = TOKENIZER.encode("two and three is five")
+    ((found,), want) = scorer.score([tokens], 5), dense_logp(decoder, tokens)
+    own = want[range(len(tokens) - 1), tokens[1:]]
+    torch.testing.assert_close(torch.tensor(found.logprobs[1:]), own, atol=1e-3, rtol=0)
+    tops, ids = want.topk(5, -1)
+    torch.testing.assert_close(torch.tensor(found.tops[1:]), tops[: len(own)], atol=1e-3, rtol=0)
+    assert torch.tensor(found.ids[1:]).tolist() == ids[: len(own)].tolist()
+    with pytest.raises(EngineError, match="--max-logprobs 500"):
+        scorer.score([tokens], 500)
+    with pytest.raises(EngineError, match="policy's tokenizer"):
+        other = FastTokenizer.characters("".join(map(chr, range(32, 127))))
+        PromptScorer(f"{server[0]}/v1", other, deadline=60).check(0)
 
 
 @pytest.mark.slow

@@ -125,6 +125,12 @@ class NativeEngine:
         sequence, number = self._tree.open(ids), self._loop.next_number()
         return NativeContext(sequence, key, self._loop, self._request, number)
 
+    def share_loop(self) -> None:
+        """Let a server that runs on the same event loop answer while the device computes."""
+        self._loop.runner.shares_loop = (
+            self.group is None
+        )  # a group takes the same steps everywhere
+
     def score(
         self,
         texts: Sequence[Sequence[int]],

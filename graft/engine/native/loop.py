@@ -29,6 +29,8 @@ SEGMENT_STEPS = (4, 32)
 segment idles until its end."""
 MAX_SEGMENTS = 4
 """Segments of a burst, before everything is planned anew."""
+HOPS = 5
+"""Turns of the event loop from the end of a sample to the next one of an agent on the same loop."""
 MIN_ALIVE = 0.75
 """Share of a burst's rows that must be alive for another segment."""
 
@@ -38,11 +40,14 @@ class Runner(Protocol):
 
     has_bursts: bool
     """Whether it takes many decode steps at a time and computes prompts apart from them."""
+    shares_loop: bool
+    """Whether the event loop has other work, which then runs while a device computes."""
 
     def run(
         self, works: list[PlannedWork], steps: int, segment: int, go_on: Callable[[], bool]
-    ) -> Iterator[list[Draw]]: ...
+    ) -> Iterator[list[Draw] | None]: ...
     def can_follow(self, grammar: Grammar) -> bool: ...
+    def should_restart(self, num_waiting: int, num_running: int) -> bool: ...
     def on_idle(self) -> None: ...
 
 
@@ -93,9 +98,13 @@ class EngineLoop:
                 steps, segment, go_on = self._plan_burst(works)
                 self._count_planned(works)
                 for draws in self.runner.run(works, steps, segment, go_on):
+                    if draws is None:  # the device computes
+                        await asyncio.sleep(0)
+                        continue
                     self._count_drawn(draws)
                     are_pages_valid = self._hand_over(draws)
-                    await asyncio.sleep(0)  # callers of finished samples submit their next ones
+                    for _ in range(HOPS if self.runner.shares_loop else 1):
+                        await asyncio.sleep(0)  # callers of finished samples submit their next ones
                     if not self._sync():
                         return False
                     if not are_pages_valid:
@@ -140,19 +149,23 @@ class EngineLoop:
         return steps, segment, partial(self._should_go_on, requests)
 
     def _segment_steps(self, requests: list[SampleRequest]) -> int:
-        """About an eighth of a completion, at most the largest budget; 1 if the host follows a grammar."""
+        """A part of a completion, at most the largest budget; 1 if the host follows a grammar."""
         grammars = {id(r.grammar): r.grammar for r in requests if r.grammar is not None}
         can_follow = all(self.runner.can_follow(grammar) for grammar in grammars.values())
         if not requests or len(grammars) > 1 or not can_follow:
             return 1
         low, high = SEGMENT_STEPS
-        steps = min(max(int(self.mean_length / 8), low), high)
+        share = 16 if self.runner.shares_loop else 8  # callers come back later: rows idle a segment
+        steps = min(max(int(self.mean_length / share), low), high)
         return min(steps, max(request.budget_left for request in requests))
 
     def _should_go_on(self, requests: list[SampleRequest]) -> bool:
-        """Whether no request waits to join the burst and most of its rows are alive."""
+        """Whether no request, or too few, wait to join the burst, and most of its rows are alive."""
         num_alive = sum(not request.is_over for request in requests)
-        return not self.scheduler.waiting and num_alive >= MIN_ALIVE * len(requests)
+        num_waiting = len(self.scheduler.waiting)
+        if num_waiting and self.runner.should_restart(num_waiting, num_alive):
+            return False
+        return num_alive >= MIN_ALIVE * len(requests)
 
     def _count_planned(self, works: list[PlannedWork]) -> None:
         """A work of several tokens is prefill, also where it ends with a draw."""

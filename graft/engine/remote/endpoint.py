@@ -16,7 +16,7 @@ from typing import Any
 
 from graft.engine.errors import EngineError
 from graft.http import HttpClient, HttpFault, json_of, key_for
-from graft.masking import remember_all
+from graft.trust.masking import remember_all
 
 RETRIES = 6
 """The default of `Endpoint.ask`."""
@@ -88,6 +88,18 @@ class Endpoint:
 
         An answer without a body is None. `retries` after the first attempt, of faults other than 429.
         """
+        return await self.ask_at(self.url + path, content, read, deadline=deadline, retries=retries)
+
+    async def ask_at(
+        self,
+        url: str,
+        content: Mapping[str, Any] | None = None,
+        read: Callable[[Any], Any] = lambda answer: answer,
+        *,
+        deadline: float = math.inf,
+        retries: int | None = None,
+    ) -> Any:
+        """`ask` at another address of the same server."""
         seconds = min(deadline, self.deadline)
 
         def warn(fault: HttpFault, pause: float | None) -> None:
@@ -102,7 +114,7 @@ class Endpoint:
 
         try:
             return await self._client.request_async(
-                self.url + path,
+                url,
                 None if content is None else json.dumps(content).encode(),
                 lambda body: read(json_of(body)),
                 deadline=deadline,

@@ -21,7 +21,6 @@ from pathlib import Path
 import torch
 
 from graft.files import free_megabytes, new_folder
-from graft.masking import mask_shapes
 from graft.models.extra_actions import ACTIONS, read_rows
 from graft.models.io.gguf_read import load_gguf
 from graft.models.io.hub import HubError, find_model, split_name
@@ -47,6 +46,7 @@ from graft.models.shape import ModelShape
 from graft.text.chat import Chat, TemplateRewrites
 from graft.text.template import TemplateError
 from graft.text.tokenizer import FastTokenizer
+from graft.trust.masking import mask_shapes
 
 CARD = "README.md"
 MARK = "<!-- written by graft export -->"

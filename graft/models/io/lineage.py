@@ -15,10 +15,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from graft.bounds import MOST_YAML, check_yaml, read_text
 from graft.files import read_object
 from graft.models.io.hub import cached_copy, origin_of, split_name
 from graft.models.lora.training import named_base
+from graft.trust.bounds import MOST_YAML, check_yaml, read_text
 
 LICENSE = ("license", "license_name", "license_link")
 DEEPEST = 16

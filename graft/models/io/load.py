@@ -18,11 +18,11 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from graft.bounds import parse_json, read_bytes
 from graft.models.decoder import Decoder
 from graft.models.io.hf_config import read_shape
 from graft.models.io.tensors import ModelFileError, build_decoder, check_sizes
 from graft.models.shape import ModelShape, UnsupportedModel
+from graft.trust.bounds import parse_json, read_bytes
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"

@@ -22,11 +22,11 @@ from typing import Any
 
 import torch
 
-from graft.bounds import MOST_YAML, OutOfBounds, check_yaml, read_bytes
 from graft.files import read_object
-from graft.masking import mask, mask_shapes, masked
 from graft.models.io.lineage import Lineage, lineage_of, model_section, without_paths
 from graft.models.shape import ModelShape
+from graft.trust.bounds import MOST_YAML, OutOfBounds, check_yaml, read_bytes
+from graft.trust.masking import mask, mask_shapes, masked
 from graft.version import __version__
 
 LABELS = {"before": "before RL", "after": "this checkpoint"}

@@ -5,16 +5,17 @@ L tokens, H query heads, K key/value heads, d head size; a bucket holds S runs o
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from graft.models.decoder import Attend
 from graft.models.device import has_kernels
 from graft.models.ops import gather_rows
+from graft.models.tile_attention import attend_rows, padded_length
 from graft.models.tree.block_lists import BlockLists
 from graft.models.tree.packing import TokenRun
 
@@ -75,13 +76,15 @@ class TreeAttention:
         offset = 0
         for bucket in _similar(runs):
             queries = _padded([[(run.start, run.stop)] for run in bucket]).to(device)  # [S, m]
-            keys = _padded([[*run.path, (run.start, run.stop)] for run in bucket]).to(device)
+            paths = [[*run.path, (run.start, run.stop)] for run in bucket]
+            keys = _padded(paths, padded_length).to(device)  # in the order of their positions
             key, query = keys[:, None, :], queries[:, :, None]
             # a path holds ancestors only: of the interval rule, key <= query is left to check
             seen = (key >= 0) & (key <= query)
             seen[..., 0] |= query[..., 0] < 0  # a padding query sees one key: no empty softmax
-            mask = seen.repeat(1, self.groups, 1)[:, None]  # [S, 1, G*m, n]
-            self.buckets.append((queries.clamp(min=0), keys.clamp(min=0), mask))
+            bias = torch.zeros(seen.shape, device=device).masked_fill_(~seen, -torch.inf)
+            bias = bias.repeat(1, self.groups, 1)[:, None]  # [S, 1, G*m, n]
+            self.buckets.append((queries.clamp(min=0), keys.clamp(min=0), bias))
             flat = queries.flatten()
             rows = torch.full((total,), -1, dtype=torch.long, device=device)
             at = torch.arange(len(flat), device=device)[flat >= 0]
@@ -94,7 +97,7 @@ class TreeAttention:
         _, heads, size = q.shape
         kv_heads = k.shape[1]
         outputs: list[Tensor] = []
-        for queries, keys, mask in self.buckets:
+        for queries, keys, bias in self.buckets:
             count, m = queries.shape
             # [S, m, K*G, d] -> [S, K, G*m, d]: the G heads of a group are more rows of one product
             q_rows = gather_rows(q, queries.flatten()).view(count, m, kv_heads, self.groups, size)
@@ -103,8 +106,8 @@ class TreeAttention:
                 gather_rows(x, keys.flatten()).view(count, -1, kv_heads, size).transpose(1, 2)
                 for x in (k, v)
             )
-            found = F.scaled_dot_product_attention(q_rows, k_rows, v_rows, attn_mask=mask)
-            found = found.view(count, kv_heads, self.groups, m, size).permute(0, 3, 1, 2, 4)
+            found = attend_rows(q_rows, k_rows, v_rows, bias)
+            found = found.unflatten(2, (self.groups, m)).permute(0, 3, 1, 2, 4)
             outputs.append(found.reshape(count * m, heads, size))
         return gather_rows(torch.cat(outputs), self.inverse) if outputs else q
 
@@ -129,10 +132,12 @@ def _magnitude(run: TokenRun) -> tuple[int, int]:
     return queries.bit_length(), (run.depth + queries).bit_length()
 
 
-def _padded(rows: list[list[tuple[int, int]]]) -> Tensor:
-    """[S, n] indices of each row's intervals, -1 after the end."""
+def _padded(
+    rows: list[list[tuple[int, int]]], width: Callable[[int], int] = lambda longest: longest
+) -> Tensor:
+    """[S, n] indices of each row's intervals, -1 after the end; n is `width` of the longest row."""
     lists = [np.concatenate([np.arange(a, b) for a, b in row]) for row in rows]
-    padded = np.full((len(lists), max(len(x) for x in lists)), -1, dtype=np.int64)
+    padded = np.full((len(lists), width(max(len(x) for x in lists))), -1, dtype=np.int64)
     for i, values in enumerate(lists):
         padded[i, : len(values)] = values
     return torch.from_numpy(padded)

@@ -7,7 +7,7 @@ it, and the backward pass of the gather adds up their gradients.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -99,6 +99,21 @@ class Forest:
             self, temperature, allowed, model.shape.vocab_size, truncation
         )
         return self._grid(logp), self._grid(entropy), self._grid(vocab_logp)
+
+    def compared_logprobs(
+        self,
+        model: Decoder,
+        temperature: float,
+        allowed: Tensor | None,
+        truncation: Truncation | None,
+        compare: Callable[[Tensor, Tensor], Tensor],
+        vocab_size: int | None = None,
+    ) -> tuple[Tensor, ...]:
+        """What `logprobs` returns, or with `vocab_size` `vocab_logprobs`, and the result of `compare`
+        (see `Decoder.action_logprobs`), a grid [N, T] of its own."""
+        how = temperature, allowed, vocab_size, truncation, compare
+        *of_actions, compared = model.action_logprobs(self, *how)
+        return (*map(self._grid, of_actions), compared)
 
     def values(self, critic: Critic) -> Tensor:
         """The critic's value of the state before each decision, [N, T]."""

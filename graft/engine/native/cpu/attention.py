@@ -4,23 +4,25 @@
     P pages of a sequence, L = P * page positions
 
 The G query heads of a group become G more query rows of their key/value head, so keys and values
-are never repeated. Buckets are consecutive parts of the flat list of tokens.
+are never repeated. Buckets are consecutive parts of the flat list of tokens. All of them attend in the
+order of `models.tile_attention`.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from graft.engine.native.kv.pages import Pages
+from graft.engine.native.kv.pages import PAD_PAGE, Pages
 from graft.engine.native.kv.sequences import Sequence, SequenceTree
 from graft.models.decoder import Attend
+from graft.models.tile_attention import LANES, attend_rows
 
 Ints = NDArray[np.int64]
 
@@ -71,21 +73,8 @@ class Padding:
 
 
 @dataclass(slots=True)
-class Fresh:
-    """Sequences with nothing cached: plain causal attention among the new tokens, no pages read."""
-
-    tokens: int
-    padding: Padding
-
-    def attend(self, pages: Pages, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        q, k, v = (self.padding.pad(x).transpose(1, 2) for x in (q, k, v))
-        seen = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
-        return self.padding.unpad(seen.transpose(1, 2))
-
-
-@dataclass(slots=True)
 class Extend:
-    """Sequences that continue from cached tokens: a chunk of a prompt, a tool result, one token."""
+    """Sequences with several new tokens: a prompt, a chunk of it, a tool result."""
 
     tokens: int
     padding: Padding
@@ -101,8 +90,8 @@ class Extend:
         q = q.permute(0, 2, 3, 1, 4).reshape(rows, pages.kv_heads, group * m, size)
         k = pages.gather(layer, 0, self.tiles).view(rows, pages.kv_heads, -1, size)
         v = pages.gather(layer, 1, self.tiles).view(rows, pages.kv_heads, -1, size)
-        seen = F.scaled_dot_product_attention(q, k, v, attn_mask=self.bias)
-        seen = seen.view(rows, pages.kv_heads, group, m, size).permute(0, 3, 1, 2, 4)
+        seen = attend_rows(q, k, v, self.bias)
+        seen = seen.unflatten(2, (group, m)).permute(0, 3, 1, 2, 4)
         return self.padding.unpad(seen.reshape(rows, m, heads, size))
 
 
@@ -116,7 +105,13 @@ class PageLayout:
     def table(self, sequences: list[Sequence]) -> Ints:
         """[S, P], padded with `PAD_PAGE`."""
         width = max(len(sequence.pages) for sequence in sequences)
-        return self.tree.table[[sequence.row for sequence in sequences], :width]
+        return self.padded(self.tree.table[[sequence.row for sequence in sequences], :width])
+
+    def padded(self, table: Ints) -> Ints:
+        """The table with so many columns that they hold a multiple of LANES positions."""
+        size, width = self.tree.pages.size, table.shape[1]
+        step = math.lcm(size, LANES) // size
+        return np.pad(table, ((0, 0), (0, -width % step)), constant_values=PAD_PAGE)
 
     def tiles(self, table: Ints) -> Tensor:
         """[S*K, P] of a table [S, P], see `Pages.gather`."""

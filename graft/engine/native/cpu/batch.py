@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from graft.engine.native.cpu.attention import Bucket, Extend, Fresh, PageLayout
+from graft.engine.native.cpu.attention import Bucket, Extend, PageLayout
 from graft.engine.native.cpu.decode_batch import DecodeCache
 from graft.engine.native.kv.sequences import Sequence, SequenceTree
 from graft.engine.native.kv.siblings import split_by_pages, split_by_size
@@ -84,12 +84,7 @@ class StepBatcher:
         several = [s for s, count in counts.items() if count > 1 or not self.has_decode_batches]
         buckets: list[tuple[list[Sequence], Bucket]] = []
         buckets += self.decode_cache.arrange(single)
-        fresh = [s for s in several if s.cached == 0]
-        for part in split_by_size(fresh, key=lambda s: counts[s]):
-            count = np.array([counts[s] for s in part])
-            buckets.append((part, Fresh(int(count.sum()), self.layout.padding(count))))
-        continued = [s for s in several if s.cached > 0]
-        for like in split_by_size(continued, key=lambda s: counts[s]):
+        for like in split_by_size(several, key=lambda s: counts[s]):
             for part in split_by_pages(like, self.max_pages):
                 buckets.append((part, self._extend(part, [counts[s] for s in part])))
         return buckets

@@ -1,11 +1,12 @@
-"""Decoding, one token per sequence, in float32: matrix products around a softmax.
+"""Decoding, one token per sequence, in float32.
 
     S slots, K key/value heads, G query heads to each of them, d head size, L positions
 
-Gathering pages costs as much as attending to them, so a decode batch keeps what it gathered: as long
-as the same sequences continue, a step only writes one new key and value for each. A sequence that ends
-leaves an idle slot; when many are idle, or a new sequence comes, decode batches are built anew from
-the pages.
+PyTorch's fused attention also decodes: on an ARM machine it took a third of the time of matrix products
+around a softmax. Gathering pages costs as much as attending to them, so a decode batch keeps what it
+gathered: as long as the same sequences continue, a step only writes one new key and value for each. A
+sequence that ends leaves an idle slot; when many are idle, or a new sequence comes, decode batches are
+built anew from the pages.
 """
 
 from __future__ import annotations
@@ -26,6 +27,14 @@ from graft.engine.native.kv.siblings import (
     split_by_size,
     split_by_total,
 )
+from graft.models.tile_attention import (
+    TILE,
+    Tile,
+    attend_rows,
+    attend_tiles,
+    even_rows,
+    merge_tiles,
+)
 
 MAX_KEPT = 1 << 26
 """Elements that decode batches may keep beside the pages, all layers together: 256 MB of float32."""
@@ -33,46 +42,41 @@ MAX_KEPT = 1 << 26
 MIN_USED = 0.75  # a batch with a smaller share of its slots in use is built anew
 
 Dense = tuple[Tensor, Tensor]
-"""Keys and values side by side, [rows*K, L, d] each."""
-
-Partial = tuple[Tensor, ...]
-"""Attention over some of the positions: largest score, sum of weights, weighted values."""
+"""Keys and values side by side, [rows, K, L, d] each."""
 
 Arranged = list[tuple[list[Sequence], "DecodeBatch"]]
 
 
 @dataclass(slots=True)
 class SharedPrefix:
-    """The prefix that siblings share, read once for all of them.
+    """The tiles (see `models.tile_attention`) that siblings share, read once for all of them.
 
-    g groups of R siblings (padded by repeating one), each with its shared pages; the slots of a
-    decode batch are the siblings of the first group, then those of the second, and so on.
+    g groups of R siblings (padded by repeating one), each with equally many shared tiles; the slots of
+    a decode batch are the siblings of the first group, then those of the second, and so on.
     """
 
     siblings: Padding
     """[S] <-> [g, R]"""
     tiles: Tensor
     """[g*K, P], see `Pages.gather`."""
-    bias: Tensor | None
-    """[g*K, 1, L], 0 or -inf; None if all prefixes are equally long."""
     dense: dict[int, Dense] = field(default_factory=dict[int, Dense])
 
-    def attend(self, q: Tensor, keys: Tensor, values: Tensor, heads: int) -> Partial:
-        """Of q [S, H, d], scaled, over keys and values [g*K, L, d]."""
-        scores = torch.bmm(self._to_groups(q, heads), keys.transpose(1, 2))
-        if self.bias is not None:
-            scores += self.bias
-        return tuple(self._to_slots(x, heads) for x in partial_attention(scores, values))
+    def attend(self, q: Tensor, keys: Tensor, values: Tensor) -> list[Tile]:
+        """Of q [S, K, G, d] over keys and values [g, K, L, d]."""
+        rows = even_rows(self.siblings.pad(q).transpose(1, 2).flatten(2, 3))  # [g, K, R*G, d]
+        found = attend_tiles(rows, keys, values, None)
+        return [
+            (
+                self._to_slots(seen, q.shape[2]),
+                self._to_slots(log_sum[..., None], q.shape[2])[..., 0],
+            )
+            for seen, log_sum in found
+        ]
 
-    def _to_groups(self, x: Tensor, heads: int) -> Tensor:
-        """[S, H, n] -> [g*K, R*G, n]"""
-        padded = self.siblings.pad(x).unflatten(2, (heads, -1)).transpose(1, 2)
-        return padded.reshape(-1, padded.shape[2] * padded.shape[3], x.shape[-1])
-
-    def _to_slots(self, x: Tensor, heads: int) -> Tensor:
-        """[g*K, R*G, n] -> [S, H, n]"""
-        grouped = x.view(self.siblings.rows, heads, self.siblings.m, -1, x.shape[-1])
-        return self.siblings.unpad(grouped.transpose(1, 2)).flatten(1, 2)
+    def _to_slots(self, x: Tensor, group: int) -> Tensor:
+        """[g, K, R*G, n] -> [S, K, G, n]"""
+        grouped = x[:, :, : self.siblings.m * group].unflatten(2, (self.siblings.m, group))
+        return self.siblings.unpad(grouped.transpose(1, 2))
 
 
 class DecodeBatch:
@@ -89,7 +93,7 @@ class DecodeBatch:
         self.tiles = tiles
         """[S*K, P], see `Pages.gather`."""
         self.bias = bias
-        """[S*K, G, L], 0 or -inf."""
+        """[S, 1, 1, L], 0 or -inf."""
         self.keep = keep
         self._kept: dict[int, Dense] = {}
         self._used: Tensor | None = None  # [tokens] slots in use, None: all
@@ -108,7 +112,7 @@ class DecodeBatch:
         rows = (slots[:, None] * heads + np.arange(heads)) * self.length + own[:, None]
         self._rows = torch.from_numpy(rows.ravel()).to(device)
         used, at = torch.from_numpy(slots).to(device), torch.from_numpy(own).to(device)
-        self.bias.view(len(self.starts), -1, self.length)[used, :, at] = 0
+        self.bias[used, 0, 0, at] = 0
         self.tokens = len(slots)
         self._used = self._row_of_slot = None
         if len(slots) < len(self.starts):
@@ -120,17 +124,17 @@ class DecodeBatch:
         """[tokens, H, d]"""
         if self._row_of_slot is not None:
             q = q.index_select(0, self._row_of_slot)
+        rows = q.unflatten(1, (pages.kv_heads, -1))  # [S, K, G, d]
         keys, values = self._dense(pages, layer, k, v)
-        q_scaled = q * pages.head_dim**-0.5
-        queries = q_scaled.reshape(len(self.bias), -1, pages.head_dim)
-        scores = torch.baddbmm(self.bias, queries, keys.transpose(1, 2))
         if self.prefix is None:
-            seen = torch.bmm(scores.softmax(-1), values).view(q.shape)
+            seen = attend_rows(rows, keys, values, self.bias)
         else:
-            own = partial_attention(scores, values)
-            prefix_kv = self._prefix(pages, layer, self.prefix)
-            shared = self.prefix.attend(q_scaled, *prefix_kv, pages.kv_heads)
-            seen = merge(shared, tuple(x.view(*q.shape[:2], -1) for x in own))
+            shared = self.prefix.attend(rows, *self._prefix(pages, layer, self.prefix))
+            own = attend_tiles(even_rows(rows), keys, values, self.bias)
+            group = rows.shape[2]
+            shared += [(seen[:, :, :group], log_sum[..., :group]) for seen, log_sum in own]
+            seen = merge_tiles(shared)[0]
+        seen = seen.reshape(q.shape)
         return seen if self._used is None else seen.index_select(0, self._used)
 
     def _prefix(self, pages: Pages, layer: int, prefix: SharedPrefix) -> Dense:
@@ -154,26 +158,10 @@ class DecodeBatch:
 
 
 def _gather(pages: Pages, layer: int, tiles: Tensor) -> Dense:
-    """Keys and values of `tiles` [n*K, P]: [n*K, L, d] each."""
-    return pages.gather(layer, 0, tiles), pages.gather(layer, 1, tiles)
-
-
-def partial_attention(scores: Tensor, values: Tensor) -> Partial:
-    """Of scores [n, q, L] (overwritten) and values [n, L, d]: [n, q, 1], [n, q, 1], [n, q, d].
-
-    Weights are exp(score - largest), not yet divided by their sum.
-    """
-    largest = scores.amax(-1, keepdim=True)
-    weights = scores.sub_(largest).exp_()
-    return largest, weights.sum(-1, keepdim=True), torch.bmm(weights, values)
-
-
-def merge(one: Partial, other: Partial) -> Tensor:
-    """Attention over both parts, as if one softmax had run over all scores."""
-    largest = torch.maximum(one[0], other[0])
-    scale, scale_other = (one[0] - largest).exp_(), (other[0] - largest).exp_()
-    blended = one[2] * scale + other[2] * scale_other
-    return blended / (one[1] * scale + other[1] * scale_other)
+    """Keys and values of `tiles` [n*K, P]: [n, K, L, d] each."""
+    both = (pages.gather(layer, which, tiles) for which in (0, 1))
+    keys, values = (x.unflatten(0, (-1, pages.kv_heads)) for x in both)
+    return keys, values
 
 
 class DecodeCache:
@@ -222,13 +210,14 @@ class DecodeCache:
         return [(members, batch) for batch, members, _, _ in ready]
 
     def _build(self, sequences: list[Sequence]) -> Arranged:
-        groups, alone = find_sibling_groups(sequences, self.layout.tree.pages.size)
+        groups, alone = self._share_tiles(sequences)
         parts: list[tuple[list[Sequence], list[SiblingGroup]]] = [
             (part, []) for part in split_by_pages(alone, self.max_pages)
         ]
         num_pages = sum(len(part) * len(part[0].pages) for part, _ in parts)
         num_pages += sum(group.num_pages() for group in groups)
-        for like in split_by_size(groups, key=lambda group: group.pages):
+        for pages in {group.pages for group in groups}:
+            like = [group for group in groups if group.pages == pages]
             for alike in split_by_size(like, key=lambda group: len(group.members)):
                 for few in split_by_total(alike, self.max_pages, key=SiblingGroup.num_pages):
                     parts.append(([member for group in few for member in group.members], few))
@@ -240,35 +229,36 @@ class DecodeCache:
         }
         return [(members, self._batch(members, few, keep)) for members, few in parts]
 
+    def _share_tiles(self, sequences: list[Sequence]) -> tuple[list[SiblingGroup], list[Sequence]]:
+        """Sibling groups that share whole tiles, and the sequences that share none."""
+        size = self.layout.tree.pages.size
+        if TILE % size:
+            return [], sequences
+        groups, alone = find_sibling_groups(sequences, size)
+        for group in groups:
+            group.pages -= group.pages % (TILE // size)
+        few = [group for group in groups if not group.pages]
+        alone += [member for group in few for member in group.members]
+        return [group for group in groups if group.pages], alone
+
     def _batch(
         self, members: list[Sequence], groups: list[SiblingGroup], keep: bool
     ) -> DecodeBatch:
         """Own pages in the batch; those that the siblings of `groups` (none: no siblings) share, in its
         `prefix`."""
-        layout, size = self.layout, self.layout.tree.pages.size
-        skip, prefix = np.zeros(len(members), dtype=np.int64), None
+        layout, skip, prefix = self.layout, 0, None
         if groups:
+            skip = groups[0].pages  # the same in all of them
             sizes = np.array([len(group.members) for group in groups])
-            pages = np.array([group.pages for group in groups])
-            table = layout.table([group.members[0] for group in groups])[:, : pages.max()]
-            bias = None
-            if pages.min() < pages.max():
-                seen = np.arange(table.shape[1] * size) < pages[:, None] * size
-                bias = layout.bias(seen).repeat_interleave(layout.tree.pages.kv_heads, 0)[:, None]
-            prefix = SharedPrefix(layout.padding(sizes), layout.tiles(table), bias)
-            skip = pages.repeat(sizes)
-        return DecodeBatch(skip * size, *self._own(members, skip), prefix, keep)
+            table = layout.table([group.members[0] for group in groups])[:, :skip]
+            prefix = SharedPrefix(layout.padding(sizes), layout.tiles(table))
+        starts = np.full(len(members), skip * layout.tree.pages.size)
+        return DecodeBatch(starts, *self._own(members, skip), prefix, keep)
 
-    def _own(self, sequences: list[Sequence], skip: Ints) -> tuple[Tensor, Tensor]:
-        """Tiles [S*K, P] and bias [S*K, G, L] of the pages after the first `skip` [S] of each."""
-        layout, pages = self.layout, self.layout.tree.pages
-        table = layout.table(sequences)
-        if skip.any():
-            held = np.array([len(sequence.pages) for sequence in sequences])
-            columns = skip[:, None] + np.arange((held - skip).max())
-            inside = columns < held[:, None]
-            table = np.where(inside, np.take_along_axis(table, columns * inside, axis=1), 0)
-        lengths = np.array([sequence.cached + 1 for sequence in sequences]) - skip * pages.size
-        seen = np.arange(table.shape[1] * pages.size) < lengths[:, None]
-        bias = layout.bias(seen)[:, None, None].expand(-1, pages.kv_heads, layout.group_size, -1)
-        return layout.tiles(table), bias.flatten(0, 1).contiguous()
+    def _own(self, sequences: list[Sequence], skip: int) -> tuple[Tensor, Tensor]:
+        """Tiles [S*K, P] and bias [S, 1, 1, L] of the pages after the first `skip` of each."""
+        layout, size = self.layout, self.layout.tree.pages.size
+        table = layout.table(sequences)[:, skip:]
+        lengths = np.array([sequence.cached + 1 for sequence in sequences]) - skip * size
+        seen = np.arange(table.shape[1] * size) < lengths[:, None]
+        return layout.tiles(table), layout.bias(seen)[:, None, None]

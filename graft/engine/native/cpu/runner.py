@@ -33,6 +33,7 @@ class CpuRunner:
         shape = decoder.shape
         limit = GATHER_LIMIT.get(decoder.device.type, GATHER_LIMIT["cuda"])
         self.batcher = StepBatcher(tree, shape.heads // shape.kv_heads, limit)
+        self.shares_loop = False  # one step at a time: the loop runs between two steps
 
     @torch.no_grad()  # not inference_mode: the trainer uses these tensors too
     def run(
@@ -43,6 +44,10 @@ class CpuRunner:
         `steps` and `segment` are 1 here: the host takes part in every draw.
         """
         yield self._step(works)
+
+    def should_restart(self, num_waiting: int, num_running: int) -> bool:
+        """There are no bursts here."""
+        return True
 
     def _step(self, works: list[PlannedWork]) -> list[Draw]:
         batch = self.batcher.build(works)
@@ -72,7 +77,14 @@ class CpuRunner:
             seen = hidden
             if len(rows) < len(requests):
                 seen = hidden.index_select(0, self._tensor(np.array(rows)))
-            logits = self.decoder.logits(seen, None if part is None else part.columns)
+            columns, order = None if part is None else part.columns, self.decoder.order
+            if order is not None and not order.any_columns:
+                columns = part = None
+            logits = self.decoder.logits(seen, columns)
+            if order is not None and columns is not None:  # sums over all columns, as in training
+                width = (len(logits), self.masks.width)
+                logits = logits.new_full(width, -torch.inf).index_copy_(1, columns, logits)
+                part = None
             draws += self._draw_from(logits, [requests[row] for row in rows], part)
         return draws
 

@@ -189,6 +189,12 @@ class InflightBurst:
         if is_done is not None:
             is_done.record()
 
+    @property
+    def is_ready(self) -> bool:
+        """Whether the oldest segment is complete."""
+        is_done = self.pending[0].is_done
+        return is_done is None or is_done.query()
+
     def read(self) -> list[Draw]:
         """The draws of the oldest segment, for the requests that are not over."""
         segment = self.pending.popleft()

@@ -12,6 +12,7 @@ captured on first use, for batches rounded up to `SIZES`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from time import perf_counter
 
 import torch
 from torch import Tensor
@@ -42,6 +43,8 @@ MAX_PREFILL_STEPS = 4
 PROGRAMS = 512
 """Parts that the tails of a batch are split into, over all heads: about four to a multiprocessor."""
 MAX_SPLITS = 8
+DECIDE_AT = 0.9
+"""Share of a segment's time after which the next one is decided, where callers are on the event loop."""
 
 
 class CudaRunner:
@@ -62,15 +65,23 @@ class CudaRunner:
         self._states: dict[int, DecodeState] = {}
         self._captured: dict[GraphKey, Callable[[], None]] = {}
         self._prefill_steps = 0
+        self._segment_seconds = 0.0
+        """From one segment to the next."""
+        self._restart_seconds = 0.0
+        """From the end of a burst to the start of the next one."""
+        self._read_at: float | None = None
+        self.shares_loop = False
 
     @torch.no_grad()  # not inference_mode: the trainer uses these tensors too
     def run(
         self, works: list[PlannedWork], steps: int, segment: int, go_on: Callable[[], bool]
-    ) -> Iterator[list[Draw]]:
+    ) -> Iterator[list[Draw] | None]:
         """Compute the prefill works, or draw up to `steps` tokens for each of the others.
 
         Yields the draws of every `segment` steps; the next segment starts if `go_on()`, before the
-        last one is read, so that the device never waits for the host.
+        last one is read, so that the device never waits for the host. If the event loop has other work
+        (`shares_loop`), None is yielded while the device computes, and the decision is taken late:
+        callers of finished samples, which may be other processes, have that long to come back.
         """
         prefill = [work for work in works if work.request is None]
         drawing = [work for work in works if work.request is not None]
@@ -84,17 +95,36 @@ class CudaRunner:
         self._prefill_steps = 0
         burst = self._start(drawing, steps)
         burst.launch(segment)
+        if self._read_at is not None:
+            self._restart_seconds = perf_counter() - self._read_at
         while burst.pending:
+            began = perf_counter()
+            while self.shares_loop and not burst.is_ready:
+                if perf_counter() - began > DECIDE_AT * self._segment_seconds:
+                    break
+                yield None
             if burst.left and go_on():
                 burst.launch(segment)
+            while self.shares_loop and not burst.is_ready:
+                yield None
             yield burst.read()
+            self._read_at = perf_counter()
+            self._segment_seconds = self._read_at - began
 
     def can_follow(self, grammar: Grammar) -> bool:
         """Whether the device can follow this grammar without the host."""
         return self.grammar.can_follow(grammar)
 
+    def should_restart(self, num_waiting: int, num_running: int) -> bool:
+        """Whether requests that wait should end a burst now: a restart costs every row some time, and
+        another segment costs those that wait its whole length."""
+        if not self.shares_loop:
+            return num_waiting > 0
+        return num_waiting * self._segment_seconds > num_running * self._restart_seconds
+
     def on_idle(self) -> None:
         """Graphs and their memory stay for the next step."""
+        self._read_at = None
 
     def _start(self, works: list[PlannedWork], steps: int) -> InflightBurst:
         """Write the rows to the device; nothing runs yet."""

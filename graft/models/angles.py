@@ -1,0 +1,67 @@
+"""The angles of rotary positions: cos and sin, computed once per device."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from graft.models.shape import ModelShape, rope_frequencies
+
+LEAST_POSITIONS = 2**16
+"""Least number of positions in a GPU's table of angles, even if the model's window is shorter."""
+
+PIECE = 256
+"""Positions that a CPU's table grows by. It is computed in such pieces, because the last elements of a
+tensor are computed by other instructions than the rest: a position has the same bits in every table."""
+
+
+class Angles:
+    """cos and sin of every position's angles.
+
+    Not a module: its tensors belong to no state dict, and `.to(bfloat16)` must not round them.
+    """
+
+    def __init__(self, shape: ModelShape) -> None:
+        self.shape = shape
+        self.frequencies: dict[torch.device, tuple[Tensor, float]] = {}
+        self.tables: dict[torch.device, tuple[Tensor, Tensor]] = {}
+
+    def compute(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """cos and sin in fp32, [T, d/2], of any positions [T]."""
+        device = positions.device
+        if device not in self.frequencies:
+            frequencies, factor = rope_frequencies(self.shape)
+            self.frequencies[device] = torch.tensor(frequencies, device=device), factor
+        frequency, factor = self.frequencies[device]
+        angles = positions.float()[:, None] * frequency
+        return angles.cos() * factor, angles.sin() * factor
+
+    def look_up(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """The same from a table: two kernels, which a CUDA graph can record once the table exists.
+
+        On a GPU the table has as many positions as the model's window, and at least LEAST_POSITIONS; a
+        position beyond it is a device-side error. On a CPU it grows.
+        """
+        device = positions.device
+        if device.type == "cpu":
+            cos, sin = self._grown(int(positions.max()) + 1 if len(positions) else 1)
+        else:
+            if device not in self.tables:
+                size = max(self.shape.max_positions, LEAST_POSITIONS)
+                self.tables[device] = self.compute(torch.arange(size, device=device))
+            cos, sin = self.tables[device]
+        return cos.index_select(0, positions), sin.index_select(0, positions)
+
+    def _grown(self, size: int) -> tuple[Tensor, Tensor]:
+        """The CPU's table, of at least `size` positions."""
+        device = torch.device("cpu")
+        known = self.tables.get(device)
+        have = 0 if known is None else len(known[0])
+        if known is None or size > have:
+            starts = range(have, max(size, 2 * have), PIECE)
+            pieces = [self.compute(torch.arange(start, start + PIECE)) for start in starts]
+            if known is not None:
+                pieces.insert(0, known)
+            cos, sin = (torch.cat(parts) for parts in zip(*pieces, strict=True))
+            known = self.tables[device] = cos, sin
+        return known

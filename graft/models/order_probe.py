@@ -1,0 +1,135 @@
+"""Finds on this machine how rows must be computed so that none depends on the rows beside it.
+
+The first block, the head and the log-softmax of the decoder run on some rows at once, and on parts of
+them: 1 row, 2, ..., 255, from several places. Attention runs as in the engine, over keys that
+were computed before. If all bits agree, the `RowOrder` holds. What is tried, cheapest first: rows padded
+to 16 or 64, products in blocks of 64 or 256 rows. Libraries choose by shapes and threads, so
+the answer is for this shape and this number of threads.
+
+No probe tries every number of rows. `sampling/sampling_logp_difference` compares all trained tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from graft.models.decoder import Decoder
+from graft.models.row_order import RowOrder
+from graft.models.tile_attention import attend_rows, padded_length
+
+CANDIDATES = (
+    RowOrder(least=16),
+    RowOrder(least=64),
+    RowOrder(least=64, block=64),
+    RowOrder(least=256, block=256),
+)
+COUNTS = (1, 2, 3, 5, 8, 9, 15, 16, 17, 31, 33, 64, 100, 129, 255)
+"""Numbers of rows that are compared with all of them at once."""
+
+MAX_FLOPS = 1e9
+"""Of one pass over all rows: they are at most 400, and fewer for large models."""
+
+_found: dict[tuple[str, int], RowOrder | None] = {}
+
+
+def find_order(decoder: Decoder) -> RowOrder | None:
+    """The cheapest order that holds on this machine; None: none does, or it is not float32 on a CPU."""
+    if decoder.device.type != "cpu" or decoder.dtype != torch.float32 or not decoder.is_whole:
+        return None
+    key = repr(replace(decoder.shape, layers=1)), torch.get_num_threads()
+    if key not in _found:
+        _found[key] = next((found for order in CANDIDATES if (found := _try(decoder, order))), None)
+    return _found[key]
+
+
+@torch.no_grad()
+def _try(decoder: Decoder, order: RowOrder) -> RowOrder | None:
+    """The order if it holds, with what is known about columns."""
+    kept = decoder.order
+    decoder.use_order(order)
+    try:
+        if not _holds(_block_rows(decoder), _num_rows(decoder.blocks[0])):
+            return None
+        head = _head_rows(decoder)
+        if not _holds(head, _num_rows_of(decoder.head_weight.numel())):
+            return None
+        return replace(order, any_columns=_has_any_columns(decoder))
+    finally:
+        decoder.use_order(kept)
+
+
+def _num_rows_of(parameters: int) -> int:
+    return max(24, min(400, int(MAX_FLOPS / (2 * parameters))))
+
+
+def _num_rows(module: torch.nn.Module) -> int:
+    return _num_rows_of(sum(parameter.numel() for parameter in module.parameters()))
+
+
+def _holds(compute: Callable[[int, int], Tensor], total: int) -> bool:
+    """Whether rows `start` to `stop` of `compute` are those of all rows."""
+    whole = compute(0, total)
+    for number, count in enumerate(count for count in COUNTS if count < total):
+        start = number * 37 % (total - count + 1)
+        if not torch.equal(compute(start, start + count), whole[start : start + count]):
+            return False
+    return True
+
+
+def _noise(rows: int, width: int, seed: int) -> Tensor:
+    return torch.randn(rows, width, generator=torch.Generator().manual_seed(seed))
+
+
+def _block_rows(decoder: Decoder) -> Callable[[int, int], Tensor]:
+    """The first block on rows of one sequence; its keys are those of the first call."""
+    shape, order = decoder.shape, decoder.order
+    assert order is not None
+    block, kv_heads = decoder.blocks[0], shape.kv_heads
+    stream = _noise(_num_rows(block), shape.width, 0)
+    cached: list[Tensor] = []
+
+    def compute(start: int, stop: int) -> Tensor:
+        positions = torch.arange(start, stop)
+        length = padded_length(stop)
+        seen = torch.arange(length) <= positions[:, None]
+        bias = torch.zeros(seen.shape).masked_fill_(~seen, -torch.inf)
+
+        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            if not cached:
+                cached.extend(torch.cat([x, x.new_zeros(16, *x.shape[1:])]) for x in (k, v))
+            keys, values = (x[:length].transpose(0, 1)[None] for x in cached)
+            rows = q.unflatten(1, (kv_heads, -1)).permute(1, 2, 0, 3)  # [K, G, T, d]
+            group = rows.shape[1]
+            found = attend_rows(
+                rows.flatten(1, 2)[None], keys, values, bias.repeat(group, 1)[None, None]
+            )
+            return found[0].unflatten(1, (group, -1)).permute(2, 0, 1, 3).flatten(1, 2)
+
+        x = order.padded(stream[start:stop])
+        cos, sin = decoder.rope(order.padded(positions))
+        x, delta = block(x, None, cos, sin, order.padded_attend(attend, stop - start))
+        return torch.cat(decoder.norm(x, delta), dim=1)[: stop - start]
+
+    return compute
+
+
+def _head_rows(decoder: Decoder) -> Callable[[int, int], Tensor]:
+    hidden = _noise(_num_rows_of(decoder.head_weight.numel()), decoder.shape.width, 1)
+    return lambda start, stop: decoder.logits(hidden[start:stop]).log_softmax(-1)
+
+
+def _has_any_columns(decoder: Decoder) -> bool:
+    """Whether some columns of the logits have the bits of all columns."""
+    hidden = _noise(24, decoder.shape.width, 2)
+    whole = decoder.logits(hidden)
+    generator = torch.Generator().manual_seed(3)
+    for count in (1, 2, 3, 5, 8, 16, 31, 64, 200):
+        columns = torch.randperm(whole.shape[1], generator=generator)[:count].sort().values
+        for rows in (1, 2, 7, 24):
+            if not torch.equal(decoder.logits(hidden[:rows], columns), whole[:rows, columns]):
+                return False
+    return True

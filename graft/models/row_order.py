@@ -1,0 +1,57 @@
+"""Rows whose bits do not depend on the rows beside them: how a CPU's library is made to do that.
+
+    T rows of a flat list of tokens, D width, N rows of a weight
+
+Engine and learner compute the same function of a token and its path, with other tokens beside it: 8 that
+decode, or 2,000 of a micro-batch. A library chooses its instructions by the number of rows, and may then
+add in another order; the log-probs differ in their last bits. Two measures avoid that:
+
+    least    fewer rows are padded to this number: a product with one row is another routine
+    block    products take this many rows at a time, the last ones padded; only where `least` is not enough
+
+`order_probe.find_order` finds out on the machine itself which of them hold.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class RowOrder:
+    """How rows are computed; see above."""
+
+    least: int = 1
+    block: int | None = None
+    any_columns: bool = True
+    """Whether a product with some rows of the head has the bits of the product with all of them."""
+
+    def padded(self, x: Tensor) -> Tensor:
+        """x [T, ...] with zero rows at the end, if it has too few."""
+        missing = self.least - len(x)
+        return x if missing <= 0 else torch.cat([x, x.new_zeros(missing, *x.shape[1:])])
+
+    def padded_attend(self, attend: Callable[..., Tensor], count: int) -> Callable[..., Tensor]:
+        """`attend` for the first `count` rows; the padding gets zeros."""
+        if count >= self.least:
+            return attend
+
+        def attend_first(layer: int, q: Tensor, k: Any, v: Any) -> Tensor:
+            return self.padded(attend(layer, q[:count], k[:count], v[:count]))
+
+        return attend_first
+
+    def product(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        """x @ weight.T + bias, [T, N]."""
+        count = len(x)
+        if self.block is None:
+            return F.linear(self.padded(x), weight, bias)[:count]
+        x = F.pad(x, (0, 0, 0, -count % self.block))
+        parts = [F.linear(part, weight, bias) for part in x.split(self.block)]
+        return torch.cat(parts)[:count]

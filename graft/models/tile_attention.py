@@ -1,0 +1,115 @@
+"""Attention that adds in one order, whatever is computed together with a query.
+
+    S sequences, K key/value heads, r query rows of each head, L positions, d head size
+
+Keys are counted from the beginning of the query's own path and taken in tiles of TILE positions. A tile
+is one call of PyTorch's fused attention; the results of the tiles are merged from first to last. A key
+that a query does not see has weight 0, so neither the padding at the end nor the tiles after the last
+key change a bit: 40 keys give the same result as 40 keys and 8, or 400, that are not seen.
+
+The engine's decoding, its prompts and the learner's packed trees all call this, so they agree exactly
+wherever the library adds along a row in one order (`row_order` tests that). Two rules belong to it: L is
+a multiple of LANES, because the rest of a vector is computed by other instructions, and the number of
+query rows is even, because a product with one row is.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+TILE = 128
+"""Positions of a tile. Smaller ones let siblings share more of their prompt; larger ones are merged less
+often."""
+
+LANES = 16
+"""Numbers in the longest vector of a CPU."""
+
+Tile = tuple[Tensor, Tensor]
+"""Attention over one tile, [S, K, r, d], and the logarithm of its weights' sum, [S, K, r]."""
+
+
+def padded_length(length: int) -> int:
+    """The next multiple of LANES. 40 -> 48"""
+    return -(-length // LANES) * LANES
+
+
+def attend_rows(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
+    """[S, K, r, d] of q [S, K, r, d] over k, v [S, K, L, d]; bias [S, 1, r or 1, L] is 0 or -inf.
+
+    A row sees the first positions up to its own, at least one.
+    """
+    if q.device.type != "cpu" or q.dtype != torch.float32:
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=bias.to(q.dtype))
+    rows = q.shape[2]
+    q, bias = even_rows(q), even_rows(bias)
+    if k.shape[2] <= TILE:
+        seen = F.scaled_dot_product_attention(q, k, v, attn_mask=bias)
+    else:
+        seen = _Tiles.apply(q, k, v, bias)
+    return seen if seen.shape[2] == rows else seen[:, :, :rows]
+
+
+def even_rows(x: Tensor) -> Tensor:
+    """x [S, K, r, n] with its last row twice if their number is odd; a bias of one row is for all."""
+    rows = x.shape[2]
+    if rows % 2 == 0 or (rows == 1 and x.shape[1] == 1):
+        return x
+    return torch.cat([x, x[:, :, -1:]], dim=2)
+
+
+def attend_tiles(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> list[Tile]:
+    """Each tile alone; rows that see nothing of a tile have weight 0 in it. An even number of rows."""
+    tiles: list[Tile] = []
+    for start in range(0, k.shape[2], TILE):
+        part = slice(start, start + TILE)
+        mask = None if bias is None else bias[..., part]
+        seen, log_sum = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+            q, k[:, :, part], v[:, :, part], attn_mask=mask
+        )
+        if mask is not None and start:  # rows see the first positions: not this one, hence none
+            log_sum = log_sum.masked_fill(mask[..., 0] < 0, -torch.inf)
+        tiles.append((seen, log_sum))
+    return tiles
+
+
+def merge_tiles(tiles: list[Tile]) -> Tile:
+    """Attention over all tiles, as if one softmax had run over all positions."""
+    if len(tiles) == 1:
+        return tiles[0]
+    first = tiles[0][1]
+    log_sums = first.new_full((*first.shape, padded_length(len(tiles))), -torch.inf)
+    for number, (_, log_sum) in enumerate(tiles):
+        log_sums[..., number] = log_sum
+    shares = log_sums.softmax(-1)
+    total = tiles[0][0] * shares[..., :1]
+    for number, (seen, _) in enumerate(tiles[1:], start=1):
+        total += seen * shares[..., number : number + 1]
+    return total, log_sums.logsumexp(-1)
+
+
+class _Tiles(torch.autograd.Function):
+    """`attend_rows` over several tiles; each tile's gradients follow from the whole's result and sum."""
+
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:  # type: ignore[override]
+        seen, log_sum = merge_tiles(attend_tiles(q, k, v, bias))
+        ctx.save_for_backward(q, k, v, bias, seen, log_sum)
+        return seen
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
+        q, k, v, bias, seen, log_sum = ctx.saved_tensors
+        grad_q = torch.zeros_like(q)
+        grad_k, grad_v = torch.empty_like(k), torch.empty_like(v)
+        backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+        for start in range(0, k.shape[2], TILE):
+            part = slice(start, start + TILE)
+            of_tile = grads[0], q, k[:, :, part], v[:, :, part], seen, log_sum
+            found = backward(*of_tile, 0.0, False, attn_mask=bias[..., part])
+            grad_q += found[0]
+            grad_k[:, :, part], grad_v[:, :, part] = found[1:]
+        return grad_q, grad_k, grad_v, None
