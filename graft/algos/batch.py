@@ -25,8 +25,13 @@ from torch import Tensor
 from graft.algos.masked import number
 from graft.transfer import transfer
 
-_PER_ROW = ("reward", "group", "leaf", "truncated", "twin_reward")
-_BOOLEAN = ("mask", "truncated", "is_vocab_token")
+_PER_ROW = (
+    *("reward", "group", "leaf", "truncated", "twin_reward", "has_teacher"),
+    *("greedy_reward", "role"),
+)
+_PER_PART = ("part_rewards", "part_weights")
+_PER_CANDIDATE = ("teacher_top_ids", "teacher_top_logprobs")
+_BOOLEAN = ("mask", "truncated", "is_vocab_token", "has_teacher", "observed", "selected")
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,21 +68,51 @@ class Batch:
     twin_reward: Tensor
     """[N] the reward of the leaf of which this one is the counterfactual; NaN: it is not one."""
 
+    observed: Tensor | None = None
+    """[N, T] bool: tokens that the environment wrote, each once per leaf; None: not known."""
+    greedy_reward: Tensor | None = None
+    """[N] the reward of the greedy attempt at the row's task; NaN: it has none. None: no task has one."""
+    role: Tensor | None = None
+    """[N] long: the environment and the seat, the same number in every step of every run."""
+    part_rewards: Tensor | None = None
+    """[N, P] the rewards that the leaf's is the weighted sum of; NaN: not one of this leaf's."""
+    part_weights: Tensor | None = None
+    """[N, P] their weights."""
+    states: Tensor | None = None
+    """[N, T] long: the environment's state in which a policy token's turn began, as a number that is the
+    same wherever the state is; -1: unknown."""
+
     advantages: Tensor | None = None
     """[N, T] from a credit."""
     returns: Tensor | None = None
     """[N, T] the targets of the critic."""
     values: Tensor | None = None
     """[N, T] the critic's values before the update."""
+    collisions: Tensor | None = None
+    """[N, T] of the learner before its first update: the chance that two draws are equal, sum of p^2."""
     old_logprobs: Tensor | None = None
     """[N, T] of the learner before its first update on this batch; None: there is only one update."""
     ref_logprobs: Tensor | None = None
     """[N, T] of the frozen reference."""
+    weights: Tensor | None = None
+    """[N, T] factor on the policy's loss, from weights that need the whole batch; None: 1."""
+    selected: Tensor | None = None
+    """[N, T] bool: tokens that the loss treats differently, chosen on the whole batch."""
     is_vocab_token: Tensor | None = None
     """[N, T] bool: a token was chosen, not an action beyond the vocabulary; None: everywhere."""
     vocab_logprobs: Tensor | None = None
     """[N, T] of the learner: log-prob that any token was chosen rather than an action beyond the
     vocabulary, with gradient; None: 0 everywhere."""
+    teacher_logprobs: Tensor | None = None
+    """[N, T] of the teacher, of the sampled tokens."""
+    teacher_top_ids: Tensor | None = None
+    """[N, T, K] long: the teacher's likeliest tokens, where a server gave them."""
+    teacher_top_logprobs: Tensor | None = None
+    """[N, T, K] their log-probs."""
+    has_teacher: Tensor | None = None
+    """[N] bool: rows that a teacher scored; None: all."""
+    divergences: Tensor | None = None
+    """[N, T] of the learner: divergence of its distribution from the teacher's, with gradient."""
 
     def __post_init__(self) -> None:
         grid = self.actions.shape
@@ -85,6 +120,10 @@ class Batch:
             raise ValueError(f"Batch.actions has shape {tuple(grid)}; it must be [rows, tokens]")
         for name, tensor in self._tensors().items():
             want = grid[:1] if name in _PER_ROW else grid
+            if name in _PER_CANDIDATE:
+                want = (*grid, *tensor.shape[2:3])
+            if name in _PER_PART:
+                want = (grid[0], *tensor.shape[1:2])
             if tensor.shape != want:
                 raise ValueError(
                     f"Batch.{name} has shape {tuple(tensor.shape)}, but actions is {tuple(grid)}: "

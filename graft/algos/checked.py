@@ -1,4 +1,4 @@
-"""Checks of what the user's losses, credits, shapings and reductions return.
+"""Checks of what the user's losses, weights, credits, shapings and reductions return.
 
     N rows, T tokens
 
@@ -60,16 +60,18 @@ def _check_grid(value: Any, shape: torch.Size, who: UserObject, note: str) -> No
 
 ARGUMENTS = {
     "loss": ("logp", "entropy", "batch"),
+    "weight": ("logp", "batch"),
     "credit": ("advantages", "batch"),
     "shaping": ("batch",),
     "reduction": ("batch",),
     "branch": ("builder",),
+    "divergence": ("student", "teacher"),
 }
 """The arguments of a function of each kind."""
 
 
 def checked(function: Any, what: str) -> Any:
-    """`function` with its results checked; `what` is "loss", "credit", "shaping" or "reduction"."""
+    """`function` with its results checked; `what` is a key of `CHECKED`."""
     who, check = UserObject(function, what), CHECKED[what]
 
     @wraps(function)
@@ -78,6 +80,8 @@ def checked(function: Any, what: str) -> Any:
         tensors = {f"batch.{one.name}": getattr(batch, one.name) for one in fields(batch)}
         if what == "loss":
             tensors |= {"logp": args[0], "entropy": args[1]}
+        elif what == "weight":
+            tensors |= {"logp": args[0]}
         tensors = {name: tensor for name, tensor in tensors.items() if tensor is not None}
         before = {name: tensor._version for name, tensor in tensors.items()}
         with naming(function, what):
@@ -95,6 +99,22 @@ def checked(function: Any, what: str) -> Any:
 
 def _loss(found: Any, args: tuple[Any, ...], who: UserObject) -> tuple[Tensor, dict[str, Tensor]]:
     return check_loss(found, args[0], who.thing)  # not whether it is finite: the host would wait
+
+
+def _weight(found: Any, args: tuple[Any, ...], who: UserObject) -> tuple[Tensor, dict[str, Tensor]]:
+    logp_NT: Tensor = args[0]
+    # metrics may be left out
+    values = cast("tuple[Any, ...]", found if isinstance(found, tuple) else (found, {}))
+    wanted = f"a weight or (weight, metrics): a tensor of shape {list(logp_NT.shape)}, and a dict"
+    if len(values) != 2 or not isinstance(values[1], dict):
+        raise refusal(who, found, wanted)
+    weight_NT: Any = values[0]
+    if isinstance(weight_NT, Tensor) and weight_NT.dtype == torch.bool:
+        weight_NT = weight_NT.float()  # a mask
+    _check_grid(weight_NT, logp_NT.shape, who, "as in (gap < 1).float()")
+    listed = cast("dict[Any, Any]", values[1])
+    named = {name: _metric(name, value, logp_NT, who) for name, value in listed.items()}
+    return weight_NT.detach(), named
 
 
 def _credit(found: Any, args: tuple[Any, ...], who: UserObject) -> Tensor:
@@ -125,4 +145,10 @@ def _reduction(found: Any, args: tuple[Any, ...], who: UserObject) -> Tensor:
     return found
 
 
-CHECKED = {"loss": _loss, "credit": _credit, "shaping": _shaping, "reduction": _reduction}
+CHECKED = {
+    "loss": _loss,
+    "weight": _weight,
+    "credit": _credit,
+    "shaping": _shaping,
+    "reduction": _reduction,
+}

@@ -1,10 +1,11 @@
 """Estimates of KL(policy || reference) from the log-probs of one sampled token.
 
 With d = logp - ref, the mean over tokens drawn from the policy is the KL for k1 and k3, and
-nearly for k2. d = 0.5: k1 0.5, k2 0.125, k3 e^-0.5 + 0.5 - 1 = 0.107. As a loss, k2 has the KL's
-own gradient on policy data, k3 a close one, and k1 one that is zero on average: k1 belongs into a
-reward. None of them is clamped: the token that has drifted furthest is pulled back hardest. Only the
-exponential of k3 is continued by its tangent where it would overflow (d < -20):
+nearly for k2. d = 0.5: k1 0.5, k2 0.125, k3 e^-0.5 + 0.5 - 1 = 0.107, abs 0.5. As a loss, k2 has the
+KL's own gradient on policy data, k3 a close one, and k1 one that is zero on average: k1 belongs into a
+reward. `k1+`, `k3+` and `abs+` have the value of the one and the gradient of k2. None of them is clamped:
+the token that has drifted furthest is pulled back hardest. Only the exponential of k3 is continued by its
+tangent where it would overflow (d < -20):
 
     d     -30                -5      0   5      30
     k1    -30                -5      0   5      30
@@ -23,11 +24,15 @@ KL_KINDS: dict[str, Callable[[Tensor], Tensor]] = {
     "k1": lambda d: d,
     "k2": lambda d: 0.5 * d.square(),
     "k3": lambda d: finite_exp(-d) + d - 1,
+    "abs": lambda d: d.abs(),
+    "k1+": lambda d: _straight_through("k1", d),
+    "k3+": lambda d: _straight_through("k3", d),
+    "abs+": lambda d: _straight_through("abs", d),
 }
 
 
 def kl(logp: Tensor, ref: Tensor, kind: str = "k3") -> Tensor:
-    """Per token; positive where the policy has moved away (k1 on average, k2 and k3 always)."""
+    """Per token; positive where the policy has moved away (k1 on average, the others always)."""
     check_kind(kind)
     return KL_KINDS[kind](logp - ref)
 
@@ -46,3 +51,9 @@ def finite_exp(x: Tensor) -> Tensor:
 def bounded(log_ratio: Tensor) -> Tensor:
     """Log-ratios within +-20: beyond, exp() grows towards inf, and one token would end the run."""
     return log_ratio.clamp(-20.0, 20.0)
+
+
+def _straight_through(kind: str, d: Tensor) -> Tensor:
+    """The value of `kind`, the gradient of k2."""
+    slope = KL_KINDS["k2"](d)
+    return KL_KINDS[kind](d).detach() + (slope - slope.detach())

@@ -76,10 +76,12 @@ def first_of(segment_M: Tensor, num_segments: int) -> Tensor:
     return start_K.scatter_reduce(0, segment_M, index_M, "amin", include_self=False)
 
 
-def standardise(x_M: Tensor, segment_M: Tensor, num_segments: int, eps: float) -> Tensor:
+def standardise(
+    x_M: Tensor, segment_M: Tensor, num_segments: int, eps: float, unbiased: bool = False
+) -> Tensor:
     """[M] each entry in stds from the mean of its segment."""
     mean_K = segment_mean(x_M, segment_M, num_segments)
-    std_K = segment_std(x_M, segment_M, num_segments)
+    std_K = segment_std(x_M, segment_M, num_segments, unbiased)
     return (x_M - mean_K[segment_M]) / (std_K[segment_M] + eps)
 
 

@@ -6,22 +6,25 @@ A part is a name of its table, "their.module:factory", or either with keywords:
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
-from typing import Any
+from typing import Literal
 
-from graft.algos.checked import ARGUMENTS, CHECKED, checked
-from graft.algos.credit import CREDITS, Credit, chain
-from graft.algos.losses import LOSSES, Loss, with_entropy, with_importance, with_kl
+from graft.algos.batch import Batch
+from graft.algos.coefficients import Coefficient
+from graft.algos.credits.credit import Chain, chain
+from graft.algos.credits.table import CREDITS
+from graft.algos.distillation import with_distillation
+from graft.algos.losses.covariance import SelectiveLoss
+from graft.algos.losses.loss import Loss
+from graft.algos.losses.table import LOSSES
+from graft.algos.losses.terms import with_entropy, with_kl, with_weights
+from graft.algos.parts import Part, make
 from graft.algos.reductions import REDUCTIONS, Reduction, turn_starts
 from graft.algos.shaping import SHAPINGS, Shaping, shape_in_turn
+from graft.algos.weights import WEIGHTS, BatchWeight, Weight, whole_batch
 from graft.registry import resolve
-from graft.user_code import UserCodeError, UserObject, refusal, seen
-
-Part = str | tuple[str, Mapping[str, Any]]
-"""A name, or a name with keywords for the factory behind it."""
+from graft.user_code import UserCodeError, seen
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,12 +37,30 @@ class Preset:
     branch: Part = "independent"
     shaping: tuple[Part, ...] = ()
 
+    old_policy: Literal["learner", "engine"] = "learner"
+    """What ratios are measured to: the learner before its first update, or the engine that sampled."""
+    weights: tuple[Part, ...] = ()
+    """Factors on the policy's loss."""
     importance_cap: float | None = None
-    """Truncated importance weight for the gap between engine and learner; None: off."""
+    """The weight `importance` with this cap, before the others; None: off."""
     kl_coef: float = 0.0
     """KL to a reference in the loss; 0: no reference model is needed."""
     kl_kind: str = "k3"
+    kl_corrected: bool = False
+    """Whether the KL of tokens that the old policy drew is multiplied by the ratio."""
+    kl_control: Mapping[str, float] | None = None
+    """Keywords of `KlController`, which moves the coefficient of the KL; None: it stays."""
     entropy_coef: float = 0.0
+    entropy_control: Mapping[str, float] | None = None
+    """Keywords of `EntropyController`, which moves the coefficient of the entropy; None: it stays."""
+    reference_sync: tuple[int, float] | None = None
+    """After how many steps the reference follows the policy, and the policy's share in it; None: never."""
+    observation_coef: float = 0.0
+    """Cross-entropy of the tokens that the environment wrote."""
+    divergence: Part | None = None
+    """How the whole distribution is compared with a teacher's; None: only sampled tokens are."""
+    distill_coef: float = 0.0
+    """Weight of that divergence beside the loss; the loss `distillation` is nothing else."""
 
     needs_critic: bool = False
     returns: Part | None = None
@@ -94,6 +115,60 @@ PRESETS: dict[str, Preset] = {
     # MiniMax-M1: no lower bound, token mean over the batch, no KL; the upper bound was tuned and
     # not published; 5 is ScaleRL's choice
     "cispo": Preset(credit=("grpo",), loss=("cispo", {"low": 1.0, "high": 4.0})),
+    # a soft gate per token in place of the clip
+    "sapo": Preset(
+        credit=("grpo",), loss=("sapo", {"tau_pos": 1.0, "tau_neg": 1.05}), reduction="sequence"
+    ),
+    # the geometric mean of ratios that are clipped token by token, to e^-0.4 ... e^0.4
+    "gmpo": Preset(
+        credit=("grpo",), loss=("gmpo", {"low": 0.4, "high": 0.4}), reduction="sequence"
+    ),
+    # GSPO without the division by the length of a row
+    "luspo": Preset(
+        credit=("grpo",), loss=("luspo", {"low": 2e-3, "high": 2.5e-3}), reduction="sequence"
+    ),
+    # a smooth weight of the row's product of ratios, for stale data
+    "vespo": Preset(credit=("grpo",), loss="vespo"),
+    # the bound is on the change of a probability, measured to the engine; 0.05 with divergence kl
+    "dppo": Preset(
+        credit=("dr_grpo",),
+        loss=("dppo", {"divergence": "tv", "low": 0.15, "high": 0.15}),
+        old_policy="engine",
+    ),
+    # the few tokens that cost most entropy get no gradient, or a KL to the old policy
+    "clip_cov": Preset(credit=("grpo",), loss=("clip_cov", {"share": 2e-4, "high": 0.2})),
+    "kl_cov": Preset(credit=("grpo",), loss=("kl_cov", {"share": 2e-3, "coef": 1.0})),
+    # DAPO on the fifth of the tokens with the highest entropy
+    "top_entropy": Preset(
+        credit=("grpo",),
+        loss=("clip", {"low": 0.2, "high": 0.28}),
+        shaping=(("overlong", {"max_length": 20480, "buffer": 4096, "penalty": 1.0}),),
+        weights=(("top_entropy", {"share": 0.2}),),
+        dynamic_sampling=True,
+    ),
+    # IcePop: tokens whose probability differs too much between engine and learner are left out
+    "icepop": Preset(
+        credit=("grpo",),
+        loss=("clip", {"low": 0.2, "high": 0.2}),
+        weights=(("importance", {"floor": 0.5, "cap": 5.0, "outside": "mask"}),),
+    ),
+    # DeepSeek-V3.2: rows with a negative advantage that the policy has left behind are left out, and the KL
+    # is that of the present policy; threshold and coefficient were not published
+    "deepseek_v32": Preset(
+        credit=("dr_grpo",),
+        loss=("clip", {"low": 0.2, "high": 0.2}),
+        reduction="sequence",
+        weights=(("off_policy_rows", {"high": 0.5}),),
+        kl_coef=1e-3,
+        kl_corrected=True,
+    ),
+    # ECHO: GRPO, and the policy learns to predict what the environment answers
+    "echo": Preset(
+        credit=("grpo",),
+        loss=("clip", {"low": 0.2, "high": 0.2}),
+        reduction="sequence",
+        observation_coef=0.05,
+    ),
     # EARL: a group that failed as a whole is tried again with a call forced into each attempt;
     # 0.001 * k3 to the base model, on vocabulary tokens only
     "cpo": Preset(
@@ -152,26 +227,133 @@ PRESETS: dict[str, Preset] = {
         returns=("gae_returns", {"gamma": 1.0, "lam": 1.0, "per": "turn"}),
         value_clip=0.2,
     ),
+    # on-policy distillation (Thinking Machines): each token's advantage is the teacher's log-prob minus
+    # the student's; no reward, no discount
+    "opd": Preset(credit=("teacher_kl",), loss=("clip", {"low": 0.2, "high": 0.2})),
+    # IW-OPD: the first tokens that the teacher would not have written count more
+    "iw_opd": Preset(
+        credit=(("teacher_kl", {"early": 0.5}),), loss=("clip", {"low": 0.2, "high": 0.2})
+    ),
+    # MOPD (MiMo-V2): a teacher per domain, and the advantage of the reward beside it
+    "mopd": Preset(credit=("grpo", "teacher_kl"), loss=("clip", {"low": 0.2, "high": 0.2})),
+    # GKD: the whole distributions, halfway between forward and reverse KL; rewards are not read
+    "gkd": Preset(credit=(), loss="distillation", divergence=("js", {"beta": 0.5})),
+    # SDPO, OPSD: the same with the policy as its own teacher, which reads more than the policy
+    # (distill.context); a row counts as much as any other
+    "sdpo": Preset(
+        credit=(), loss="distillation", divergence=("js", {"beta": 0.5}), reduction="sequence"
+    ),
+    # REINFORCE++: returns per token, compared over the whole batch; its KL penalty is a shaping:
+    # algo.kl_in=reward with kl_kind k1
+    "reinforce_plus_plus": Preset(
+        credit=(("discounted", {"gamma": 1.0, "per": "token"}), ("whiten", {"unbiased": True})),
+        loss=("clip", {"low": 0.2, "high": 0.2}),
+    ),
+    # the same with the mean of the group as a baseline, for several attempts per task
+    "reinforce_plus_plus_baseline": Preset(
+        credit=("dr_grpo", ("whiten", {"unbiased": True})),
+        loss=("clip", {"low": 0.2, "high": 0.2}),
+    ),
+    # one greedy attempt per task more, which is only a baseline
+    "remax": Preset(credit=("remax",), loss="reinforce", branch="greedy_baseline"),
+    # strictly on policy: one update per batch, neither KL nor entropy term
+    "opo": Preset(credit=("opo",), loss="reinforce"),
+    # no clipping, no reference; groups of equal rewards are made up for by alpha
+    "gpg": Preset(credit=("gpg",), loss="reinforce"),
+    # as GRPO, divided by the mean reward
+    "maxrl": Preset(credit=("maxrl",), loss=("clip", {"low": 0.2, "high": 0.2})),
+    # Chen et al.: the best of k = 4 attempts, over all sets of 4; wants groups of more than 4
+    "pass_at_k": Preset(
+        credit=(("pass_at_k", {"k": 4}),), loss=("clip", {"low": 0.2, "high": 0.2})
+    ),
+    # the best of the whole group: only the best attempt is trained
+    "grpo_passk": Preset(credit=("grpo_passk",), loss=("clip", {"low": 0.2, "high": 0.2})),
+    # each reward of task.reward by itself, then over all attempts of the batch
+    "gdpo": Preset(
+        credit=(("gdpo", {"unbiased": True}), ("whiten", {"per": "leaf", "unbiased": True})),
+        loss=("clip", {"low": 0.2, "high": 0.2}),
+        reduction="sequence",
+    ),
+    # GiGPO's scripts: gamma 0.95 from turn to turn, both parts only centred, both of weight 1; their
+    # 0.01 * k3 to the reference is left out, as in grpo
+    "gigpo": Preset(
+        credit=(("gigpo", {"gamma": 0.95, "weight": 1.0, "scale": False}),),
+        loss=("clip", {"low": 0.2, "high": 0.2}),
+    ),
+    # published on trees with n forks at every step; here on those of arpo. A shared token counts once
+    "treerpo": Preset(
+        credit=("treerpo",),
+        loss=("clip", {"low": 0.2, "high": 0.2}),
+        reduction="unique_tokens",
+        branch="arpo",
+    ),
+    # SPIRAL, self-play: a running mean per game and seat with decay 0.95; no length in a denominator
+    "spiral": Preset(
+        credit=(("rae", {"decay": 0.95}),),
+        loss=("clip", {"low": 0.2, "high": 0.2}),
+        reduction=("constant", {"length": 4096}),
+    ),
+    # a baseline for each token, weighted by the gradient so far
+    "optimal_token_baseline": Preset(
+        credit=("optimal_token_baseline",), loss=("clip", {"low": 0.2, "high": 0.2})
+    ),
 }
 
 
-def build(preset: Preset | str) -> tuple[Shaping, Credit, Loss, Reduction]:
-    """The four functions of an algorithm.
+def build(
+    preset: Preset | str, coefficients: Mapping[str, Coefficient] | None = None
+) -> tuple[Shaping, Chain, Loss, Reduction]:
+    """The four functions of an algorithm; `coefficients` replace those of "kl" and "entropy".
 
     >>> shape, credit, loss, reduce = build("grpo")
     """
     if isinstance(preset, str):
         preset = resolve_preset(preset)
-    shaping = shape_in_turn(*(make(part, SHAPINGS, "shaping") for part in preset.shaping))
+    moving = coefficients or {}
+    parts = [_with_coef(part, moving) for part in preset.shaping]
+    shaping = shape_in_turn(*(make(part, SHAPINGS, "shaping") for part in parts))
     credit = chain(*(make(part, CREDITS, "credit") for part in preset.credit))
     loss: Loss = make(preset.loss, LOSSES, "loss")
-    # innermost: it weights the policy term only
-    loss = with_importance(loss, preset.importance_cap)
+    # innermost: they weigh the policy term only
+    loss = with_weights(loss, weights_of(preset))
     if preset.kl_coef:
-        loss = with_kl(loss, preset.kl_coef, preset.kl_kind)
-    if preset.entropy_coef:
-        loss = with_entropy(loss, preset.entropy_coef)
+        coef = moving.get("kl", preset.kl_coef)
+        loss = with_kl(loss, coef, preset.kl_kind, preset.kl_corrected)
+    if preset.entropy_coef or "entropy" in moving:
+        loss = with_entropy(loss, moving.get("entropy", preset.entropy_coef))
+    if preset.distill_coef:
+        loss = with_distillation(loss, preset.distill_coef)
     return shaping, credit, loss, make(preset.reduction, REDUCTIONS, "reduction")
+
+
+def weights_of(preset: Preset) -> tuple[Weight, ...]:
+    cap: tuple[Part, ...] = ()
+    if preset.importance_cap:
+        cap = (("importance", {"cap": preset.importance_cap}),)
+    return tuple(make(part, WEIGHTS, "weight") for part in (*cap, *preset.weights))
+
+
+def prepare_of(preset: Preset) -> Callable[[Batch], Batch]:
+    """What loss and weights need of the whole batch, before it is cut into micro-batches."""
+    loss, weigh = make(preset.loss, LOSSES, "loss"), whole_batch(weights_of(preset))
+
+    def prepare(batch: Batch) -> Batch:
+        if isinstance(loss, SelectiveLoss):
+            batch = batch.replace(selected=loss.select(batch))
+        return weigh(batch)
+
+    return prepare
+
+
+def needs_old_logprobs(preset: Preset) -> bool:
+    """Whether a weight needs the learner's log-probs of the whole batch before the update."""
+    return any(isinstance(one, BatchWeight) and one.needs_old for one in weights_of(preset))
+
+
+def _with_coef(part: Part, coefficients: Mapping[str, Coefficient]) -> Part:
+    if part[0] != "kl_in_reward" or "kl" not in coefficients:
+        return part
+    return "kl_in_reward", {**dict(part[1]), "coef": coefficients["kl"]}  # type: ignore[arg-type]
 
 
 def resolve_preset(name: str) -> Preset:
@@ -183,55 +365,3 @@ def resolve_preset(name: str) -> Preset:
             'dataclasses.replace(PRESETS["grpo"], kl_coef=0.04)'
         )
     return preset
-
-
-def make(part: Part | Callable[..., Any], table: Mapping[str, Any], what: str) -> Any:
-    """Find the factory and call it with its keywords; a function may be given instead of a name.
-
-    >>> make(("clip", {"hihg": 0.28}), LOSSES, "loss")
-    Traceback (most recent call last):
-    ValueError: loss 'clip' cannot be made with (hihg=0.28): got an unexpected keyword argument
-    'hihg'; it is clip(low=0.2, high=0.2, dual=None)
-    """
-    if isinstance(part, str) or callable(part):
-        name, keywords = part, dict[str, Any]()
-    else:
-        name, keywords = part
-    factory = resolve(name, table, what)
-    if not callable(factory):
-        raise UserCodeError(
-            f"{what} {name!r} is {seen(factory)}; it must be a function that returns the {what}"
-        )
-    signature = inspect.signature(factory)
-    try:
-        signature.bind(**keywords)
-    except TypeError as error:
-        if name not in table and _takes(signature, [None] * len(ARGUMENTS[what]), keywords):
-            return _finished(partial(factory, **keywords) if keywords else factory, what)
-        given = ", ".join(f"{key}={value!r}" for key, value in keywords.items())
-        bare = (str(p.replace(annotation=p.empty)) for p in signature.parameters.values())
-        if not isinstance(name, str):
-            raise UserCodeError(
-                f"{UserObject(factory, what)} takes ({', '.join(bare)}); it must take "
-                f"({', '.join(ARGUMENTS[what])})"
-            ) from error
-        usage = f"{name}({', '.join(bare)})"
-        raise ValueError(
-            f"{what} {name!r} cannot be made with ({given}): {error}; it is {usage}"
-        ) from error
-    made = factory(**keywords)
-    if not callable(made):
-        raise refusal(UserObject(factory, what), made, f"the {what}, a function")
-    return _finished(made, what)
-
-
-def _takes(signature: inspect.Signature, args: list[Any], keywords: Mapping[str, Any]) -> bool:
-    try:
-        signature.bind(*args, **keywords)
-    except TypeError:
-        return False
-    return True
-
-
-def _finished(made: Any, what: str) -> Any:
-    return checked(made, what) if what in CHECKED else made

@@ -11,8 +11,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
+from torch import Tensor
 
 from graft.algos.batch import Batch
+from graft.algos.coefficients import Coefficient, present
 from graft.algos.kl import check_kind, kl
 from graft.algos.masked import keep, number, segment_sum
 
@@ -74,7 +76,7 @@ def mask_truncated() -> Shaping:
     return shape
 
 
-def kl_in_reward(coef: float, kind: str = "k1") -> Shaping:
+def kl_in_reward(coef: Coefficient, kind: str = "k1") -> Shaping:
     """Every trained token pays coef * KL(behaviour || reference); the leaf pays the sum.
 
     coef 0.1, k1, one row: log-probs [-1, -1], reference [-2, -1] -> rewards [-0.1, 0], reward -0.1
@@ -83,7 +85,9 @@ def kl_in_reward(coef: float, kind: str = "k1") -> Shaping:
 
     def shape(batch: Batch) -> Batch:
         ref_NT = batch.need("ref_logprobs", "kl_in_reward compares with a reference: compute them")
-        price_NT = coef * kl(keep(batch.logprobs, batch.mask), keep(ref_NT, batch.mask), kind)
+        price_NT = present(coef) * kl(
+            keep(batch.logprobs, batch.mask), keep(ref_NT, batch.mask), kind
+        )
         leaf_N, num_leaves = number(batch.leaf)
         price_L = segment_sum(price_NT.sum(dim=1), leaf_N, num_leaves)
         return batch.replace(
@@ -91,6 +95,12 @@ def kl_in_reward(coef: float, kind: str = "k1") -> Shaping:
         )
 
     return shape
+
+
+def behaviour_kl(batch: Batch, kind: str) -> Tensor:
+    """[N, T] KL of the policy that sampled to the reference, 0 where masked."""
+    ref_NT = batch.need("ref_logprobs", "kl_in_reward compares with a reference: compute them")
+    return kl(keep(batch.logprobs, batch.mask), keep(ref_NT, batch.mask), kind)
 
 
 SHAPINGS: dict[str, Callable[..., Shaping]] = {

@@ -72,12 +72,12 @@ def device() -> Check:
 
 
 def sandbox() -> Check:
-    from graft.tools.sandbox import SandboxUnavailable, choose, methods
+    from graft.tools.sandbox import SandboxUnavailable, choose, described, methods
 
     tried = [(name, works, why) for name, works, why in methods() if name != "none"]
     others = "; ".join(f"{name}: {'works' if works else why}" for name, works, why in tried)
     try:
-        return Check("sandbox", PASS, f"{choose()} ({others})")
+        return Check("sandbox", PASS, f"{described(choose())} ({others})")
     except SandboxUnavailable:
         remedy = "install bubblewrap, or allow user namespaces; code tasks are refused until then"
         return Check("sandbox", WARN, f"no method works ({others})", remedy)

@@ -2,8 +2,8 @@
 
     nothing is loaded   trackers, tokenizer, a first prompt, chat template, memory, disk space
     no model is used    the reward on right answers, garbage and cheats, every tool, copies of the environment
-    with the model      the engine's health, a few attempts, their loss mask, the end of turns, the
-                        log-probs of engine and learner, micro-batches, adapters
+    with the model      the engine's health, the agent of task.agent, a few attempts, their loss mask, the
+                        end of turns, teachers, the log-probs of engine and learner, micro-batches, adapters
 
 A check whose requirement failed earlier is left out. One process makes all checks, whatever the recipe
 asks for; the folder of the run is not touched.
@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -22,12 +22,14 @@ from typing import Any
 from graft.algos.presets import build
 from graft.config import Config
 from graft.data.chats import open_chats
+from graft.doctor.agents import agent_checks
 from graft.doctor.cheats import cheat_check
 from graft.doctor.conversation import conversation_check
 from graft.doctor.deadline import Probe, checked
 from graft.doctor.isolation import isolation_check
 from graft.doctor.resources import checkpoint_check, memory_check, tracker_check
 from graft.doctor.rewards import TRIES, RewardTrial, reward_check
+from graft.doctor.teachers import teacher_checks
 from graft.doctor.tools import tool_checks
 from graft.envs.base import as_messages
 from graft.rewards import make_reward
@@ -37,11 +39,14 @@ from graft.rollout.branches.branch import independent
 from graft.rollout.collect import collect
 from graft.rollout.demonstration import demonstration
 from graft.rollout.examples import example
+from graft.rollout.setup import RolloutSetup
 from graft.text.chat import Chat
+from graft.train.algorithm import branch_part
 from graft.train.build import build_run, env_factory, is_chatty
 from graft.train.components import RunComponents
 from graft.train.learner import Learner
 from graft.train.learner_build import make_learner
+from graft.train.memory.frozen_shapes import REFERENCE
 from graft.train.model import (
     is_transformers_only,
     load_tokenizer,
@@ -62,6 +67,7 @@ from graft.train.monitor.run_check import (
     turns_of,
 )
 from graft.train.monitor.settings_check import positions_check, settings_checks
+from graft.train.rollouts.agents import EXTERNAL
 from graft.train.step_metrics import commonest_failure
 from graft.train.tasks import TaskStream
 from graft.types import Episode, Task, Trajectory
@@ -130,7 +136,14 @@ class Examination:
         yield from checked("model", self._model, LOADING)
         yield from self._with_components("engine", self._engine, ASKING)
         yield from self._with_components("learner", self._learner, ASKING)
-        if config.task.env:
+        if config.task.agent == EXTERNAL:
+            seen = "task.agent=external: agents elsewhere claim the attempts, so none was made here"
+            way_out = 'name one for this check: graft doctor RECIPE task.agent="python agent.py"'
+            yield Check("agent", WARN, seen, way_out)
+        elif config.task.agent:  # agents take the time that they need
+            yield from self._with_components("agent", self._agent, LOADING)
+            yield from self._with_components("attempts", self._attempts, LOADING)
+        elif config.task.env:
             yield from self._with_components("attempts", self._attempts, ASKING)
         yield from self._with_components("loss mask", self._conversation, QUICK)
         if self.learner is not None and self._sampled():
@@ -145,7 +158,7 @@ class Examination:
 
     def close(self) -> None:
         if self.components is not None:
-            self.components.engine.close()
+            self.components.setup.close()
 
     def _with_chat(self, name: str, probe: Probe, deadline: float) -> list[Check]:
         """Left out without a tokenizer; that has been reported."""
@@ -291,26 +304,44 @@ class Examination:
     def _learner(self) -> Iterator[Check]:
         """Building a learner with adapters compares them in engine and learner."""
         assert self.components is not None
-        self.learner = make_learner(self.components, None)
+        # the weights that RL would start from are the present ones
+        is_taught = REFERENCE in self.config.distill.teachers.values()
+        reference = self.components.policy if is_taught and not self.config.lora.rank else None
+        self.learner = make_learner(self.components, reference)
         if self.config.lora.rank:
             seen = f"of rank {self.config.lora.rank}: with random non-zero ones, engine and learner agree"
             yield Check("adapters", PASS, seen)
 
+    def _agent(self) -> Iterator[Check]:
+        """The agent attempts a task, and again with the same answers."""
+        components = self.components
+        assert components is not None
+        part, _ = branch_part(self.config, components.algo.preset)
+        setup = self._short_setup(components)
+        yield from agent_checks(setup, self._tasks(1)[0], part != "independent")
+
+    def _short_setup(self, components: RunComponents) -> RolloutSetup:
+        """Attempts that end soon; their rewards are not computed."""
+        rollout, is_agent = self.config.rollout, bool(self.config.task.agent)
+
+        def unpaid(own: Any) -> Any:
+            # tried already, and calls may cost money; without any an agent's attempt has no reward
+            reward = _nothing if is_agent and own.reward is not None else None
+            return replace(own, reward=reward)
+
+        setup = components.setup
+        return replace(
+            unpaid(setup),
+            sampling=replace(setup.sampling, max_tokens=min(rollout.max_tokens, MOST_TOKENS)),
+            max_turns=rollout.max_turns if is_agent else min(rollout.max_turns, MOST_TURNS),
+            by_env={name: unpaid(own) for name, own in setup.by_env.items()},
+            deadline=min(rollout.deadline, ASKING / 2),
+        )
+
     def _attempts(self) -> Check:
         components, rollout = self.components, self.config.rollout
         assert components is not None
-        setup = replace(
-            components.setup,
-            sampling=replace(
-                components.setup.sampling, max_tokens=min(rollout.max_tokens, MOST_TOKENS)
-            ),
-            max_turns=min(rollout.max_turns, MOST_TURNS),
-            reward=None,  # tried already, and calls may cost money
-            by_env={
-                name: replace(own, reward=None) for name, own in components.setup.by_env.items()
-            },
-            deadline=min(rollout.deadline, ASKING / 2),
-        )
+        setup = self._short_setup(components)
         tasks = self._tasks(TASKS)
         self.episodes = collect(tasks, setup, independent(SAMPLES))
         leaves = [leaf for episode in self.episodes for leaf in episode.leaves]
@@ -364,15 +395,15 @@ class Examination:
                 config.actions.start,
             )
             return row, f"the first row of {sft.data}"
-        try:
-            return self._taught(components, self._tasks(1)[0]), "a demonstration"
-        except (NotImplementedError, ValueError, AttributeError):
-            rows = trajectories_of(self.episodes)
-            if not rows:
-                return None
-            longest = max(rows, key=lambda row: len(row.spans))
-            only = replace(longest.episode, leaves=[longest.leaf])
-            return only, "a sampled attempt"
+        if sft.is_on or not config.task.agent:  # an agent's attempts are not the environment's
+            with suppress(NotImplementedError, ValueError, AttributeError):
+                return self._taught(components, self._tasks(1)[0]), "a demonstration"
+        rows = trajectories_of(self.episodes)
+        if not rows:
+            return None
+        longest = max(rows, key=lambda row: len(row.spans))
+        only = replace(longest.episode, leaves=[longest.leaf])
+        return only, "a sampled attempt"
 
     def _taught(self, components: RunComponents, task: Task) -> Episode:
         """A demonstration of more than one turn, if there is one among several draws."""
@@ -407,8 +438,18 @@ class Examination:
         yield from checked(
             "answers", lambda: answers(self.episodes, components.chat, longest), QUICK
         )
+        if learner.teachers is not None:
+            yield from checked(
+                "teacher", lambda: teacher_checks(self.config, learner, some), ASKING
+            )
         yield from checked("log-probs", lambda: agreement(learner, some, temperature), ASKING)
-        yield from checked("micro", lambda: micro(learner, some, loss), ASKING)
+        yield from checked(
+            "micro", lambda: micro(learner, some, loss, components.algo.prepare), ASKING
+        )
+
+
+def _nothing(task: Task, trajectory: Trajectory) -> float:
+    return 0.0
 
 
 def asks_a_service(reward: Any) -> bool:

@@ -1,1 +1,8 @@
-"""From tasks to episodes: environments and engines meet here. Read `live_trajectory.py` first."""
+"""From tasks to episodes: environments and engines meet here. Read `live_trajectory.py` first.
+
+As a function: `graft.api.agents.rollout`.
+"""
+
+from graft.callable_package import make_callable
+
+make_callable(__name__, "graft.api.agents:rollout", "help(graft.api.agents.rollout) lists them")

@@ -40,6 +40,11 @@ async def _run_branch(builder: EpisodeBuilder, branch: Branch) -> None:
             f"{builder.episode.task.env!r} is played by several seats; use rollout.branch=independent, or "
             "self_play=False in task.args"
         )
+    if builder.setup.agent is not None and not getattr(branch, "runs_programs", False):
+        raise UserCodeError(
+            f"{UserObject(branch, 'branch')} forks attempts inside the engine, and those of task.agent are "
+            "made by programs; use rollout.branch=independent"
+        )
     running = branch(builder)
     if not isawaitable(running):
         raise refusal(UserObject(branch, "branch"), running, "an awaitable: write `async def`")
@@ -122,7 +127,7 @@ def is_flat(episode: Episode) -> bool:
 def missing_share(episodes: Sequence[Episode], samples: int) -> float:
     """Share of the attempts that a branch should have made and has not. A task that could not be posed
     has one leaf with the reason, and does not count."""
-    attempts = [[leaf for leaf in episode.leaves if leaf.twin is None] for episode in episodes]
+    attempts = [[leaf for leaf in episode.leaves if leaf.is_attempt] for episode in episodes]
     posed = [leaves for leaves in attempts if any(leaf.metrics for leaf in leaves) or not leaves]
     lacking = sum(max(samples - num_attempts(leaves), 0) for leaves in posed)
     return lacking / max(samples * len(posed), 1)

@@ -6,17 +6,18 @@ Sampled tokens are never re-encoded, and within a context tokens are only append
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from graft.envs.base import BaseEnv
-from graft.protocols import Context, Env
+from graft.protocols import Context, Env, Observation
 from graft.rollout.demonstration import decided
 from graft.rollout.episode_draft import EpisodeDraft
 from graft.rollout.failure import RolloutFailure, boundary
 from graft.rollout.live_trajectory import LiveTrajectory
 from graft.rollout.match import Match, frozen_drafts, match_of
-from graft.rollout.setup import RolloutSetup
+from graft.rollout.setup import ProgramAttempt, ProgramGroup, RolloutSetup
 from graft.rollout.user_calls import call, close_env, fork_env, info_of_reset
-from graft.types import Author, Leaf, Span, Task
+from graft.types import Author, Leaf, Message, Span, Task
 from graft.user_code import UserCodeError, UserObject, as_info, as_reset, check_json
 
 
@@ -43,6 +44,10 @@ class EpisodeBuilder(EpisodeDraft):
         self._prompt: Context | None = None
         self._tip = 0  # the last span that all trajectories share
         self._frozen: dict[str, EpisodeDraft] = {}
+        self.programs: ProgramGroup | None = None
+        """Where programs attempt the task: their attempts."""
+        self.program_attempts: list[ProgramAttempt] = []
+        self._num_programs = 0
 
     async def __aenter__(self) -> EpisodeBuilder:
         return self
@@ -54,11 +59,21 @@ class EpisodeBuilder(EpisodeDraft):
             self._prompt.close()
         for draft in (self, *self._frozen.values()):
             draft.close_prompts()
+        if self.programs is not None:
+            self.programs.close()
         if self._env is not None:
             close_env(self._env)
 
     async def open(self) -> None:
-        """Pose the task and write its prompt, the root of the tree."""
+        """Pose the task and write its prompt, the root of the tree; programs write their own prompts."""
+        observation, messages, info = await self._pose()
+        if self.setup.agent is not None:
+            self.programs = self.setup.agent.open(self.episode.task, self.setup, self.fresh_env)
+        elif not self.is_match:
+            self._open_prompt(observation, messages, info)
+
+    async def _pose(self) -> tuple[Observation, list[Message], dict[str, Any]]:
+        """Reset the environment; the task then has its prompt and answer."""
         setup, task = self.setup, self.episode.task
         async with boundary(f"env {task.env} reset", setup.deadline):
             self._env = setup.make_env(task)
@@ -86,8 +101,20 @@ class EpisodeBuilder(EpisodeDraft):
                     f"attempts that begin in mode {setup.start!r} have one prompt, and env {task.env!r} has "
                     "one per seat; leave the starting mode out, or set self_play=False in task.args"
                 )
+            if setup.agent is not None:
+                raise UserCodeError(
+                    f"env {task.env!r} is a game of several seats, which agents of task.agent cannot play; "
+                    "leave task.agent out, or set self_play=False in task.args"
+                )
             self.is_match, self._frozen = True, frozen_drafts(self)
-            return
+        return observation, messages, info
+
+    def _open_prompt(
+        self, observation: Observation, messages: list[Message], info: dict[str, Any]
+    ) -> None:
+        """The root span and the context that all trajectories fork."""
+        assert self._env is not None
+        setup, who = self.setup, UserObject(self._env, "env", "reset")
         try:
             if self._env.observe_as == "raw":  # a wrapper has put it through the chat template
                 tokens, _ = self.prompt_tokens(str(observation))
@@ -112,17 +139,41 @@ class EpisodeBuilder(EpisodeDraft):
 
     @property
     def num_attempts(self) -> int:
-        """Attempts at the task, twins aside."""
-        return self.num_matches or sum(one.twin_of is None for one in self.trajectories)
+        """Attempts at the task, without twins and without one that is sampled in another way."""
+        own = sum(one.twin_of is None and one.sampling is None for one in self.trajectories)
+        return self.num_matches or len(self.program_attempts) or own
 
-    async def attempt(self) -> LiveTrajectory | Match:
-        """A new attempt from the start, to be finished: a game with all its seats, or a trajectory."""
+    async def attempt(self) -> LiveTrajectory | Match | ProgramAttempt:
+        """A new attempt from the start, to be finished: a trajectory, a game with all its seats, or what
+        a program does."""
+        if self.programs is not None:
+            return self.start_program()
         if not self.is_match:
             return await self.root()
         async with boundary(f"env {self.episode.task.env} reset", self.setup.deadline):
             env = self.setup.make_env(self.episode.task)
         self.num_matches += 1
         return Match(self, self._frozen, self.num_matches - 1, env, self.trajectories)
+
+    def start_program(
+        self, source: ProgramAttempt | None = None, num_replayed: int = 0
+    ) -> ProgramAttempt:
+        """A new attempt of a program, to be finished: from the start, or a fork of `source` that repeats
+        its first calls."""
+        assert self.programs is not None, "open() comes first"
+        number, self._num_programs = self._num_programs, self._num_programs + 1
+        if source is None:
+            made = self.programs.attempt(number)
+        else:
+            made = self.programs.fork(number, source, num_replayed)
+        self.program_attempts.append(made)
+        return made
+
+    def drop_program(self, attempt: ProgramAttempt) -> None:
+        """Take out a fork that was given up."""
+        assert self.programs is not None
+        self.programs.drop(attempt)
+        self.program_attempts.remove(attempt)
 
     async def root(self, purpose: str = "") -> LiveTrajectory:
         """A new trajectory from the prompt, which is computed once for all of them.
@@ -179,6 +230,9 @@ class EpisodeBuilder(EpisodeDraft):
 
     def settle(self) -> None:
         """Leaves in the order in which their trajectories began, or of their seats."""
+        if self.programs is not None:
+            self.episode = self.programs.episode()
+            return
         ordered = sorted(self.trajectories, key=lambda one: one.number)
         leaves = {one: one.leaf for one in ordered if one.leaf is not None}
         self.episode.leaves = [*leaves.values()]

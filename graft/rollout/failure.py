@@ -100,6 +100,8 @@ async def boundary(what: str, deadline: float) -> AsyncIterator[None]:
         if clock.expired():  # not one that the code itself raised
             raise RolloutFailure(Status.TIMEOUT, f"waited {deadline:g} s for {what}") from error
         raise failure(Status.ENV_ERROR, what, error) from error
+    except RolloutFailure:  # it has its status already
+        raise
     except EngineError as error:
         raise RolloutFailure(Status.ENGINE_ERROR, f"{what}: {error}") from error
     except ToolError as error:

@@ -12,15 +12,14 @@ fork has the same past and none of these tokens. `turn` samples the rest.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Mapping
-from dataclasses import replace
-from functools import lru_cache
 from typing import Any
 
 from graft.protocols import Context, Env
 from graft.rollout.episode_draft import EpisodeDraft
 from graft.rollout.failure import RolloutFailure, boundary
 from graft.rollout.partial_turn import PartialTurn, TurnStage
-from graft.rollout.user_calls import call, close_env, compute_reward, last_info
+from graft.rollout.setup import limited_sampling
+from graft.rollout.user_calls import call, close_env, compute_reward, last_info, state_of
 from graft.text.transcript import Transcript
 from graft.types import (
     Author,
@@ -58,6 +57,8 @@ class LiveTrajectory:
         self.twin_of: LiveTrajectory | None = None
         """The trajectory that this one is the counterfactual of."""
         self.seat, self.match = "", -1  # of a game with several agents
+        self.sampling: Sampling | None = None
+        """In place of the setup's."""
         self.partial = PartialTurn()
 
     @property
@@ -181,7 +182,9 @@ class LiveTrajectory:
             return spans[-1].extend(completion, text)
         if spans:
             spans[-1].text = ""
-        spans.append(Span.sampled(self.tip, completion, text))
+        state = state_of(self.env, self.info)
+        began = {"state": state} if state else {}
+        spans.append(Span.sampled(self.tip, completion, text, **began))
         self.tip = self.draft.episode.append(spans[-1])
 
     def _sampling(self, most: int | None) -> Sampling | None:
@@ -191,7 +194,7 @@ class LiveTrajectory:
         limit is `most` only where more could follow.
         """
         setup = self.draft.setup
-        base, chat = setup.sampling, setup.chat
+        base, chat = self.sampling or setup.sampling, setup.chat
         begun = sum(map(len, self._open_spans()))
         limit = min(base.max_tokens - begun, setup.max_context - len(self.context.tokens))
         if limit <= 0:
@@ -199,7 +202,7 @@ class LiveTrajectory:
         limit = limit if most is None or most >= limit else most
         end = () if chat.end_ids or not chat.end_text else (chat.end_text,)
         stop = self.env.stop if setup.actions is None else ()
-        return _limited(base, limit, (*stop, *end), tuple(chat.end_ids), begun)
+        return limited_sampling(base, limit, (*stop, *end), tuple(chat.end_ids), begun)
 
     def _open_spans(self) -> list[Span]:
         """The policy's spans behind the last span of another author.
@@ -361,17 +364,3 @@ class LiveTrajectory:
     def close(self) -> None:
         self.context.close()
         close_env(self.env)
-
-
-@lru_cache(maxsize=1024)  # one object for equal settings: the engine batches by identity
-def _limited(
-    base: Sampling, limit: int, stop: tuple[str, ...], ends: tuple[int, ...], begun: int
-) -> Sampling:
-    return replace(
-        base,
-        max_tokens=limit,
-        min_tokens=min(max(base.min_tokens - begun, 0), limit),
-        stop=(*base.stop, *stop),
-        stop_tokens=(*base.stop_tokens, *ends),
-        num_begun=begun,
-    )

@@ -34,6 +34,10 @@ class WatchedGame(BaseEnv):
     def __init__(self, game: MultiAgentEnv) -> None:
         super().__init__()
         self.stop, self.observe_as = game.stop, game.observe_as
+        self.game = game
+
+    def state_key(self) -> str:
+        return self.game.state_key()
 
 
 class Seat:

@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from hashlib import blake2b
 from queue import SimpleQueue
 from typing import Any
 
@@ -109,6 +110,20 @@ async def compute_reward(reward: Reward, task: Task, trajectory: Trajectory) -> 
             raise
         raise raised(f"{who}, called for task {task.id!r},", error) from error
     return as_number(value, who, f"a finite number (task {task.id!r})")
+
+
+def state_of(env: Env, info: Any) -> str:
+    """A hash of the environment's state: of `info["state"]` of its last answer, of any JSON, else of what a
+    graft environment knows of itself; "" where neither is there."""
+    given = info.get("state") if isinstance(info, Mapping) else None
+    key = getattr(env, "state_key", None)
+    if given is None and callable(key):
+        with naming(env, "state_key() of"):
+            given = key()
+    if given is None or given == "":
+        return ""
+    text = given if isinstance(given, str) else json.dumps(plain(given), sort_keys=True)
+    return blake2b(text.encode(errors="replace"), digest_size=8).hexdigest()
 
 
 def last_info(info: Any) -> dict[str, Any]:

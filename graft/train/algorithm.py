@@ -3,25 +3,37 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from graft.actions.actions import Actions
-from graft.algos.credit import CREDITS, Credit
-from graft.algos.losses import Loss
-from graft.algos.presets import Preset, build, make, resolve_preset
+from graft.algos.batch import Batch
+from graft.algos.coefficients import Controller, EntropyController, KlController
+from graft.algos.credits.credit import Chain, Credit
+from graft.algos.credits.table import CREDITS
+from graft.algos.losses.loss import Loss
+from graft.algos.masked import masked_mean
+from graft.algos.parts import make
+from graft.algos.presets import Preset, build, prepare_of, resolve_preset
 from graft.algos.reductions import Reduction
-from graft.algos.shaping import Shaping
+from graft.algos.shaping import Shaping, behaviour_kl
 from graft.config import Config, ConfigError
 from graft.protocols import Stateful
 from graft.registry import resolve
 from graft.rollout.branches.branch import BRANCHES, Branch
 from graft.rollout.branches.counterfactual import Counterfactual
+from graft.train.rollouts.truncation import truncation_of
 from graft.types import Episode
 
 DYNAMIC_ROUNDS = 4
 """Draws per step of a preset that replaces flat groups (DAPO), where the recipe gives no number."""
+
+AS_GIVEN = (
+    "old_policy", "importance_cap", "kl_corrected", "kl_control", "entropy_coef", "entropy_control",
+    "reference_sync", "observation_coef",
+)  # fmt: skip
+"""Keys of `algo` that replace the preset's value where the recipe gives one."""
 
 STALE_CAP = 2.0
 """Cap of the importance weight of tokens that older weights drew, where the preset has none."""
@@ -35,22 +47,81 @@ class Algorithm:
     branch: Branch
     shape: Shaping
     """Rewards before credit."""
-    credit: Credit
+    credit: Chain
     returns: Credit | None
     """What the critic learns; None: there is none."""
     loss: Loss
     reduction: Reduction
+    prepare: Callable[[Batch], Batch]
+    """What loss and weights need of the whole batch, before the update."""
+    controllers: Mapping[str, Controller]
+    """Coefficients that follow the policy: "kl", "entropy"."""
 
     @classmethod
     def of(cls, preset: Preset, branch: Branch) -> Algorithm:
-        shape, credit, loss, reduction = build(preset)
+        controllers = controllers_of(preset)
+        shape, credit, loss, reduction = build(preset, controllers)
         returns = None if preset.returns is None else make(preset.returns, CREDITS, "credit")
-        return cls(preset, branch, shape, credit, returns, loss, reduction)
+        prepare = prepare_of(preset)
+        return cls(preset, branch, shape, credit, returns, loss, reduction, prepare, controllers)
 
-    def settle(self, episodes: Sequence[Episode]) -> None:
-        """Give a branch that learns from step to step the episodes of this one."""
+    def adapt(self, batch: Batch, updated: Mapping[str, float]) -> dict[str, float]:
+        """Move the coefficients after an update; the metrics are those that it was made with."""
+        used = {f"loss/{name}_coef": now() for name, now in self.controllers.items()}
+        seen = dict(updated)
+        if "kl" in self.controllers and "kl" not in seen:  # it is in the rewards
+            kind = _kl_in_reward(self.preset)["kind"]
+            seen["kl"] = float(masked_mean(behaviour_kl(batch, kind), batch.mask))
+        for controller in self.controllers.values():
+            controller.update(seen, batch.num_rows)
+        return used
+
+    def settle(self, episodes: Sequence[Episode], batch: Batch) -> None:
+        """Give parts that learn from step to step the episodes of this one and its batch."""
         if isinstance(self.branch, Stateful):
             self.branch.settle(episodes)
+        for credit in self.credit.stateful:
+            credit.settle(batch)
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """What these parts have learned, as plain JSON."""
+        found: dict[str, Any] = {}
+        if isinstance(self.branch, Stateful):
+            found["branch"] = self.branch.state
+        if credits := self.credit.stateful:
+            found["credits"] = [credit.state for credit in credits]
+        if self.controllers:
+            found["coefficients"] = {name: one.state for name, one in self.controllers.items()}
+        return found
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Continue from the state in a checkpoint; parts that it does not have begin anew."""
+        if isinstance(self.branch, Stateful) and "branch" in state:
+            self.branch.restore(state["branch"])
+        saved = state.get("credits", ())
+        for credit, one in zip(self.credit.stateful, saved, strict=bool(saved)):
+            credit.restore(one)
+        for name, one in state.get("coefficients", {}).items():
+            if name in self.controllers:
+                self.controllers[name].restore(one)
+
+
+def controllers_of(preset: Preset) -> dict[str, Controller]:
+    """Coefficients with a target."""
+    found: dict[str, Controller] = {}
+    if preset.kl_control is not None:
+        coef = preset.kl_coef or _kl_in_reward(preset).get("coef", 0.0)
+        found["kl"] = KlController.of(coef, preset.kl_control)
+    if preset.entropy_control is not None:
+        found["entropy"] = EntropyController.of(preset.entropy_coef, preset.entropy_control)
+    return found
+
+
+def _kl_in_reward(preset: Preset) -> dict[str, Any]:
+    """The keywords of that shaping; empty where there is none."""
+    parts = (part for part in preset.shaping if part[0] == "kl_in_reward")
+    return {"kind": "k1", **dict(part[1])} if isinstance(part := next(parts, None), tuple) else {}
 
 
 def preset_of(config: Config) -> Preset:
@@ -82,23 +153,68 @@ def preset_of(config: Config) -> Preset:
     if algo.mask_truncated:
         shaping.append("mask_truncated")
     coef = preset.kl_coef if algo.kl_coef is None else algo.kl_coef
+    kind = algo.kl_kind or preset.kl_kind
     if coef and algo.kl_in == "reward":
         if config.actions.file:
             raise ConfigError(
                 "algo.kl_in=reward prices every decision, and a reference knows none of the actions "
                 "beyond the vocabulary; take algo.kl_in=loss, which compares vocabulary tokens only"
             )
-        shaping.append(("kl_in_reward", {"coef": coef, "kind": algo.kl_kind}))
+        shaping.append(("kl_in_reward", {"coef": coef, "kind": kind}))
         coef = 0.0  # it acts in one place
-    changes |= {"kl_coef": coef, "kl_kind": algo.kl_kind}
+    changes |= {"kl_coef": coef, "kl_kind": kind}
+    if config.distill.divergence is not None:
+        changes["divergence"] = as_part(config.distill.divergence)
+    if config.distill.coef is not None:
+        changes["distill_coef"] = config.distill.coef
     changes["shaping"] = tuple(shaping)
-    if algo.entropy_coef is not None:
-        changes["entropy_coef"] = algo.entropy_coef
-    if algo.importance_cap is not None:
-        changes["importance_cap"] = algo.importance_cap
-    elif config.rollout.staleness and preset.importance_cap is None:
-        changes["importance_cap"] = STALE_CAP
-    return replace(preset, **changes)
+    if algo.weights is not None:
+        changes["weights"] = tuple(as_part(entry) for entry in algo.weights)
+    for name in AS_GIVEN:
+        if (given := getattr(algo, name)) is not None:
+            changes[name] = given
+    changed = replace(preset, **changes)
+    if config.rollout.staleness and algo.importance_cap is None and not is_corrected(changed):
+        changed = replace(changed, importance_cap=STALE_CAP)
+    refuse_combinations(config, changed)
+    return changed
+
+
+def is_corrected(preset: Preset) -> bool:
+    """Whether ratios or weights already account for tokens that another policy drew."""
+    weighted = any(part == "importance" or part[0] == "importance" for part in preset.weights)
+    return preset.importance_cap is not None or weighted or preset.old_policy == "engine"
+
+
+def refuse_combinations(config: Config, preset: Preset) -> None:
+    """Settings that have no meaning together."""
+    has_kl = bool(preset.kl_coef or _kl_in_reward(preset))
+    if preset.kl_control is not None and not has_kl:
+        raise ConfigError(
+            "algo.kl_control changes the coefficient of the KL by a factor, and algo.kl_coef is 0; set its "
+            "first value, such as algo.kl_coef=0.01"
+        )
+    if preset.reference_sync and not has_kl:
+        raise ConfigError(
+            "algo.reference_sync moves the reference of a KL term, and there is none; set algo.kl_coef, or "
+            "leave algo.reference_sync out"
+        )
+    if preset.reference_sync and preset.reference_sync[1] < 1 and config.lora.rank:
+        steps, share = preset.reference_sync
+        raise ConfigError(
+            f"algo.reference_sync=[{steps}, {share:g}] mixes two models, and the mean of two adapters is not "
+            f"the adapter of the mean; with lora.rank take algo.reference_sync=[{steps}, 1]"
+        )
+    if preset.observation_coef and config.actions.file:
+        raise ConfigError(
+            "algo.observation_coef trains the tokens of observations, and actions.file allows some of them "
+            "nowhere; take one of the two"
+        )
+    if preset.observation_coef and truncation_of(config) is not None:
+        raise ConfigError(
+            "algo.observation_coef needs the log-probs of whole distributions, and rollout.top_p, top_k or "
+            "min_p cut them; set them to keep every token"
+        )
 
 
 def rounds_of(config: Config, preset: Preset) -> int:

@@ -29,10 +29,11 @@ from graft.train.actions import check_calls, check_head
 from graft.train.algorithm import Algorithm, branch_of, branch_part, preset_of, rounds_of
 from graft.train.components import RunComponents
 from graft.train.distributed.process_group import ALONE, ProcessGroup
-from graft.train.frozen_players import frozen_players
 from graft.train.memory.footprint import num_parameters
 from graft.train.model import load_tokenizer, make_chat, open_policy, source_of
-from graft.train.rollout_engine import (
+from graft.train.rollouts.agents import external_note, make_agents, refuse_forks
+from graft.train.rollouts.frozen_players import frozen_players
+from graft.train.rollouts.rollout_engine import (
     NoEngine,
     engine_tp,
     is_external,
@@ -45,8 +46,9 @@ from graft.train.rollout_engine import (
     shares_weights,
     ways,
 )
+from graft.train.rollouts.truncation import refuse_truncation
 from graft.train.tasks import probe_of
-from graft.train.truncation import refuse_truncation
+from graft.train.teachers.build import check_tokenizers, refuse_teachers
 from graft.types import Sampling, Task
 
 
@@ -68,8 +70,10 @@ def build_run(
     refuse_external(config, branch_part(config, preset)[0])
     refuse_engine_group(config, processes, with_engine)
     refuse_truncation(config, branch_part(config, preset)[0])
+    refuse_teachers(config, preset, processes)
     source = source_of(config, weights)
     tokenizer = load_tokenizer(config, source)
+    check_tokenizers(config, tokenizer)
     env = env_factory(config, tokenizer)
     held_out = env_factory(config, tokenizer, held_out=True)
     chat = make_chat(config, tokenizer)
@@ -84,6 +88,7 @@ def build_run(
         check_calls(config, actions, held_out, config.held_out_envs)
     check_head(config, actions, is_split=ways(config, processes) > 1)
     branch = branch_of(config, preset, actions)
+    refuse_forks(config, branch)
     refuse_async(config, branch, is_dynamic=rounds_of(config, preset) > 1)
     if not with_engine:
         vocab_size = policy.shape.vocab_size
@@ -92,10 +97,12 @@ def build_run(
         engine = make_external(config, policy, tokenizer, source, processes, group)
     else:
         engine = make_engine(config, sampled, tokenizer, actions, processes, group)
-    setup = make_setup(config, engine, chat, env, actions)
+    agents = make_agents(config)
+    setup = replace(make_setup(config, engine, chat, env, actions), agent=agents)
     players = frozen_players(config, tokenizer, policy, env, processes)
     notes = [note, *policy_notes(policy), tool_note(config, env), stale_note(config, preset)]
     notes += [entropy_note(config, engine), history]
+    notes += [external_note(config, agents, processes.is_first)]
     return RunComponents(
         config=config,
         tokenizer=tokenizer,
@@ -125,6 +132,8 @@ def entropy_note(config: Config, engine: Engine) -> str:
 
 def stale_note(config: Config, preset: Preset) -> str:
     if not config.rollout.staleness or config.algo.importance_cap is not None:
+        return ""
+    if not preset.importance_cap:  # algo.old_policy or algo.weights account for it
         return ""
     return (
         f"tokens may be up to {config.rollout.staleness} versions old, so each is weighted by its "

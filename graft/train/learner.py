@@ -8,7 +8,7 @@ device in turn. Between the first and the last of a step nothing is read from th
 computes one micro-batch while the host prepares the next; metrics are read once, before the step.
 
 A policy may have actions beyond the vocabulary; its reference has none. So the two are compared only
-where a vocabulary token was chosen, and by the logits of such tokens (see `algos.losses.with_kl`).
+where a vocabulary token was chosen, and by the logits of such tokens (see `algos.losses.terms.with_kl`).
 
 With top-k, top-p or min-p the policy's log-probs, old ones included, are those of the truncated
 distribution; the reference's are of its whole one. Their KL is that of what is drawn from, to the
@@ -24,13 +24,16 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from graft.algos.batch import Batch
 from graft.algos.checked import check_loss
-from graft.algos.losses import Loss, value_loss
+from graft.algos.losses.loss import Loss
+from graft.algos.losses.terms import value_loss
 from graft.models.action_rows import ActionRows
 from graft.models.critic import Critic
 from graft.models.decoder import Decoder
@@ -38,21 +41,30 @@ from graft.models.lora.training import Lora
 from graft.models.parallel.shards import is_sharded
 from graft.models.tree.forest import Forest
 from graft.models.truncation import Truncation
+from graft.train.collisions import collisions
 from graft.train.distributed.process_group import ALONE, ProcessGroup
 from graft.train.micro_batches import share_out
 from graft.train.optimizer import NonFinite, Optimizer
+from graft.train.step_totals import IMPORTANCE, IS_EXACT, SAMPLING_GAP, step_totals
 from graft.transfer import transfer
 from graft.types import Trajectory
 from graft.user_code import is_users_own, named
 
-SAMPLING_GAP = "sampling/sampling_logp_difference"
-"""Metrics of |log-prob of the learner - log-prob of the engine| over trained tokens: mean, max, p999."""
 
-WEIGHTED = ("loss", "loss/value")
-"""Metrics that are sums with the weights of a reduction; the others are means over trained tokens."""
+class TeacherScores(Protocol):
+    """What teachers add to a batch."""
 
-IMPORTANCE = "sampling/importance_sampling_ratio"
-"""Metrics of the weights between engine and learner: mean, and ess, the share of tokens that count."""
+    def annotate(
+        self, learner: Learner, trajectories: Sequence[Trajectory], batch: Batch
+    ) -> dict[str, Tensor]:
+        """Fields that they fill before an update."""
+        ...
+
+    def comparing(
+        self, learner: Learner, forest: Forest, trajectories: Sequence[Trajectory], micro: Batch
+    ) -> Callable[[Tensor, Tensor], Tensor] | None:
+        """`compare` of `Decoder.action_logprobs`, for `Batch.divergences`; None: not needed."""
+        ...
 
 
 @dataclass(slots=True)
@@ -80,10 +92,24 @@ class Learner:
     """The head rows of actions, where nothing else is trained."""
     anchor: Mapping[str, Tensor] | None = None
     """Adapters of the reference, in place of a model of its own."""
+    reference_sync: tuple[int, float] | None = None
+    """Steps after which the reference follows the policy, and the policy's share in it; None: never."""
+    reference_moved: bool = False
+    """Whether it is no longer the model that RL started with, so that checkpoints hold it."""
+    old_is_engine: bool = False
+    """Whether ratios are measured to the engine's log-probs, which need no pass."""
+    needs_old: bool = False
+    """Whether old log-probs are computed for a single update too."""
+    observation_coef: float = 0.0
+    """Weight of the mean cross-entropy of the tokens that the environment wrote (ECHO)."""
     epochs: int = 1
     minibatches: int = 1
     seed: int = 0
     processes: ProcessGroup = ALONE
+    teachers: TeacherScores | None = None
+    """Models that score the policy's tokens; see `train/teachers`."""
+    with_collisions: bool = False
+    """Whether `annotate` computes sums of p^2."""
     keeps_logprobs: bool = False
     """Whether `logprobs` is filled: the learner's own of the last batch, before any update, [N, T]."""
     logprobs: Tensor | None = None
@@ -121,22 +147,30 @@ class Learner:
             compared = (
                 batch.mask & extras["is_vocab_token"] if "is_vocab_token" in extras else batch.mask
             )
-            with self._reference() as (reference, tokens):
-                extras["ref_logprobs"] = self._over_micros(
+            with self.open_reference() as (reference, tokens):
+                extras["ref_logprobs"] = self.over_micros(
                     trajectories,
                     batch.replace(mask=compared),  # it has no head row for other actions
                     lambda f: f.logprobs(reference, self.temperature, tokens)[0],
                 )
-        if self.epochs * self.minibatches > 1:
-            extras["old_logprobs"] = self._over_micros(
-                trajectories,
-                batch,
-                lambda f: f.logprobs(*self.scoring)[0],
-            )
+        if (is_unknown := batch.mask & batch.logprobs.isnan()).any():
+            own = self._own_logprobs(trajectories, batch.replace(mask=is_unknown))
+            extras["logprobs"] = torch.where(is_unknown, own, batch.logprobs)
+        if self.old_is_engine:
+            extras["old_logprobs"] = extras.get("logprobs", batch.logprobs)
+        elif self.epochs * self.minibatches > 1 or self.needs_old:
+            extras["old_logprobs"] = self._own_logprobs(trajectories, batch)
+        if self.with_collisions:
+            extras["collisions"] = collisions(self, trajectories, batch, extras.get("old_logprobs"))
         if self.critic is not None:
             critic = self.critic
-            extras["values"] = self._over_micros(trajectories, batch, lambda f: f.values(critic))
+            extras["values"] = self.over_micros(trajectories, batch, lambda f: f.values(critic))
+        if self.teachers is not None:
+            extras |= self.teachers.annotate(self, trajectories, batch.replace(**extras))
         return batch.replace(**extras) if extras else batch
+
+    def _own_logprobs(self, trajectories: Sequence[Trajectory], batch: Batch) -> Tensor:
+        return self.over_micros(trajectories, batch, lambda f: f.logprobs(*self.scoring)[0])
 
     @property
     def scoring(self) -> tuple[Decoder, float, Tensor | None, Truncation | None]:
@@ -148,19 +182,24 @@ class Learner:
         return self.reference is not None or self.anchor is not None
 
     @contextmanager
-    def _reference(self) -> Iterator[tuple[Decoder, Tensor | None]]:
+    def open_reference(self) -> Iterator[tuple[Decoder, Tensor | None]]:
         """The reference, and what it may choose: vocabulary tokens only."""
-        vocab_size = self.policy.shape.vocab_size
         if self.reference is not None:
-            yield self.reference, None if self.allowed is None else self.allowed[:, :vocab_size]
+            yield self.reference, self.allowed_tokens(self.reference)
         elif self.lora is not None and self.anchor is not None:
-            tokens = None if self.allowed is None else self.allowed.clone()
-            if tokens is not None:  # the policy has head rows for other actions
-                tokens[:, vocab_size:] = False
             with self.lora.using(self.anchor):
-                yield self.policy, tokens
+                yield self.policy, self.allowed_tokens(self.policy)
 
-    def _over_micros(
+    def allowed_tokens(self, model: Any) -> Tensor | None:
+        """[modes, rows of the model's head] bool: what the policy may choose, without actions beyond the
+        vocabulary and without tokens that only the model has."""
+        if self.allowed is None:
+            return None
+        tokens = self.allowed[:, : self.policy.shape.vocab_size]
+        more = model.shape.head_rows - tokens.shape[1]
+        return F.pad(tokens, (0, more)) if more > 0 else tokens[:, : model.shape.head_rows]
+
+    def over_micros(
         self, trajectories: Sequence[Trajectory], batch: Batch, compute: Callable[[Forest], Tensor]
     ) -> Tensor:
         """The grid of what `compute` returns for each micro-batch."""
@@ -175,7 +214,7 @@ class Learner:
         for (part, is_real), values in zip(parts, found, strict=True):
             if is_real:
                 grid[torch.tensor(part)] = values.to(grid)
-        self._complete(grid)
+        self.complete(grid)
         return grid
 
     def _micro_batches(self, trajectories: Sequence[Trajectory]) -> list[tuple[list[int], bool]]:
@@ -193,11 +232,16 @@ class Learner:
             own += [([shortest], False)] * (most - len(own))
         return own
 
+    def own_rows(self, trajectories: Sequence[Trajectory]) -> list[int]:
+        """The row numbers of this process's share."""
+        parts = self._micro_batches(trajectories)
+        return [number for part, is_real in parts if is_real for number in part]
+
     def _jointly(self, what: str) -> AbstractContextManager[None]:
         """Names a computation that all processes make together, for the message where one is late."""
         return self.processes.together(what) if self.is_joint else nullcontext()
 
-    def _complete(self, grid: Tensor) -> None:
+    def complete(self, grid: Tensor) -> None:
         """Add the rows of the other processes to a grid that has this one's."""
         if self.processes.world > 1:
             if self.processes.tp_rank:
@@ -217,11 +261,12 @@ class Learner:
             for name, value in step.items():
                 totals[name] = totals.get(name, 0.0) + value
         if seen is not None:
-            self._complete(seen)
+            self.complete(seen)
             self.logprobs = seen
         metrics = {name: value / max(len(steps), 1) for name, value in totals.items()}
         if (square := metrics.pop(f"{IMPORTANCE}/mean_square", 0.0)) > 0:
             metrics[f"{IMPORTANCE}/ess"] = metrics[f"{IMPORTANCE}/mean"] ** 2 / square
+        metrics[IS_EXACT] = float(getattr(self.policy, "order", None) is not None)
         return {**metrics, "optimizer_steps": float(len(steps))}
 
     def _minibatches(self, batch: Batch) -> Iterator[Tensor]:
@@ -249,18 +294,21 @@ class Learner:
         shares = {"policy": weights}
         if self.critic is not None and self.value_reduction is not None:
             shares["value"] = self.value_reduction(batch)
+        observed = batch.observed if self.observation_coef else None
+        if observed is not None:
+            shares["observed"] = observed / observed.sum().clamp(min=1)
         reports: list[dict[str, Tensor]] = []
         gaps: list[Tensor] = []
         for part, is_real in self._micro_batches(trajectories):
             number = torch.tensor(part)
             micro, device = batch.rows(number), self.policy.device
-            forest = Forest([trajectories[i] for i in part], micro.mask, device)
+            some = [trajectories[i] for i in part]
+            wanted = micro.mask if observed is None else micro.mask | observed[number]
+            forest = Forest(some, wanted, device)
             own = {name: share[number] * float(is_real) for name, share in shares.items()}
             moved = transfer(own, device)
             with self._jointly("the gradients of a micro-batch"):
-                report, logp_NT, gap_NT = self._backward(
-                    forest, micro.to(device), moved["policy"], moved.get("value", moved["policy"])
-                )
+                report, logp_NT, gap_NT = self._backward(forest, some, micro.to(device), moved)
             if is_real:
                 reports.append(report)
                 gaps.append(gap_NT.flatten())
@@ -269,7 +317,7 @@ class Learner:
             self.optimizer.collect()
             if self.critic_optimizer is not None:
                 self.critic_optimizer.collect()
-        totals = self._totals(reports, gaps, batch)
+        totals = step_totals(reports, gaps, batch.num_tokens, self.processes)
         bad = [name for name, value in totals.items() if not math.isfinite(value)]
         if bad:
             self.discard()
@@ -283,48 +331,31 @@ class Learner:
             totals |= {f"critic/{name}": value for name, value in stepped.items()}
         return totals
 
-    def _totals(
-        self, reports: list[dict[str, Tensor]], gaps: list[Tensor], batch: Batch
-    ) -> dict[str, float]:
-        """The sums of the micro-batches, added up over all processes."""
-        read = _read(reports)
-        processes, count = self.processes, batch.num_tokens
-        if processes.world > 1:
-            mine = (read, [gap.cpu() for gap in gaps]) if not processes.tp_rank else ([], [])
-            gathered = processes.gather(mine, "the metrics of the step")
-            read = [report for own, _ in gathered for report in own]
-            gaps = [gap for _, own in gathered for gap in own]
-        totals: dict[str, float] = {}
-        for report in read:
-            for name, value in report.items():
-                if name.endswith("/max"):
-                    totals[name] = max(totals.get(name, 0.0), value)
-                else:
-                    share = value if name in WEIGHTED else value / max(count, 1)
-                    totals[name] = totals.get(name, 0.0) + share
-        totals[f"{SAMPLING_GAP}/p999"] = _high(gaps, count)
-        return totals
-
     def _backward(
-        self, forest: Forest, micro: Batch, weights_NT: Tensor, value_weights_NT: Tensor
+        self,
+        forest: Forest,
+        trajectories: Sequence[Trajectory],
+        micro: Batch,
+        shares: Mapping[str, Tensor],
     ) -> tuple[dict[str, Tensor], Tensor, Tensor]:
         """Gradients of one micro-batch; sums over its trained tokens, to be divided by the count.
 
-        Also the log-probs [N, T] and their distance from the engine's, -1 where nothing is trained.
+        `shares` are the weights of tokens in the losses of policy, critic and observations. Also the
+        log-probs [N, T] and their distance from the engine's, -1 where nothing is trained.
         """
-        if self.policy.shape.extra and self.has_reference:
-            logp, entropy, any_token = forest.vocab_logprobs(*self.scoring)
-            micro = micro.replace(vocab_logprobs=any_token)
-        else:
-            logp, entropy = forest.logprobs(*self.scoring)
+        logp, entropy, micro = self._scored(forest, trajectories, micro)
         loss_NT, metrics = check_loss(self.loss(logp, entropy, micro), logp, self.loss)
-        loss = (loss_NT * weights_NT).sum()
+        loss = (loss_NT * shares["policy"]).sum()
         totals = {"loss": loss.detach()}
         if self.critic is not None:
             value_NT = value_loss(forest.values(self.critic), micro, self.value_clip)
-            value = (value_NT * value_weights_NT).sum()
+            value = (value_NT * shares.get("value", shares["policy"])).sum()
             totals["loss/value"] = value.detach()
             loss = loss + value
+        if "observed" in shares:
+            surprise = -(logp * shares["observed"]).sum()
+            totals["loss/observations"] = surprise.detach()
+            loss = loss + self.observation_coef * surprise
         loss.backward()
         for name, value_NT in {"entropy": entropy.detach(), **metrics}.items():
             totals[name] = torch.where(micro.mask, value_NT, 0.0).sum()
@@ -334,24 +365,29 @@ class Learner:
         totals[f"{SAMPLING_GAP}/max"] = trained_NT.max() if gap_NT.numel() else trained_NT.sum()
         return totals, logp.detach(), torch.where(micro.mask, gap_NT, -1.0)
 
+    def _scored(
+        self, forest: Forest, trajectories: Sequence[Trajectory], micro: Batch
+    ) -> tuple[Tensor, Tensor, Batch]:
+        """Log-probs and entropies, and the micro-batch with what else one forward pass gives."""
+        is_compared = self.has_reference or self.teachers is not None
+        vocab_size = (
+            self.policy.shape.vocab_size if self.policy.shape.extra and is_compared else None
+        )
+        compare = None
+        if self.teachers is not None:
+            compare = self.teachers.comparing(self, forest, trajectories, micro)
+        if compare is not None:
+            *scored, div_NT = forest.compared_logprobs(*self.scoring, compare, vocab_size)
+            micro = micro.replace(divergences=div_NT)
+        elif vocab_size is not None:
+            scored = forest.vocab_logprobs(*self.scoring)
+        else:
+            scored = forest.logprobs(*self.scoring)
+        logp, entropy, *any_token = scored
+        return logp, entropy, micro.replace(vocab_logprobs=any_token[0]) if any_token else micro
+
     def discard(self) -> None:
         """Clear the gradients of a step that is not taken."""
         for optimizer in (self.optimizer, self.critic_optimizer):
             if optimizer is not None:
                 optimizer.clear()
-
-
-def _read(reports: list[dict[str, Tensor]]) -> list[dict[str, float]]:
-    """The sums from the device in one copy: the host waits here until the device is done."""
-    if not reports:
-        return []
-    numbers = iter(torch.cat([torch.stack(list(r.values())) for r in reports]).tolist())
-    return [{name: next(numbers) for name in report} for report in reports]
-
-
-def _high(gaps: list[Tensor], count: int) -> float:
-    """The gap that at most one of `count` trained tokens in a thousand exceeds; the rest are -1."""
-    if not count:
-        return 0.0
-    gap = torch.cat(gaps)
-    return float(gap.kthvalue(len(gap) - count // 1000).values)

@@ -7,8 +7,10 @@ from typing import Any
 
 import torch
 
-from graft.algos.losses import LOSSES, with_kl
-from graft.algos.presets import make
+from graft.algos.losses.table import LOSSES
+from graft.algos.losses.terms import with_kl
+from graft.algos.parts import make
+from graft.algos.presets import needs_old_logprobs
 from graft.algos.reductions import REDUCTIONS
 from graft.config import Config, ConfigError
 from graft.models.action_rows import ActionRows
@@ -19,15 +21,16 @@ from graft.models.lora.training import Lora, base_of
 from graft.train.actions import allowed_table
 from graft.train.components import RunComponents
 from graft.train.distributed.process_group import ProcessGroup
-from graft.train.engine_check import check_engine
 from graft.train.learner import Learner
 from graft.train.memory.device_memory import device_memory_of
 from graft.train.memory.plan import choose_micro, has_reference
 from graft.train.model import load_base
 from graft.train.optimizer import Optimizer, Schedule, schedule
-from graft.train.rollout_engine import ways
+from graft.train.rollouts.engine_check import check_engine
+from graft.train.rollouts.rollout_engine import ways
+from graft.train.rollouts.truncation import truncation_of
 from graft.train.run_dir.checkpoint import ADAPTER_FOLDER, latest_model
-from graft.train.truncation import truncation_of
+from graft.train.teachers.build import make_teachers
 
 TRANSFORMERS_MICRO = 2048
 """Tokens of a micro-batch of a model that transformers computes, where the recipe gives no number."""
@@ -98,11 +101,22 @@ def make_learner(components: RunComponents, reference: Decoder | None) -> Learne
         lora=lora,
         rows=rows,
         anchor=lora.snapshot() if lora is not None and has_reference(config) else None,
+        reference_sync=preset.reference_sync,
+        old_is_engine=preset.old_policy == "engine",
+        needs_old=needs_old_logprobs(preset),
+        observation_coef=preset.observation_coef,
         epochs=train.epochs,
         minibatches=train.minibatches,
         seed=config.run.seed,
         processes=components.processes,
+        teachers=make_teachers(components),
+        with_collisions="collisions" in algo.credit.needs,
     )
+    if preset.reference_sync and learner.is_joint and policy.shape.extra:
+        raise ConfigError(
+            "algo.reference_sync copies the rows of tokens into the reference, and here processes hold parts "
+            "of a head that has rows of actions too; take parallel.shard=false and parallel.tp=1"
+        )
     check_engine(components, learner)
     return learner
 

@@ -18,7 +18,8 @@ from graft.algos.batch import Batch
 from graft.rollout.batching import to_batch, trajectories_of
 from graft.train.algorithm import Algorithm
 from graft.train.learner import Learner
-from graft.train.rollout_source import RolloutSource, StepRollouts
+from graft.train.reference_sync import sync_reference
+from graft.train.rollouts.rollout_source import RolloutSource, StepRollouts
 from graft.train.step_metrics import refuse_unusable, step_metrics
 from graft.types import Trajectory
 
@@ -67,11 +68,14 @@ def learn(step: int, rollouts: StepRollouts, algo: Algorithm, learner: Learner) 
     batch = algo.shape(batch)
     advantages = algo.credit(batch.zeros(), batch)
     returns = None if algo.returns is None else algo.returns(batch.zeros(), batch)
-    batch = batch.replace(advantages=advantages, returns=returns)
+    batch = algo.prepare(batch.replace(advantages=advantages, returns=returns))
     updated = learner.update(trajectories, batch)  # pack, forward once per unique token, step
-    algo.settle(rollouts.episodes)
+    updated |= algo.adapt(batch, updated)
+    sync_reference(learner, step)
+    algo.settle(rollouts.episodes, batch)
     seconds = time.perf_counter() - started
     metrics = step_metrics(step, rollouts, trajectories, batch, updated, seconds)
     # with several updates a batch they were computed before the first; else by the only one
-    logprobs = learner.logprobs if batch.old_logprobs is None else batch.old_logprobs
+    has_own = batch.old_logprobs is not None and not learner.old_is_engine
+    logprobs = batch.old_logprobs if has_own else learner.logprobs
     return StepResult(metrics, trajectories, batch, logprobs)

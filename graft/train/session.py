@@ -32,7 +32,7 @@ from graft.train.phases.context import RunContext
 from graft.train.phases.reinforcement import reinforce
 from graft.train.phases.summary import summarise
 from graft.train.phases.warm_up import is_warm, warm_up
-from graft.train.rollout_engine import make_collector
+from graft.train.rollouts.rollout_engine import make_collector
 from graft.train.run_dir.checkpoint import Checkpoint, checkpoints, latest_model
 from graft.train.run_dir.checkpoint_writer import CheckpointWriter
 from graft.train.run_dir.folder import RunFolder
@@ -40,6 +40,7 @@ from graft.train.run_dir.interrupt import Interrupt
 from graft.train.run_dir.journal import Journal
 from graft.train.run_dir.names import short
 from graft.train.tasks import probe_of
+from graft.train.teachers.pin import pin_teachers
 from graft.types import Episode
 
 
@@ -111,6 +112,7 @@ class Session:
 
     def _pin_model(self) -> None:
         self.config, note = pin_model(self.config, self.folder.path)
+        self.config = pin_teachers(self.config, self.folder.path)
         if note:
             self.display.note(note)
 

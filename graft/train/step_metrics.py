@@ -9,11 +9,13 @@ from statistics import fmean
 import torch
 
 from graft.algos.batch import Batch
+from graft.algos.distillation import compared, teacher_gap
 from graft.rewards.weighted import METRIC
 from graft.rollout.batching import trajectories_of
 from graft.rollout.collect import is_flat
-from graft.train.episode_groups import has_reward
-from graft.train.rollout_source import StepRollouts
+from graft.rollout.examples import is_unsampled
+from graft.train.rollouts.episode_groups import has_reward
+from graft.train.rollouts.rollout_source import StepRollouts
 from graft.train.run_dir.folder import RunStopped
 from graft.types import Author, Episode, Leaf, Span, Status, Trajectory
 
@@ -27,7 +29,7 @@ def step_metrics(
     seconds: float,
 ) -> dict[str, float]:
     """All metrics of a step that took `seconds` to learn; `updated` are the learner's."""
-    episodes = rollouts.episodes
+    episodes = _attempted(rollouts.episodes)
     sampled = sum(_num_sampled(episode.spans) for episode in episodes)
     spans = {id(span): span for row in trajectories for span in row.spans}.values()  # each once
     age = (step - 1 - batch.versions[batch.mask]).float()
@@ -41,12 +43,23 @@ def step_metrics(
         "staleness/mean": float(age.mean()) if len(age) else 0.0,
         "staleness/max": float(age.max()) if len(age) else 0.0,
         **updated,
+        **_distance(batch),
         "num_tokens": float(sampled),
         "num_trained_tokens": float(sum(sum(span.mask) for span in spans)),
         "num_forward_tokens": float(sum(map(len, spans))),
         **_times(sampled, rollouts, seconds),
         "time/learn": seconds,
     }
+
+
+def _distance(batch: Batch) -> dict[str, float]:
+    """Of the policy from its teacher, by the tokens that the policy sampled."""
+    if batch.has_teacher is None:
+        return {}
+    found = {"distill/rows": float(batch.has_teacher.float().mean())}
+    if batch.teacher_logprobs is not None and (held := compared(batch)).any():
+        found["distill/kl"] = -float(teacher_gap(batch)[held].mean())
+    return found
 
 
 def _times(sampled: int, rollouts: StepRollouts, seconds: float) -> dict[str, float]:
@@ -61,10 +74,16 @@ def _times(sampled: int, rollouts: StepRollouts, seconds: float) -> dict[str, fl
     }
 
 
+def _attempted(episodes: Sequence[Episode]) -> list[Episode]:
+    """Without the recorded rows that are learned beside attempts."""
+    return [episode for episode in episodes if not is_unsampled(episode)]
+
+
 def describe(episodes: Sequence[Episode]) -> dict[str, float]:
     """Rewards, lengths and tool use of a step's attempts."""
+    episodes = _attempted(episodes)
     all_leaves = [leaf for episode in episodes for leaf in episode.leaves]
-    leaves = [leaf for leaf in all_leaves if leaf.twin is None]  # the policy's own attempts
+    leaves = [leaf for leaf in all_leaves if leaf.is_attempt]  # the policy's own attempts
     twins = [leaf for leaf in all_leaves if leaf.twin is not None]
     ended = [leaf for leaf in leaves if has_reward(leaf)]
     rewards = torch.tensor([leaf.reward for leaf in ended])
@@ -80,7 +99,9 @@ def describe(episodes: Sequence[Episode]) -> dict[str, float]:
     failures = sum(leaf.metrics.get("tool_failures", 0.0) for leaf in leaves)
     turns = [leaf.metrics.get("turns", 0.0) for leaf in leaves]
     components = sorted({n for leaf in ended for n in leaf.metrics if n.startswith(METRIC)})
-    by_tool = sorted({n for leaf in leaves for n in leaf.metrics if n.startswith("tools/")})
+    by_tool = sorted(
+        {n for leaf in leaves for n in leaf.metrics if n.startswith(("tools/", "agent/"))}
+    )
     return {
         "reward": float(rewards.mean()),
         "reward_std": float(spreads.mean()),
@@ -120,7 +141,11 @@ def _describe_forks(episodes: Sequence[Episode]) -> dict[str, float]:
     decided = [span.info for span in spans if "entropy_change" in span.info]
     if not decided:
         return {}
-    roots = sum(s.parent == 0 and s.author is Author.POLICY for s in spans)
+    leaves = [leaf for episode in episodes for leaf in episode.leaves]
+    if any("agent/calls" in leaf.metrics for leaf in leaves):
+        roots = sum(not leaf.metrics.get("agent/replayed") for leaf in leaves)
+    else:
+        roots = sum(s.parent == 0 and s.author is Author.POLICY for s in spans)
     sampled = _num_sampled(spans)
     in_rows = sum(_num_sampled(row.spans) for row in trajectories)
     forks = sum(info["forks"] for info in decided)
@@ -168,7 +193,7 @@ def is_dead(statuses: Iterable[str]) -> bool:
     """Whether many attempts failed and none was completed: a tool or environment is down."""
     counted = Counter(map(Status, statuses))
     fine = sum(count for status, count in counted.items() if status.is_trainable)
-    failed = counted.total() - fine - counted[Status.REPLACED]
+    failed = counted.total() - fine - counted[Status.REPLACED] - counted[Status.BASELINE]
     return not counted[Status.DONE] and failed * 4 >= max(counted.total(), 1)
 
 
@@ -179,7 +204,13 @@ def commonest_failure(episodes: Sequence[Episode], none: str = "no reason was re
 
 
 def _failures(episodes: Sequence[Episode]) -> list[str]:
-    return [s.info["error"] for e in episodes for s in e.spans if "error" in s.info]
+    """The reason of each failed attempt: in its leaf, where a program made it, else in one of its spans."""
+    found: list[str] = []
+    for episode in episodes:
+        failed = [leaf for leaf in episode.leaves if not leaf.status.is_trainable]
+        told = [leaf.info["error"] for leaf in failed if "contexts" in leaf.info]
+        found += told or [span.info["error"] for span in episode.spans if "error" in span.info]
+    return found
 
 
 def refuse_unusable(episodes: Sequence[Episode], trajectories: Sequence[Trajectory]) -> None:
@@ -189,8 +220,8 @@ def refuse_unusable(episodes: Sequence[Episode], trajectories: Sequence[Trajecto
         raise RunStopped(
             f"none of the {len(statuses)} attempts of this step came to its end; "
             f"{len(_failures(episodes))} failed, mostly: {commonest_failure(episodes)}. Nothing was trained, "
-            "and saved files are intact. Repair the environment or tool and try again; errors.log in the "
-            "run's folder has the traceback, as has span.info['traceback'], and GRAFT_DEBUG=1 prints it"
+            "and saved files are intact. Repair the environment, tool or agent and try again; errors.log in "
+            "the run's folder has the traceback, as has span.info['traceback'], and GRAFT_DEBUG=1 prints it"
         )
     leaves = [leaf for episode in episodes for leaf in episode.leaves]
     if not any(leaf.has_acted for leaf in leaves):

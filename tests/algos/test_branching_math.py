@@ -10,8 +10,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from graft.algos.credit import chain, entropy_aware, grpo, reinforce, share_over_spans
-from graft.algos.losses import balanced_clip, clip
+from graft.algos.credits.credit import chain
+from graft.algos.credits.groups import grpo
+from graft.algos.credits.returns import reinforce
+from graft.algos.credits.scaling import entropy_aware
+from graft.algos.credits.trees import share_over_spans
+from graft.algos.losses.clipped import balanced_clip, clip
 from graft.algos.presets import PRESETS, build
 from graft.algos.reductions import token, unique_tokens
 from graft.rollout.batching import to_batch, trajectories_of

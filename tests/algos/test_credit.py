@@ -7,21 +7,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from graft.algos.credit import (
-    CREDITS,
-    chain,
-    cpo,
-    discounted,
-    dr_grpo,
-    gae,
-    gae_returns,
-    grpo,
-    rebn,
-    reinforce,
-    rloo,
-    share_over_spans,
-    whiten,
-)
+from graft.algos.credits.credit import chain
+from graft.algos.credits.critic import gae, gae_returns
+from graft.algos.credits.groups import cpo, dr_grpo, grpo, rloo
+from graft.algos.credits.returns import discounted, reinforce
+from graft.algos.credits.scaling import rebn, whiten
+from graft.algos.credits.table import CREDITS
+from graft.algos.credits.trees import share_over_spans
 
 NAN = float("nan")
 MASK = [[1, 1], [0, 1], [1, 0]]
@@ -87,26 +79,39 @@ def test_cpo_keeps_the_groups_apart(toy_batch):
     check(cpo()(batch.zeros(), batch)[:, 0], [0, -half, half, 1, 1], atol=1e-5)
 
 
-@pytest.mark.parametrize("credit", [grpo(eps=0.0), dr_grpo(), rloo()])
-def test_a_group_of_one_keeps_its_reward(toy_batch, credit):
-    batch = toy_batch(reward=[0.7, 1, 0], group=[1, 0, 0])
+ALONE = ["dr_grpo", "rloo", "opo", "gpg", "grpo_passk", "pass_at_k", "treerpo", "maxrl"]
+ALONE += ["optimal_token_baseline"]
+GROUPED = ["grpo", "cpo", "gigpo", *ALONE]
+"""Credits that compare the leaves of a group; the first two divide by a std of 1 where there is one."""
+
+
+@pytest.mark.parametrize("credit", [grpo(eps=0.0), *(CREDITS[name]() for name in ALONE)])
+def test_a_group_of_one_keeps_its_reward(full_batch, credit):
+    batch = full_batch(reward=[0.7, 1, 0], group=[1, 0, 0])
     check(credit(batch.zeros(), batch)[0], [0.7, 0.7], atol=1e-6)
 
 
-@pytest.mark.parametrize("credit", [grpo(), grpo(unbiased=True), dr_grpo(), rloo()])
-@pytest.mark.parametrize("reward", [-0.1, 0.1, 0.3])
-def test_a_flat_group_has_advantage_zero_to_the_bit(toy_batch, credit, reward):
-    batch = toy_batch(reward=[reward] * 7)
+@pytest.mark.parametrize("name", GROUPED)
+@pytest.mark.parametrize("reward", [0.1, 0.3])
+def test_a_flat_group_has_advantage_zero_to_the_bit(full_batch, name, reward):
+    credit = CREDITS[name]()
+    batch = full_batch(reward=[reward] * 7)
     assert credit(batch.zeros(), batch).abs().max().item() == 0
 
 
-@pytest.mark.parametrize("name", ["grpo", "dr_grpo", "rloo"])
-def test_a_leaf_of_two_rows_counts_once_in_its_group(toy_batch, name):
+@pytest.mark.parametrize("name", GROUPED)
+def test_a_leaf_of_two_rows_counts_once_in_its_group(full_batch, name):
     credit = CREDITS[name]()
-    apart = toy_batch(reward=[1, 0, 0])
-    spread = toy_batch(reward=[1, 1, 0, 0], leaf=[5, 5, 2, 8])
+    apart = full_batch(reward=[1, 0, 0])
+    spread = full_batch(
+        reward=[1, 1, 0, 0],
+        leaf=[5, 5, 2, 8],
+        mask=[[1, 0], [0, 1], [1, 1], [1, 1]],  # as many trained tokens as apart
+        turns=[[0, -1], [-1, 0], [0, 0], [0, 0]],
+        rewards=[[0, 0], [0, 1], [0, 0], [0, 0]],
+    )
     want = credit(apart.zeros(), apart)
-    check(credit(spread.zeros(), spread), want[[0, 0, 1, 2]].tolist(), atol=1e-6)
+    check(credit(spread.zeros(), spread), (want[[0, 0, 1, 2]] * spread.mask).tolist(), 1e-6)
 
 
 def test_discounted_gives_every_token_the_return_of_its_turn(toy_batch):
@@ -293,8 +298,8 @@ def test_chain_clears_what_a_careless_credit_wrote_outside_the_mask(toy_batch):
 
 
 @pytest.mark.parametrize("name", CREDITS)
-def test_masked_tokens_stay_zero(toy_batch, name):
-    batch = toy_batch(
+def test_masked_tokens_stay_zero(full_batch, name):
+    batch = full_batch(
         reward=[1, 2, 4],
         mask=[[1, 0, 1], [0, 1, 0], [0, 0, 0]],
         values=[[0.3, NAN, 0.1], [NAN, 0.5, NAN], [NAN, NAN, NAN]],
@@ -307,14 +312,14 @@ def test_masked_tokens_stay_zero(toy_batch, name):
 
 
 @pytest.mark.parametrize("name", CREDITS)
-def test_a_batch_without_trained_tokens_gives_zeros(toy_batch, name):
-    batch = toy_batch(reward=[1, 2, 4], mask=[[0, 0]] * 3, values=[[0.0, 0.0]] * 3)
+def test_a_batch_without_trained_tokens_gives_zeros(full_batch, name):
+    batch = full_batch(reward=[1, 2, 4], mask=[[0, 0]] * 3, values=[[0.0, 0.0]] * 3)
     check(chain(reinforce(), CREDITS[name]())(batch.zeros(), batch), [[0, 0]] * 3)
 
 
 @settings(max_examples=25, deadline=None)
 @given(data=st.data(), name=st.sampled_from(sorted(CREDITS)))
-def test_permuting_rows_permutes_advantages(toy_batch, data, name):
+def test_permuting_rows_permutes_advantages(full_batch, data, name):
     rows, columns = data.draw(st.integers(1, 6)), 3
     numbers = st.integers(-4, 4).map(float)
 
@@ -323,8 +328,9 @@ def test_permuting_rows_permutes_advantages(toy_batch, data, name):
             st.lists(entry, min_size=columns, max_size=columns), min_size=rows, max_size=rows
         )
 
-    batch = toy_batch(
-        reward=data.draw(st.lists(numbers, min_size=rows, max_size=rows)),
+    rewards = numbers.map(abs) if name == "maxrl" else numbers
+    batch = full_batch(
+        reward=data.draw(st.lists(rewards, min_size=rows, max_size=rows)),
         group=data.draw(st.lists(st.integers(0, 2), min_size=rows, max_size=rows)),
         truncated=data.draw(st.lists(st.booleans(), min_size=rows, max_size=rows)),
         mask=data.draw(grid(st.booleans())),
@@ -343,11 +349,11 @@ def test_permuting_rows_permutes_advantages(toy_batch, data, name):
 @given(
     rewards=st.lists(st.integers(-8, 8), min_size=2, max_size=8),
     constant=st.integers(-100, 100),
-    name=st.sampled_from(["grpo", "dr_grpo", "rloo"]),
+    name=st.sampled_from(sorted(set(GROUPED) - {"maxrl", "pass_at_k"})),
 )
-def test_adding_a_constant_to_all_rewards_changes_nothing(toy_batch, rewards, constant, name):
+def test_adding_a_constant_to_all_rewards_changes_nothing(full_batch, rewards, constant, name):
     credit = CREDITS[name]()
-    one, other = toy_batch(reward=rewards), toy_batch(reward=[r + constant for r in rewards])
+    one, other = full_batch(reward=rewards), full_batch(reward=[r + constant for r in rewards])
     torch.testing.assert_close(
         credit(one.zeros(), one), credit(other.zeros(), other), atol=1e-4, rtol=0
     )

@@ -8,22 +8,18 @@ import pytest
 import torch
 
 from graft.algos.kl import kl
-from graft.algos.losses import (
-    LOSSES,
-    cispo,
-    clip,
-    gspo,
-    reinforce,
-    sft,
-    value_loss,
-    with_entropy,
-    with_importance,
-    with_kl,
-)
+from graft.algos.losses.clipped import cispo, clip
+from graft.algos.losses.plain import reinforce, sft
+from graft.algos.losses.rows import gspo
+from graft.algos.losses.table import LOSSES
+from graft.algos.losses.terms import value_loss, with_entropy, with_kl, with_weights
 from graft.algos.shaping import kl_in_reward
+from graft.algos.weights import importance
+from tests.algos.conftest import selected
 
 NAN, INF = float("nan"), float("inf")
 LN = math.log
+WITHOUT_ADVANTAGES = {"sft", "sampled_kl", "distillation"}
 
 
 def run(loss, batch, logp, entropy=None):
@@ -170,7 +166,9 @@ def test_importance_weights_are_capped_and_carry_no_gradient(toy_batch):
         advantages=[[1, 1, 1]], logprobs=[[-2, -2, -2]], old_logprobs=[[-1.5, -1, -3]]
     )
     weights = [math.exp(0.5), 2.0, math.exp(-1)]
-    loss, metrics, grad, _ = run(with_importance(clip(), 2.0), batch, [[-1.5, -1, -3]])
+    loss, metrics, grad, _ = run(
+        with_weights(clip(), [importance(cap=2.0)]), batch, [[-1.5, -1, -3]]
+    )
     check(loss, [[-w for w in weights]])
     check(grad, [[-w for w in weights]])
     check(metrics["sampling/importance_sampling_ratio/mean"], [weights])
@@ -179,16 +177,17 @@ def test_importance_weights_are_capped_and_carry_no_gradient(toy_batch):
 
 def test_importance_without_old_logprobs_compares_the_present_policy_with_the_engine(toy_batch):
     batch = toy_batch(advantages=[[1, 1]], logprobs=[[-2, -2]], mask=[[1, 0]])
-    loss, metrics, grad, _ = run(with_importance(reinforce(), 9.0), batch, [[-1, -1]])
+    loss, metrics, grad, _ = run(
+        with_weights(reinforce(), [importance(cap=9.0)]), batch, [[-1, -1]]
+    )
     check(loss, [[math.e, 0]])
     check(grad, [[-math.e, 0]])
     check(metrics["sampling/importance_sampling_ratio/mean"], [[math.e, 0]])
 
 
-@pytest.mark.parametrize("cap", [None, 0, 0.0])
-def test_no_cap_means_no_weights(cap):
+def test_no_weights_leave_the_loss_as_it_is():
     loss = reinforce()
-    assert with_importance(loss, cap) is loss
+    assert with_weights(loss, []) is loss
 
 
 def test_kl_estimates_by_hand():
@@ -301,7 +300,7 @@ def test_importance_weighs_the_policy_term_alone_when_wrapped_innermost(toy_batc
     batch = toy_batch(
         advantages=[[1.0]], logprobs=[[-3.0]], old_logprobs=[[-1.0]], ref_logprobs=[[-2.0]]
     )
-    loss = with_entropy(with_kl(with_importance(clip(), 2.0), 0.1, "k2"), 0.01)
+    loss = with_entropy(with_kl(with_weights(clip(), [importance(cap=2.0)]), 0.1, "k2"), 0.01)
     got, _, _, _ = run(loss, batch, [[-1.0]], [[3.0]])
     check(got, [[-2.0 + 0.1 * 0.5 - 0.01 * 3]])
 
@@ -342,16 +341,20 @@ def test_garbage_at_masked_tokens_changes_nothing(toy_batch, name, old, garbage)
         "advantages": dirty([[1.0, 2.0, -1.0]] * 3),
         "logprobs": dirty([[-1.0, -2.0, -1.0]] * 3),
         "ref_logprobs": dirty([[-1.0, -2.0, -1.5]] * 3),
+        "teacher_logprobs": dirty([[-1.4, -1.0, -0.5]] * 3),
+        "divergences": dirty([[0.4, 0.1, 0.2]] * 3),
         "old_logprobs": dirty([[-1.0, -2.0, -1.2]] * 3) if old else None,
     }
-    loss = with_entropy(with_kl(with_importance(LOSSES[name](), 2.0), 0.1), 0.01)
+    policy = LOSSES[name]()
+    loss = with_entropy(with_kl(with_weights(policy, [importance(cap=2.0)]), 0.1), 0.01)
     logp, entropy = [[-1.1, -2.1, -1.0]] * 3, [[0.3, 0.2, 0.1]] * 3
-    got = run(loss, toy_batch(**fields), dirty(logp).tolist(), dirty(entropy).tolist())
+    batch = selected(policy, toy_batch(**fields))
+    got = run(loss, batch, dirty(logp).tolist(), dirty(entropy).tolist())
     clean = {**fields}
-    for key in ("advantages", "logprobs", "ref_logprobs", "old_logprobs"):
+    for key in fields.keys() - {"mask"}:
         if clean[key] is not None:
             clean[key] = clean[key].nan_to_num(0.0, 0.0, 0.0).clamp(min=-9)
-    want = run(loss, toy_batch(**clean), logp, entropy)
+    want = run(loss, selected(policy, toy_batch(**clean)), logp, entropy)
     kept = torch.tensor(mask, dtype=torch.bool)
     for mine, theirs in ((got[0], want[0]), (got[2], want[2]), (got[3], want[3])):
         torch.testing.assert_close(mine, theirs)
@@ -361,17 +364,18 @@ def test_garbage_at_masked_tokens_changes_nothing(toy_batch, name, old, garbage)
         assert metric.isfinite().all() and not metric.requires_grad, key
 
 
-@pytest.mark.parametrize("name", ["clip", "gspo", "cispo"])
+@pytest.mark.parametrize("name", sorted(LOSSES.keys() - WITHOUT_ADVANTAGES - {"dro", "reinforce"}))
 def test_a_token_whose_ratio_explodes_does_not_end_the_run(toy_batch, name):
     batch = toy_batch(advantages=[[0.0, -1.0]], old_logprobs=[[-200.0, -200.0]])
-    loss, _, grad, _ = run(LOSSES[name](), batch, [[-1.0, -1.0]])
+    loss, _, grad, _ = run(LOSSES[name](), selected(LOSSES[name](), batch), [[-1.0, -1.0]])
     assert loss.isfinite().all() and grad.isfinite().all()
 
 
-@pytest.mark.parametrize("name", ["reinforce", "clip", "gspo", "cispo"])
+@pytest.mark.parametrize("name", sorted(LOSSES.keys() - WITHOUT_ADVANTAGES))
 def test_a_policy_loss_without_advantages_is_an_error(toy_batch, name):
     with pytest.raises(ValueError, match=r"advantages is None.*credit"):
-        run(LOSSES[name](), toy_batch(reward=[1]), [[-1, -1]])
+        batch = toy_batch(reward=[1])
+        run(LOSSES[name](), batch.replace(selected=batch.mask), [[-1, -1]])
 
 
 def test_ranges_that_make_no_sense_are_refused():

@@ -8,15 +8,19 @@ from __future__ import annotations
 
 import warnings
 from collections import defaultdict
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
 import torch
 
-from graft.algos.credit import grpo, rloo
-from graft.algos.losses import cispo, clip, gspo, with_entropy, with_importance, with_kl
+from graft.algos.credits.groups import grpo, rloo
+from graft.algos.losses.clipped import cispo, clip
+from graft.algos.losses.rows import gspo
+from graft.algos.losses.terms import with_entropy, with_kl, with_weights
 from graft.algos.masked import masked_mean
 from graft.algos.reductions import constant, sequence, token
+from graft.algos.weights import importance
 
 pytestmark = [pytest.mark.peer, pytest.mark.slow]  # importing TRL alone takes seconds
 ROWS, COLUMNS = 4, 6
@@ -56,20 +60,27 @@ def numbers(toy_batch):
     return batch, logp, draw(), adv_N
 
 
-def trl_loss(trl_module, numbers, **settings):
+def trl_loss(trl_module, numbers, trainer_class=None, **settings):
     batch, logp, entropy, adv_N = numbers
     logp = logp.clone().requires_grad_()
     entropy = entropy.clone().requires_grad_()
     metrics = defaultdict(lambda: defaultdict(list))
     cap = settings.pop("cap", None)
+    given = ("delta", "use_bias_correction_kl", "sapo_temperature_pos", "sapo_temperature_neg")
     args = SimpleNamespace(
-        delta=settings.pop("delta", None), use_bias_correction_kl=False, steps_per_generation=1
+        steps_per_generation=1,
+        **{name: settings.pop(name, None) for name in given},
+        vespo_k_pos=2.0,
+        vespo_lambda_pos=3.0,
+        vespo_k_neg=3.0,
+        vespo_lambda_neg=2.0,
     )
     accelerator = SimpleNamespace(
         num_processes=1,
         sync_gradients=False,
         gather=lambda x: x,
         gather_for_metrics=lambda x: x,
+        pad_across_processes=lambda x, **_: x,
         reduce=lambda x, reduction: x,
     )
     defaults = {
@@ -80,6 +91,8 @@ def trl_loss(trl_module, numbers, **settings):
         "epsilon_high": 0.2,
         "entropy_coef": 0.0,
         "max_completion_length": 16,
+        "top_entropy_quantile": 1.0,
+        "off_policy_mask_threshold": None,
     }
     options = {**defaults, **settings}
     trainer = SimpleNamespace(
@@ -88,8 +101,6 @@ def trl_loss(trl_module, numbers, **settings):
         accelerator=accelerator,
         model=SimpleNamespace(training=True),
         current_gradient_accumulation_steps=1,
-        top_entropy_quantile=1.0,
-        off_policy_mask_threshold=None,
         aux_loss_enabled=False,
         use_adaptive_entropy=False,
         use_vllm=cap is not None,
@@ -98,7 +109,13 @@ def trl_loss(trl_module, numbers, **settings):
         _metrics=metrics,
         _get_per_token_logps_and_entropies=lambda *_, **__: (logp, entropy, None),
     )
-    ids = torch.zeros(ROWS, COLUMNS, dtype=torch.long)
+    kind = trainer_class or trl_module.GRPOTrainer
+    trainer.get_off_policy_mask, trainer.get_gamma_weights = (
+        trl_module.GRPOTrainer.get_off_policy_mask,
+        trl_module.GRPOTrainer.get_gamma_weights,
+    )
+    trainer.get_high_entropy_mask = partial(trl_module.GRPOTrainer.get_high_entropy_mask, trainer)
+    ids = torch.zeros_like(logp, dtype=torch.long)
     inputs = {
         "prompt_ids": ids[:, :1],
         "prompt_mask": ids[:, :1],
@@ -108,12 +125,13 @@ def trl_loss(trl_module, numbers, **settings):
         "old_per_token_logps": batch.old_logprobs,
         "ref_per_token_logps": batch.ref_logprobs,
         "num_items_in_batch": batch.mask.sum().float(),
+        "sampling_per_token_logps": batch.logprobs,
     }
     if cap is not None:
         inputs["importance_sampling_ratio"] = (
             (batch.old_logprobs - batch.logprobs).exp().clamp(max=cap)
         )
-    loss = trl_module.GRPOTrainer._compute_loss(trainer, None, inputs)
+    loss = kind._compute_loss(trainer, None, inputs)
     loss.backward()
     logged = {key: values[-1] for key, values in metrics["train"].items()}
     return loss.detach(), logp.grad, entropy.grad, logged
@@ -144,7 +162,7 @@ CASES = {
     # TRL's epsilon_high for CISPO is the largest weight itself
     "cispo": (cispo(1.0, 0.3), token(), {"loss_type": "cispo", "epsilon_high": 1.3}),
     "importance": (
-        with_kl(with_importance(clip(), 1.2), 0.1),
+        with_kl(with_weights(clip(), [importance(cap=1.2)]), 0.1),
         token(),
         {"loss_type": "bnpo", "cap": 1.2, "beta": 0.1},
     ),

@@ -7,27 +7,33 @@ import types
 import pytest
 import torch
 
-from graft.algos.credit import CREDITS
-from graft.algos.presets import PRESETS, Preset, build, make
+from graft.algos.credits.table import CREDITS
+from graft.algos.parts import make
+from graft.algos.presets import PRESETS, Preset, build, prepare_of
 from graft.registry import UnknownName
 
 
 @pytest.mark.parametrize("name", PRESETS)
-def test_every_preset_takes_a_finite_step_on_a_toy_batch(toy_batch, name):
+def test_every_preset_takes_a_finite_step_on_a_toy_batch(full_batch, name):
     preset = PRESETS[name]
-    shape, credit, loss, reduce = build(name)
-    batch = toy_batch(
+    if name == "pass_at_k":  # the batch has three attempts
+        preset = dataclasses.replace(preset, credit=(("pass_at_k", {"k": 2}),))
+    shape, credit, loss, reduce = build(preset)
+    batch = full_batch(
         reward=[1, 0, 0],
         mask=[[1, 1], [0, 1], [1, 0]],
         values=[[0.1, 0.2]] * 3 if preset.needs_critic else None,
         ref_logprobs=[[-1.0, -1.0]] * 3 if preset.kl_coef else None,
+        teacher_logprobs=[[-0.5, -0.5]] * 3,
     )
     batch = shape(batch)
     batch = batch.replace(advantages=credit(batch.zeros(), batch))
     if preset.returns is not None:
         returns = make(preset.returns, CREDITS, "credit")(batch.zeros(), batch)
         batch = batch.replace(returns=returns)
+    batch = prepare_of(preset)(batch)
     logp = torch.full((3, 2), -1.0, requires_grad=True)
+    batch = batch.replace(divergences=(logp + 0.5).square())  # least where the teacher is
     loss_NT, metrics = loss(logp, torch.ones(3, 2), batch)
     (loss_NT * reduce(batch)).sum().backward()
     assert logp.grad is not None and logp.grad.isfinite().all()

@@ -7,8 +7,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from graft.algos.losses import LOSSES, with_entropy, with_kl
+from graft.algos.losses.table import LOSSES
+from graft.algos.losses.terms import with_entropy, with_kl, with_weights
 from graft.algos.reductions import constant, sequence, token, turn_starts, written_tokens
+from graft.algos.weights import WEIGHTS, whole_batch
+from tests.algos.conftest import selected
 
 MASK = [[1, 1, 1], [0, 1, 0], [0, 0, 0]]
 
@@ -68,8 +71,10 @@ def test_loss_gradient_and_metrics_do_not_depend_on_the_split_into_micro_batches
         mask=mask, advantages=draw() - 0.5, old_logprobs=-draw(), ref_logprobs=-draw()
     )
     logp, entropy = -draw(), draw()
-    loss = LOSSES[data.draw(st.sampled_from(sorted(LOSSES)))]()
-    loss = with_entropy(with_kl(loss, 0.1), 0.01)
+    policy = LOSSES[data.draw(st.sampled_from(sorted(LOSSES)))]()
+    weights = [WEIGHTS[name]() for name in data.draw(st.lists(st.sampled_from(sorted(WEIGHTS))))]
+    loss = with_entropy(with_kl(with_weights(policy, weights), 0.1, corrected=True), 0.01)
+    batch = whole_batch(tuple(weights))(selected(policy, batch))
     reduction = data.draw(st.sampled_from([token(), sequence(), constant(7)]))
     weights_NT, mean_NT = reduction(batch), token()(batch)
     order = torch.tensor(data.draw(st.permutations(range(rows))))

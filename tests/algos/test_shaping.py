@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from graft.algos.credit import discounted, reinforce
+from graft.algos.credits.returns import discounted, reinforce
 from graft.algos.shaping import kl_in_reward, mask_truncated, overlong, shape_in_turn
 
 NAN = float("nan")

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from graft.algos.credit import grpo
+from graft.algos.credits.groups import grpo
 from graft.engine.errors import EngineError
 from graft.engine.native.engine import NativeEngine
 from graft.envs import make

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from graft.actions.actions import load_actions
-from graft.algos.credit import cpo
+from graft.algos.credits.groups import cpo
 from graft.engine.native.engine import NativeEngine
 from graft.envs import make
 from graft.models.decoder import Decoder

@@ -9,9 +9,9 @@ from graft.envs import make
 from graft.evaluate.run import evaluate_checkpoints
 from graft.rollout.collector import RolloutRequest, SyncCollector
 from graft.train.build import build_run
-from graft.train.episode_groups import groups_of, rewards_by_group
 from graft.train.memory.workload import smallest_pool
 from graft.train.phases.evaluation import by_group, mean_reward, overall, passed
+from graft.train.rollouts.episode_groups import groups_of, rewards_by_group
 from graft.types import Episode, Leaf, Sampling, Status, Task
 from tests.train.test_mix import recipe
 from tests.training import train_recipe

@@ -12,10 +12,11 @@ from graft.models.critic import Critic
 from graft.models.decoder import Decoder
 from graft.models.shape import ModelShape
 from graft.rollout.batching import to_batch, trajectories_of
-from graft.train import learner as learner_module
-from graft.train.learner import Learner, _high
+from graft.train import step_totals as totals_module
+from graft.train.learner import Learner
 from graft.train.learner_build import sft_rate_plan
 from graft.train.optimizer import NonFinite, Optimizer, schedule
+from graft.train.step_totals import high
 from tests.trees import group, random_tree
 
 SHAPE = ModelShape(vocab_size=30, width=32, layers=2, heads=4, kv_heads=2, head_dim=16, ff=48)
@@ -200,10 +201,10 @@ def test_bf16_gradients_are_summed_in_fp32_and_given_up():
 def test_the_high_gap_leaves_one_token_in_a_thousand_above_it():
     gaps = torch.rand(5000, generator=torch.Generator().manual_seed(0))
     untrained = -torch.ones(700)
-    high = _high([gaps[:1000], untrained, gaps[1000:]], 5000)
-    assert int((gaps > high).sum()) == 5
-    assert _high([gaps[:999], untrained], 999) == float(gaps[:999].max())
-    assert _high([untrained], 0) == 0.0
+    most = high([gaps[:1000], untrained, gaps[1000:]], 5000)
+    assert int((gaps > most).sum()) == 5
+    assert high([gaps[:999], untrained], 999) == float(gaps[:999].max())
+    assert high([untrained], 0) == 0.0
 
 
 def test_the_gap_to_the_engine_is_reported_over_all_micro_batches():
@@ -230,13 +231,13 @@ def test_the_host_never_waits_between_micro_batches(dtype: torch.dtype, monkeypa
     optimizer = Optimizer([policy], lr=1e-2, schedule=schedule("constant", 0, 1, 0.0))
     learner = Learner(policy, optimizer, loss, reduction, tokens_per_micro=60)
     learner.update(rows, batch)  # kernels are compiled, tables made
-    read = learner_module._read
+    read = totals_module._read
 
     def read_at_last(reports):
         torch.cuda.set_sync_debug_mode("default")
         return read(reports)
 
-    monkeypatch.setattr(learner_module, "_read", read_at_last)
+    monkeypatch.setattr(totals_module, "_read", read_at_last)
     torch.cuda.set_sync_debug_mode("error")
     try:
         learner.update(rows, batch)

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from graft.algos.losses import reinforce, sft, with_entropy, with_kl
+from graft.algos.losses.plain import reinforce, sft
+from graft.algos.losses.terms import with_entropy, with_kl
 from graft.algos.reductions import token
 from graft.models.action_rows import ActionRows
 from graft.models.critic import Critic

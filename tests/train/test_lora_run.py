@@ -21,11 +21,11 @@ from graft.models.lora.training import ADAPTER, TARGETS, num_trained
 from graft.models.shape import ModelShape
 from graft.rollout.batching import to_batch, trajectories_of
 from graft.train.build import build_run
-from graft.train.engine_check import check_served
 from graft.train.learner_build import make_learner, sft_learner
 from graft.train.memory.device_memory import DeviceMemory
 from graft.train.memory.plan import plan_memory
 from graft.train.model import load_tokenizer, new_shape
+from graft.train.rollouts.engine_check import check_served
 from graft.train.run_dir.checkpoint import ADAPTER_FOLDER, checkpoints
 from graft.train.run_dir.folder import RunStopped
 from graft.types import Task, Trajectory

@@ -596,7 +596,7 @@ def test_under_torchrun_the_cause_is_first_and_torchrun_names_it_too(tmp_path):
         env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[2])},
     )
     assert done.returncode == 1
-    assert done.stdout.split("\n")[:2] == ["[0, 1]", "[0, 1]"]
+    assert done.stdout.count("[0, 1]") == 2  # two processes write to one pipe, maybe to one line
     graft = [line for line in done.stderr.splitlines() if line.startswith("graft: ")]
     assert graft[0].startswith("graft: rank 1 of 2 on ")
     assert graft[0].endswith("failed: ValueError: no such recipe")

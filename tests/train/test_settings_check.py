@@ -51,9 +51,9 @@ def test_one_attempt_is_fine_where_they_are_not(algo):
 
 def test_a_credit_of_the_recipe_counts_and_not_the_presets():
     assert verdicts("rollout.samples=1", "algo.credit=[reinforce, whiten]") == []
-    own = "algo.credit=[{graft.algos.credit:rloo: {}}]"
+    own = "algo.credit=[{graft.algos.credits.groups:rloo: {}}]"
     ((verdict, text),) = verdicts("rollout.samples=1", "algo.name=reinforce", own)
-    assert verdict == FAIL and "graft.algos.credit:rloo" in text
+    assert verdict == FAIL and "graft.algos.credits.groups:rloo" in text
 
 
 @pytest.mark.parametrize(

@@ -43,9 +43,10 @@ from graft.train.distributed.process_group import ALONE
 from graft.train.distributed.process_group import ProcessGroup as Run
 from graft.train.learner import Learner
 from graft.train.optimizer import Optimizer, schedule
-from graft.train.rollout_engine import engine_tp, refuse_engine_group
+from graft.train.rollouts.rollout_engine import engine_tp, refuse_engine_group
 from graft.train.run_dir.checkpoint import Checkpoint
 from graft.train.sft import held_out_scores
+from graft.train.step_totals import IS_EXACT
 from graft.types import Task, Trajectory
 from tests.processes import Processes
 from tests.train.test_learner_actions import SHAPE, call_rows, table
@@ -400,7 +401,7 @@ def assert_same_curve(ours: Path, theirs: Path, near: float, steps: int = 20) ->
         assert own.keys() == found.keys()
         where = f"{own['phase']} step {own['step']}"
         for name, value in own.items():
-            if any(word in name for word in TIMED):
+            if any(word in name for word in TIMED) or name == IS_EXACT:
                 continue
             if not isinstance(value, float):
                 assert found[name] == value, f"{where}: {name}"
@@ -481,6 +482,10 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 def test_warm_up_and_20_steps_of_grpo_have_the_same_curve(single, runs, layout: str):
     assert_same_curve(single, runs[layout], near=1e-4)
     assert_same_weights(single, runs[layout], near=1e-4)
+    assert {line[IS_EXACT] for line in metrics(single) if IS_EXACT in line} == {1.0}
+    # a matrix that is split over processes, in the learner or in the engine, is added in another order
+    is_exact = layout == "replicas"
+    assert {line[IS_EXACT] for line in metrics(runs[layout]) if IS_EXACT in line} == {is_exact}
 
 
 @pytest.mark.slow

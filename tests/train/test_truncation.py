@@ -10,8 +10,8 @@ import pytest
 
 from graft.config import Config, ConfigError, check
 from graft.models.truncation import Truncation
-from graft.train.learner import SAMPLING_GAP
-from graft.train.truncation import refuse_truncation, truncation_of
+from graft.train.rollouts.truncation import refuse_truncation, truncation_of
+from graft.train.step_totals import SAMPLING_GAP
 from tests.training import train_recipe
 
 SIZES = {"width": 32, "layers": 1, "heads": 2, "kv_heads": 1, "head_dim": 16, "ff": 32}

@@ -27,7 +27,7 @@ def independent(samples: int | None) -> Branch:
         attempts = [await builder.attempt() for _ in range(count)]
         await concurrently(lambda one: one.finish(), attempts)
 
-    branch.plays_matches = True  # pyright: ignore[reportFunctionMemberAccess]
+    branch.plays_matches = branch.runs_programs = True  # pyright: ignore[reportFunctionMemberAccess]
     return branch
 
 
@@ -46,5 +46,6 @@ BRANCHES: dict[str, Callable[..., Branch] | str] = {
     "independent": independent,
     "arpo": "graft.rollout.branches.entropy:arpo",
     "aepo": "graft.rollout.branches.entropy:aepo",
+    "greedy_baseline": "graft.rollout.branches.greedy:greedy_baseline",
     "counterfactual": "graft.rollout.branches.counterfactual:Counterfactual",
 }

@@ -21,10 +21,11 @@ import asyncio
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 from graft.rollout.branches.arpo_faithful import FaithfulBranching
 from graft.rollout.branches.branch import Branch
+from graft.rollout.branches.program_forks import ProgramTree
 from graft.rollout.branches.uncertainty import (
     ForkRule,
     first_decisions,
@@ -43,9 +44,11 @@ class Branching:
     """The branch of a rule."""
 
     rule: ForkRule
+    runs_programs: ClassVar[bool] = True
 
     async def __call__(self, builder: EpisodeBuilder) -> None:
-        await _Tree(self.rule, builder).grow()
+        tree = _Tree if builder.programs is None else ProgramTree
+        await tree(self.rule, builder).grow()
 
 
 @dataclass(slots=True)

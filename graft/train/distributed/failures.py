@@ -22,9 +22,9 @@ from typing import NoReturn
 import torch.distributed as dist
 
 from graft.deadlines import Wait, skip_frames_in, within
-from graft.masking import mask
 from graft.train.distributed.heartbeat import ProcessesLost, ProcessFailure, RankHeartbeat
 from graft.train.distributed.rank_status import name_ranks
+from graft.trust.masking import mask
 
 skip_frames_in(__file__)
 

@@ -28,7 +28,6 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from graft.deadlines import Watchdog, skip_frames_in, waiting
 from graft.engine.engine_group import EngineGroup
-from graft.restricted_pickle import dumps, loads
 from graft.train.distributed.failures import FailureHandler, describe, is_broken_link, to_stderr
 from graft.train.distributed.heartbeat import (
     ProcessesLost,
@@ -37,6 +36,7 @@ from graft.train.distributed.heartbeat import (
     launch_variable,
 )
 from graft.train.distributed.stores import keep_local
+from graft.trust.restricted_pickle import dumps, loads
 
 skip_frames_in(__file__)
 
@@ -112,7 +112,7 @@ class ProcessGroup:
     # collective operations
 
     def gather(self, value: Any, what: str) -> list[Any]:
-        """The values of all ranks, by rank: data, as in `graft.restricted_pickle`."""
+        """The values of all ranks, by rank: data, as in `graft.trust.restricted_pickle`."""
         if self._heartbeat is None:
             return [value]
         with self.together(what):
@@ -297,7 +297,8 @@ class ProcessGroup:
         self._failures = failures = FailureHandler(heartbeat, self._release)
         heartbeat.on_failure = failures.on_failure
         heartbeat.on_late = failures.on_late if self.device.type == "cuda" else None
-        keep_local()
+        if (warning := keep_local()) and self.is_first:
+            note(f"warning: {warning}")
         with self.together("the connections between the processes"):
             dist.init_process_group(
                 self._backend,

@@ -10,13 +10,14 @@ from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsa
 
 from graft.http import is_loopback
 from graft.serving.listening import listening
+from graft.trust.restricted_pickle import SECRET
 
 
 def open_store(host: str, port: int, timeout: timedelta) -> TCPStore:
     """A store that listens on the address of `host`; port 0 takes a free one.
 
     The store knows no users: nothing that is read from it, or from connections that are made through it,
-    is executed (`graft.restricted_pickle`).
+    is executed (`graft.trust.restricted_pickle`).
     """
     fd: int | None = None
     try:
@@ -31,9 +32,18 @@ def open_store(host: str, port: int, timeout: timedelta) -> TCPStore:
     )
 
 
-def keep_local() -> None:
-    """Have gloo listen on the loopback interface where all processes are on this machine."""
+def keep_local() -> str:
+    """Have gloo listen on the loopback interface where all processes are on this machine.
+
+    Where they are not, and share no secret: a warning.
+    """
     is_here = is_loopback(os.environ.get("MASTER_ADDR"))
     is_whole = os.environ.get("LOCAL_WORLD_SIZE", "") == os.environ.get("WORLD_SIZE", "?")
-    if sys.platform == "linux" and is_here and is_whole:
+    if is_here and is_whole and sys.platform == "linux":
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    if is_here or is_whole or os.environ.get(SECRET):
+        return ""
+    return (
+        f"the processes of this run are on several machines and {SECRET} is not set: whoever reaches their "
+        f"ports can send them messages (data only, no code). Set {SECRET} to one random text on all machines"
+    )

@@ -1,4 +1,8 @@
-"""The models of `rollout.frozen` as far as memory is concerned: each has weights and a KV pool of its own."""
+"""Frozen models beside the policy, as far as memory is concerned.
+
+rollout.frozen     players of a game: weights and a KV pool of their own
+distill.teacher    teachers in this process: weights
+"""
 
 from __future__ import annotations
 
@@ -16,6 +20,27 @@ def frozen_shapes(config: Config, policy: ModelShape) -> dict[str, ModelShape]:
     if config.cluster.address:
         return {}
     return {seat: _shape_of(name, policy) for seat, name in config.rollout.frozen.items()}
+
+
+def is_server(teacher: str) -> bool:
+    """Whether a teacher is the address of a server."""
+    return teacher.startswith(("http://", "https://"))
+
+
+def teacher_paths(config: Config) -> dict[str, str]:
+    """The teachers that are other models in this process, by name."""
+    if not config.train.steps:
+        return {}
+    own = ("policy", REFERENCE)
+    found = config.distill.teachers.items()
+    return {name: value for name, value in found if value not in own and not is_server(value)}
+
+
+def teacher_shapes(config: Config, policy: ModelShape) -> dict[str, ModelShape]:
+    """Their shapes; a model that several names share is loaded once."""
+    paths = teacher_paths(config)
+    first = {value: name for name, value in reversed(paths.items())}
+    return {name: _shape_of(value, policy) for value, name in first.items()}
 
 
 def _shape_of(name: str, policy: ModelShape) -> ModelShape:

@@ -43,7 +43,7 @@ from graft.train.memory.footprint import (
     optimizer_state_bytes,
     sums_in_place,
 )
-from graft.train.memory.frozen_shapes import frozen_shapes
+from graft.train.memory.frozen_shapes import REFERENCE, frozen_shapes, teacher_shapes
 from graft.train.memory.workload import (
     largest_micro,
     page_size,
@@ -115,12 +115,15 @@ class RunSizes:
     memory: DeviceMemory
     frozen: Mapping[str, ModelShape]
     """The models of `rollout.frozen`, by seat."""
+    taught: Mapping[str, ModelShape]
+    """The models of `distill.teacher` in this process, by name."""
 
     @classmethod
     def of(
         cls, config: Config, shape: ModelShape, dtype: torch.dtype, memory: DeviceMemory
     ) -> RunSizes:
-        return cls(config, shape, dtype, memory, frozen_shapes(config, shape))
+        others = frozen_shapes(config, shape), teacher_shapes(config, shape)
+        return cls(config, shape, dtype, memory, *others)
 
     @property
     def kv_token(self) -> int:
@@ -138,6 +141,7 @@ class RunSizes:
             *(self._split(params) if memory.ways > 1 else self._whole(params, when)),
             *self._engine_copy(params),
             *self._frozen_players(kv_tokens),
+            *self._teachers(),
             MemoryItem("KV pool", kv_tokens * self.kv_token, "always", "engine.kv_tokens"),
             MemoryItem("runtime", RUNTIME.get(memory.device.type, RUNTIME["cuda"]), "always", ""),
         ]
@@ -147,6 +151,8 @@ class RunSizes:
             # a part of a split one is fp32, like the policy's
             held = params * dtype.itemsize if memory.ways == 1 else 4 * params // memory.ways
             key = "algo.kl_coef" if has_reference(config) else "sft.kl_coef"
+            if REFERENCE in config.distill.teachers.values():
+                key = "distill.teacher"
             items.append(MemoryItem("reference", held, "always", key))
         if preset.needs_critic and config.train.steps:
             copies = 2  # one backward pass through both graphs
@@ -197,6 +203,15 @@ class RunSizes:
             held = num_parameters(shape) * self.dtype.itemsize
             held += kv_tokens * kv_bytes(shape, self.dtype)
             yield MemoryItem(f"frozen {seat}", held, "always", "rollout.frozen")
+
+    def _teachers(self) -> Iterator[MemoryItem]:
+        """Weights of frozen models that score; split over processes as the policy is."""
+        memory, size = self.memory, self.dtype.itemsize
+        for name, shape in self.taught.items():
+            params = num_parameters(shape)
+            held = params * size if memory.ways == 1 else 4 * params // memory.ways
+            label = "teacher" if name == "teacher" else f"teacher {name}"
+            yield MemoryItem(label, held, "always", "distill.teacher")
 
     def _whole(self, params: int, when: When) -> Iterator[MemoryItem]:
         """Weights, optimizer state and gradients of one process that holds all."""
@@ -340,16 +355,17 @@ def _remedies(config: Config) -> Iterator[tuple[str, dict[str, object]]]:
         name = f"rollout.max_context={rollout.max_context} to {context}"
         yield name, {"rollout.max_context": context}
         context //= 2
-    if has_reference(config) and not config.lora.rank:
+    if _kl_coef(config) and has_reference(config) and not config.lora.rank:
         name = f"algo.kl_coef={_kl_coef(config)} to 0 (no reference model)"
         yield name, {"algo.kl_coef": 0.0}
 
 
 def has_reference(config: Config) -> bool:
-    """Whether a KL term, in the loss or in the rewards, needs a reference model."""
+    """Whether a KL term, in the loss or in the rewards, or a teacher is the reference model."""
     shaping = resolve_preset(config.algo.name).shaping
     is_in_reward = any(part[0] == "kl_in_reward" for part in shaping)
-    return bool(config.train.steps and (_kl_coef(config) or is_in_reward))
+    is_teacher = REFERENCE in config.distill.teachers.values()
+    return bool(config.train.steps and (_kl_coef(config) or is_in_reward or is_teacher))
 
 
 def _kl_coef(config: Config) -> float:

@@ -23,7 +23,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from graft.algos.losses import Loss
+from graft.algos.batch import Batch
+from graft.algos.losses.loss import Loss
 from graft.models.tree.forest import Forest
 from graft.rollout.batching import to_batch, trajectories_of
 from graft.text.chat import Chat
@@ -297,7 +298,12 @@ class DryRunOptimizer:
         return {"grad_norm": norm}
 
 
-def micro(learner: Learner, rows: Sequence[Trajectory], loss: Loss) -> Check:
+def micro(
+    learner: Learner,
+    rows: Sequence[Trajectory],
+    loss: Loss,
+    prepare: Callable[[Batch], Batch] = lambda batch: batch,
+) -> Check:
     """Whether loss and gradient of these rows are the same in one micro-batch and row by row.
 
     Advantages are artificial, from -1 to 1 over the rows: real ones may be 0 and prove nothing.
@@ -311,6 +317,14 @@ def micro(learner: Learner, rows: Sequence[Trajectory], loss: Loss) -> Check:
     batch = batch.replace(advantages=row_N[:, None].expand_as(batch.logprobs).contiguous())
     if learner.policy.shape.extra:
         batch = batch.replace(is_vocab_token=batch.actions < learner.policy.shape.vocab_size)
+    if learner.needs_old or learner.old_is_engine:
+        batch = batch.replace(old_logprobs=batch.logprobs)
+    if learner.teachers is not None:
+        batch = batch.replace(**learner.teachers.annotate(learner, rows, batch))
+    batch = prepare(batch)
+    # a teacher may be the reference; without a step nothing has to be merged
+    unused: dict[str, Any] = {"reference": None, "lora": None, "anchor": None}
+    unused = {} if learner.teachers is not None else unused
     dry_run: Any = DryRunOptimizer(learner.optimizer)
 
     def measure(budget: int) -> dict[str, float]:
@@ -321,12 +335,10 @@ def micro(learner: Learner, rows: Sequence[Trajectory], loss: Loss) -> Check:
             loss=loss,
             critic=None,
             critic_optimizer=None,
-            reference=None,
-            lora=None,  # without a step nothing has to be merged
-            anchor=None,
             epochs=1,
             minibatches=1,
             keeps_logprobs=False,
+            **unused,
         )
         return alone.update(rows, batch)
 

@@ -13,7 +13,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from graft.algos.credit import CREDITS, cpo, dr_grpo, grpo, rebn, rloo
+from graft.algos.credits.scaling import rebn
+from graft.algos.credits.table import CREDITS
 from graft.algos.presets import Preset
 from graft.config import Config, ConfigError
 from graft.recipe_keys import EnvItem
@@ -22,7 +23,13 @@ from graft.train.algorithm import preset_of, rounds_of
 from graft.train.memory.workload import longest_context
 from graft.train.monitor.check import FAIL, WARN, Check
 
-GROUP_RELATIVE = (grpo, dr_grpo, rloo, cpo)
+GROUP_RELATIVE = tuple(
+    CREDITS[name]
+    for name in (
+        *("grpo", "dr_grpo", "rloo", "cpo", "opo", "gpg", "maxrl", "grpo_passk", "pass_at_k"),
+        *("gdpo", "gigpo", "treerpo", "optimal_token_baseline"),
+    )
+)
 """Credits that compare the attempts at a task."""
 MIN_TEMPERATURE = 0.1
 """Below it, attempts at a task are nearly all the same."""
@@ -143,7 +150,8 @@ def positions_check(config: Config, shape: Any) -> Check | None:
 def graded_check(config: Config, item: EnvItem, env: Any) -> Check | None:
     """Whether the attempts at a file of prompts get a reward."""
     share = getattr(getattr(env, "unwrapped", env), "ungraded", 0.0)
-    if not share or item.reward or not config.train.steps:
+    # an agent may earn its reward itself; where it does not, the first attempt says so
+    if not share or item.reward or config.task.agent or not config.train.steps:
         return None
     seen = f"{share:.0%} of the rows of task.env={item.label} have no answer, so attempts earn 0"
     remedy = "set task.reward, or task.args.answer_key to the column of the answers"

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from graft.protocols import Stateful
+from collections.abc import Sequence
+
 from graft.rollout.collector import RolloutRequest
-from graft.train.frozen_players import has_frozen_reference
 from graft.train.learner import Learner
 from graft.train.learner_build import make_learner
 from graft.train.memory.frozen_shapes import REFERENCE
@@ -17,10 +17,13 @@ from graft.train.phases.evaluation import evaluate_held_out
 from graft.train.phases.reference import frozen_policy, keep_policy
 from graft.train.phases.step_hooks import RunHooks
 from graft.train.rl import train_step
-from graft.train.rollout_source import RolloutSource
+from graft.train.rollouts.agents import EXTERNAL
+from graft.train.rollouts.frozen_players import has_frozen_reference
+from graft.train.rollouts.rollout_source import RolloutSource
 from graft.train.run_dir.checkpoint import Checkpoint
 from graft.train.run_dir.folder import RunStopped
 from graft.train.tasks import TaskStream, probe_of
+from graft.types import Author, Episode
 
 CHECKED_TASKS = 2
 """Attempted before the first step where no evaluation has made attempts."""
@@ -45,15 +48,20 @@ def reinforce(run: RunContext, resumed: Checkpoint | None) -> None:
     else:
         resumed.restore(learner)
         done = resumed.step
-        if isinstance(algo.branch, Stateful) and "branch" in run.state:
-            algo.branch.restore(run.state["branch"])
-    if done < config.train.steps:
-        _check_attempts(run, learner, done)
+        algo.restore(run.state)
+    # agents elsewhere would have to claim attempts for it: those of the first step are checked instead
+    is_late = config.task.agent == EXTERNAL
+    if done < config.train.steps and not is_late:
+        _check_attempts(run, learner, done, _first_look(run, done))
     run.publish(done)
     source = RolloutSource(run.components, run.collector, tasks)
     if resumed is not None:
         source.restore(resumed.ahead())
     hooks = RunHooks(run, learner, done, source.window)
+    if is_late:
+        hooks.on_first = lambda episodes: _check_attempts(
+            run, learner, done, [one for one in episodes if _is_of(one, done)]
+        )
     run.display.phase(PHASE_WORDS["rl"], config.train.steps)
     try:
         for step in range(done + 1, config.train.steps + 1):
@@ -66,8 +74,8 @@ def reinforce(run: RunContext, resumed: Checkpoint | None) -> None:
         raise
 
 
-def _check_attempts(run: RunContext, learner: Learner, version: int) -> None:
-    """The cheap checks of `graft doctor`, on the attempts of the evaluation before."""
+def _first_look(run: RunContext, version: int) -> list[Episode]:
+    """The attempts of the evaluation before; a few new ones where it has none that are sampled alike."""
     components, episodes = run.components, run.episodes
     drawn = components.setup.sampling
     # nothing was evaluated, the run continues from a checkpoint, or attempts were sampled in another way
@@ -76,6 +84,20 @@ def _check_attempts(run: RunContext, learner: Learner, version: int) -> None:
         tasks = components.held_out_tasks(CHECKED_TASKS)
         request = RolloutRequest(tasks, "a first look", held_out=True, sampling=drawn)
         episodes = run.collector.submit(request).result()
+    return episodes
+
+
+def _is_of(episode: Episode, version: int) -> bool:
+    """Whether the weights of a version have sampled it: those of a resumed run may be older."""
+    sampled = [span for span in episode.spans if span.author is Author.POLICY]
+    return all(span.version == version for span in sampled)
+
+
+def _check_attempts(
+    run: RunContext, learner: Learner, version: int, episodes: Sequence[Episode]
+) -> None:
+    """The cheap checks of `graft doctor`, on attempts that the current weights have sampled."""
+    components = run.components
     items = run.config.held_out_envs
     probes = [components.held_out.make_env(probe_of(item)) for item in items]
     stop = [text for probe in probes for text in probe.stop]

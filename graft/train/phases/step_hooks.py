@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from graft.deadlines import waiting
 from graft.files import POLL
-from graft.protocols import Stateful
 from graft.rollout.collector import StalenessWindow
 from graft.train.learner import Learner
 from graft.train.learner_build import rates_of
 from graft.train.phases.context import RunContext
 from graft.train.phases.evaluation import evaluate_held_out
 from graft.train.rl import StepResult
-from graft.train.rollout_source import StepRollouts
+from graft.train.rollouts.rollout_source import StepRollouts
 from graft.train.run_dir.fingerprint import Prints, StepRecord, StepRecorder
 from graft.train.step_metrics import commonest_failure
 from graft.types import Episode
@@ -33,6 +32,8 @@ class RunHooks:
         self._before: tuple[int, Prints] | None = None  # where the step is recorded
         self._record: StepRecord | None = None
         self._has_warned = False
+        self.on_first: Callable[[Sequence[Episode]], None] | None = None
+        """Gets the episodes of the first step before they are learned from."""
 
     def on_collect(self, step: int) -> None:
         self.run.processes.doing(f"sampling, step {step}")
@@ -42,6 +43,9 @@ class RunHooks:
         """An update is never interrupted; where it fails, the batch is kept as evidence."""
         run = self.run
         run.journal.failures(f"step {step}", rollouts.episodes)
+        if self.on_first is not None:
+            self.on_first(rollouts.episodes)
+            self.on_first = None
         run.processes.doing(f"learning, step {step}")
         with run.interrupt.held(), run.journal.evidence(step, rollouts.episodes):
             self.learner.keeps_logprobs = run.journal.keeps_episodes(step)
@@ -54,10 +58,8 @@ class RunHooks:
 
     def on_published(self, step: int, rollouts: StepRollouts, result: StepResult) -> None:
         run, metrics = self.run, result.metrics
-        branch = run.components.algo.branch
         run.state["cursor"] = rollouts.cursor
-        if isinstance(branch, Stateful):
-            run.state["branch"] = branch.state
+        run.state |= run.components.algo.state
         self._evaluate(step, metrics)
         self._warn_of_full_contexts(metrics)
         run.journal.log(step, metrics, "rl", commonest_failure(rollouts.episodes, none=""))

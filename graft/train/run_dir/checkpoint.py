@@ -20,7 +20,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from graft.bounds import parse_json, read_bytes
 from graft.files import write_text
 from graft.models.io.hub import find_model
 from graft.models.io.load import read_json
@@ -33,6 +32,7 @@ from graft.train.run_dir.optimizer_state import load_tensors, tensors_of
 from graft.train.run_dir.small_state import load_small, set_random_states
 from graft.train.run_dir.trackers import PHASES, Phase
 from graft.trust import check_pickle
+from graft.trust.bounds import parse_json, read_bytes
 from graft.types import Episode
 
 ACTION_NAMES = "actions.json"
@@ -74,12 +74,13 @@ class Checkpoint:
         is_old = (trainer / OLD_METADATA).exists()
         if is_old:
             check_pickle(trainer / OLD_METADATA)
+        saved = load_old_small(self.path) if is_old else load_small(trainer)
+        learner.reference_moved = saved.get("reference_moved", False)
         with learner.processes.together("the optimizer's state of all ranks"):
             if is_old:
                 load_old_tensors(tensors_of(learner), trainer, learner.processes.world == 1)
             else:
                 load_tensors(tensors_of(learner), trainer)
-        saved = load_old_small(self.path) if is_old else load_small(trainer)
         learner.optimizer.resume(saved["steps"])
         if learner.critic_optimizer is not None:
             learner.critic_optimizer.resume(saved["critic_steps"])

@@ -172,6 +172,8 @@ def _small(learner: Learner) -> dict[str, Any]:
     small: dict[str, Any] = {"steps": learner.optimizer.steps, "random": get_random_states()}
     if learner.critic_optimizer is not None:
         small["critic_steps"] = learner.critic_optimizer.steps
+    if learner.reference_moved:
+        small["reference_moved"] = True
     if learner.anchor is not None:
         small["anchor"] = {name: value.cpu() for name, value in learner.anchor.items()}
     return small

@@ -10,7 +10,6 @@ from io import StringIO
 from pathlib import Path
 from typing import Any
 
-from graft.bounds import read_yaml
 from graft.config import Config, dump_config
 from graft.files import (
     append_row,
@@ -20,7 +19,8 @@ from graft.files import (
     write_json,
     write_text,
 )
-from graft.masking import mask, masked
+from graft.trust.bounds import read_yaml
+from graft.trust.masking import mask, masked
 from graft.trust.ownership import sign
 
 
@@ -31,11 +31,12 @@ class RunStopped(RuntimeError):
 MAY_CHANGE = {
     "run.resume", "run.dir", "run.save_every", "run.keep_last", "run.eval_every", "run.eval_tasks",
     "run.log_episodes", "run.trackers", "rollout.concurrency", "rollout.deadline", "train.steps",
-    "train.tokens_per_micro", "train.recompute", "model.device", "engine.kv_tokens", "engine.tp",
+    "train.tokens_per_micro", "train.recompute", "model.device", "model.exact",
+    "engine.kv_tokens", "engine.tp",
     "run.save_later", "engine.url", "engine.api_key_env", "engine.sync", "engine.exchange", "engine.args",
     "parallel.tp", "parallel.shard", "parallel.offload", "parallel.deadline",
     "cluster.address", "cluster.learners", "cluster.workers", "cluster.sync", "cluster.cpus",
-    "cluster.gpus", "cluster.restarts",
+    "cluster.gpus", "cluster.restarts", "agent.seconds", "agent.concurrency", "agent.host",
     "train.lr", "train.schedule", "train.warmup", "train.min_lr", "algo.critic_lr",
 }  # fmt: skip
 """Keys that may change when a run is resumed; a change of any other key needs a new run."""

@@ -12,7 +12,6 @@ from typing import Any
 
 from graft.config import Config
 from graft.files import append_text, write_text
-from graft.masking import mask, mask_values
 from graft.train.algorithm import preset_of
 from graft.train.monitor.alarms import Alarm, Alarms
 from graft.train.monitor.display import Display
@@ -25,6 +24,7 @@ from graft.train.run_dir.folder import RunFolder, RunStopped, out_of_disk
 from graft.train.run_dir.metrics_log import MetricsLog
 from graft.train.run_dir.token_log import write_learned
 from graft.train.run_dir.trackers import Phase
+from graft.trust.masking import mask, mask_values
 from graft.types import Episode
 
 ERRORS = "errors.log"

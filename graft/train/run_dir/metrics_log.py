@@ -26,9 +26,10 @@ from graft.files import (
     remove_leftovers,
     sync,
 )
-from graft.masking import mask_values
 from graft.registry import resolve
 from graft.train.run_dir.trackers import PHASES, TRACKERS, Phase, Tracker
+from graft.trust.bounds import check_is_file
+from graft.trust.masking import mask_values
 from graft.types import Episode
 from graft.user_code import UserObject, refusal
 
@@ -166,6 +167,7 @@ def record(step: int, metrics: Mapping[str, float], phase: Phase) -> dict[str, A
 def read_metrics(path: str | Path) -> list[dict[str, Any]]:
     """The lines of a `metrics.jsonl`, without a line that a killed run left incomplete."""
     records: list[dict[str, Any]] = []
+    check_is_file(Path(path))
     for line in Path(path).read_bytes().split(b"\n"):
         row = parse_object(line)
         if row is not None and row.get("phase") in PHASES and "step" in row:

@@ -49,6 +49,10 @@ def tensors_of(learner: Learner) -> dict[str, Tensor]:
         weights = {name: weight.detach() for name, weight in learner.critic.named_parameters()}
         named = layout_free(learner.critic, weights)
         found |= {f"critic/weight/{name}": tensor for name, tensor in named.items()}
+    if learner.reference is not None and learner.reference_moved:
+        frozen = {name: weight.detach() for name, weight in learner.reference.named_parameters()}
+        named = layout_free(learner.reference, frozen)
+        found |= {f"reference/weight/{name}": tensor for name, tensor in named.items()}
     return found
 
 

@@ -19,12 +19,13 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
-from graft.bounds import parse_json, read_bytes
 from graft.files import write_json
 from graft.models.io.save import save_tensors
 from graft.train.run_dir.folder import RunStopped
+from graft.trust.bounds import parse_json, read_bytes
 
 NUMBERS, TENSORS = "state.json", "state.safetensors"
+COUNTS = ("steps", "critic_steps", "reference_moved")
 
 
 def save_small(small: Mapping[str, Any], folder: Path) -> None:
@@ -33,7 +34,7 @@ def save_small(small: Mapping[str, Any], folder: Path) -> None:
     states = small["random"]
     name, of_numpy, *rest = states["numpy"]
     version, of_python, gauss = states["python"]
-    counts = {key: small[key] for key in ("steps", "critic_steps") if key in small}
+    counts = {key: small[key] for key in COUNTS if key in small}
     written = {"python": [version, gauss], "numpy": [name, *rest]}
     write_json(folder / NUMBERS, {**counts, "random": written})
     tensors = {

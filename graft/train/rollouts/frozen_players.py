@@ -22,7 +22,7 @@ from graft.text.tokenizer import FastTokenizer
 from graft.train.distributed.process_group import ALONE, ProcessGroup
 from graft.train.memory.frozen_shapes import REFERENCE
 from graft.train.model import refuse_family
-from graft.train.rollout_engine import make_engine
+from graft.train.rollouts.rollout_engine import make_engine
 from graft.train.run_dir.checkpoint import latest_model
 from graft.train.tasks import probe_of
 from graft.types import Task

@@ -45,7 +45,7 @@ def rewards_by_group(episodes: Sequence[Episode], envs: Sequence[str]) -> dict[s
     """reward/NAME: the mean reward of the policy's attempts in each group."""
     found: dict[str, float] = {}
     for label, own in groups_of(episodes, envs).items():
-        leaves = [leaf for episode in own for leaf in episode.leaves if leaf.twin is None]
+        leaves = [leaf for episode in own for leaf in episode.leaves if leaf.is_attempt]
         if rewards := [leaf.reward for leaf in leaves if has_reward(leaf)]:
             found[f"reward/{label}"] = fmean(rewards)
     return found

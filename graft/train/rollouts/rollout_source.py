@@ -8,9 +8,11 @@ from dataclasses import dataclass, field
 
 from graft.rollout.collect import collect_informative, missing_share
 from graft.rollout.collector import Collector, RolloutRequest, StalenessWindow
+from graft.rollout.examples import unsampled
 from graft.train.algorithm import rounds_of
 from graft.train.components import RunComponents
-from graft.train.episode_groups import rewards_by_group
+from graft.train.rollouts.episode_groups import rewards_by_group
+from graft.train.sft_dataset import Examples, in_order, recorded
 from graft.train.tasks import TRAIN_SEEDS, TaskStream
 from graft.types import Episode, Task
 
@@ -46,6 +48,7 @@ class RolloutSource:
         self.staleness = config.rollout.staleness
         self.window = StalenessWindow(collector, self._request, self.staleness, config.train.steps)
         self._cursors: dict[int, int] = {}
+        self.num_attempted, self.rows = self._mixture()
 
     def take(self, step: int) -> StepRollouts:
         """The step's episodes; step 1 is the first."""
@@ -75,7 +78,20 @@ class RolloutSource:
         metrics["sampling/entropy_top_k"] = float(self.components.entropy_top_k)
         if not self.staleness:
             self.components.rest_engine()
+        if self.rows is not None:
+            episodes = episodes + [unsampled(row, step - 1) for row in self.rows(step)]
         return StepRollouts(episodes, len(flat), seconds, cursor, self.staleness > 0, metrics)
+
+    def _mixture(self) -> tuple[int, Examples | None]:
+        """Tasks of a step that are attempted, and the rows of distill.data in place of the others."""
+        config = self.components.config
+        tasks, distill = config.rollout.tasks, config.distill
+        attempted = max(round(distill.on_policy * tasks), 1) if distill.data else tasks
+        if attempted == tasks:
+            return tasks, None
+        rows = recorded(self.components, distill.data)
+        count = (tasks - attempted) * config.rollout.samples
+        return attempted, in_order(rows, count, config.run.seed, None)
 
     def restore(self, ahead: Mapping[int, list[Episode]]) -> None:
         """Begin with the steps that a checkpoint has; their tasks are not drawn again."""
@@ -93,7 +109,7 @@ class RolloutSource:
         return self._request_of(step, self._draw_tasks(step))
 
     def _draw_tasks(self, step: int) -> list[Task]:
-        some = [next(self.tasks) for _ in range(self.components.config.rollout.tasks)]
+        some = [next(self.tasks) for _ in range(self.num_attempted)]
         self._cursors[step] = self.tasks.cursor
         return some
 

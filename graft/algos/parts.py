@@ -1,0 +1,74 @@
+"""A part of an algorithm from its name: the factory of a table, or the user's own function."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from graft.algos.checked import ARGUMENTS, CHECKED, checked
+from graft.algos.losses.covariance import SelectiveLoss
+from graft.algos.weights import BatchWeight
+from graft.registry import resolve
+from graft.user_code import UserCodeError, UserObject, refusal, seen
+
+Part = str | tuple[str, Mapping[str, Any]]
+"""A name, or a name with keywords for the factory behind it."""
+
+
+def make(part: Part | Callable[..., Any], table: Mapping[str, Any], what: str) -> Any:
+    """Find the factory and call it with its keywords; a function may be given instead of a name.
+
+    >>> make(("clip", {"hihg": 0.28}), LOSSES, "loss")
+    Traceback (most recent call last):
+    ValueError: loss 'clip' cannot be made with (hihg=0.28): got an unexpected keyword argument
+    'hihg'; it is clip(low=0.2, high=0.2, dual=None)
+    """
+    if isinstance(part, str) or callable(part):
+        name, keywords = part, dict[str, Any]()
+    else:
+        name, keywords = part
+    factory = resolve(name, table, what)
+    if not callable(factory):
+        raise UserCodeError(
+            f"{what} {name!r} is {seen(factory)}; it must be a function that returns the {what}"
+        )
+    signature = inspect.signature(factory)
+    try:
+        signature.bind(**keywords)
+    except TypeError as error:
+        if name not in table and _takes(signature, [None] * len(ARGUMENTS[what]), keywords):
+            return _finished(partial(factory, **keywords) if keywords else factory, what)
+        given = ", ".join(f"{key}={value!r}" for key, value in keywords.items())
+        bare = (str(p.replace(annotation=p.empty)) for p in signature.parameters.values())
+        if not isinstance(name, str):
+            raise UserCodeError(
+                f"{UserObject(factory, what)} takes ({', '.join(bare)}); it must take "
+                f"({', '.join(ARGUMENTS[what])})"
+            ) from error
+        usage = f"{name}({', '.join(bare)})"
+        raise ValueError(
+            f"{what} {name!r} cannot be made with ({given}): {error}; it is {usage}"
+        ) from error
+    made = factory(**keywords)
+    if not callable(made):
+        raise refusal(UserObject(factory, what), made, f"the {what}, a function")
+    return _finished(made, what)
+
+
+def _takes(signature: inspect.Signature, args: list[Any], keywords: Mapping[str, Any]) -> bool:
+    try:
+        signature.bind(*args, **keywords)
+    except TypeError:
+        return False
+    return True
+
+
+def _finished(made: Any, what: str) -> Any:
+    if isinstance(made, BatchWeight):
+        return replace(made, weigh=checked(made.weigh, what))
+    if isinstance(made, SelectiveLoss):
+        return replace(made, loss=checked(made.loss, what))
+    return checked(made, what) if what in CHECKED else made

@@ -1,0 +1,114 @@
+"""The agents of a recipe: `task.agent` behind a gateway, and what does not go with them."""
+
+from __future__ import annotations
+
+import os
+
+from graft.config import Config, ConfigError
+from graft.gateway.address import GatewayAddress, split_address
+from graft.gateway.attempts import AgentAttempts
+from graft.gateway.external import ExternalAgents
+from graft.gateway.programs import CommandAgent, make_program
+from graft.rollout.branches.branch import Branch
+from graft.train.rollouts.rollout_engine import engine_tp
+from graft.user_code import UserObject
+
+EXTERNAL = "external"
+"""The task.agent of attempts that agents elsewhere claim."""
+TOKEN = "GRAFT_AGENT_TOKEN"
+"""Environment variable with the token that claims attempts; `graft serve agent` makes one and prints it."""
+UNCLAIMED_SECONDS = 7 * 86_400.0
+"""That an attempt waits for an agent which claims it."""
+
+
+def make_agents(config: Config) -> AgentAttempts | None:
+    """The agents that attempt the tasks of a recipe; None: the policy acts in the environment."""
+    if not config.task.agent:
+        return None
+    refuse_agents(config)
+    section, is_external = config.agent, config.task.agent == EXTERNAL
+    token = os.environ.get(TOKEN, "").strip() if is_external else ""
+    if is_external and not token:
+        raise ConfigError(
+            f"task.agent=external: agents claim attempts with a token, and ${TOKEN} is empty; set it, or use "
+            "`graft serve agent RECIPE`, which makes one"
+        )
+    address = GatewayAddress(*split_address(section.host), token)
+    if is_external:
+        program = ExternalAgents(section.seconds, is_graded=bool(config.task.reward))
+        address.app.source = program
+    else:
+        program = make_program(config.task.agent)
+        if (
+            isinstance(program, CommandAgent) and not config.cluster.address
+        ):  # which has machines of its own
+            program.check()
+    return AgentAttempts(
+        program,
+        address,
+        seconds=UNCLAIMED_SECONDS if is_external else section.seconds,
+        concurrency=section.concurrency,
+        honour_client=section.client_sampling,
+        trained_roles=section.roles,
+    )
+
+
+def external_note(config: Config, agents: AgentAttempts | None, is_first: bool) -> str:
+    """How agents elsewhere claim the attempts of a run; of several processes the first one listens."""
+    if agents is None or config.task.agent != EXTERNAL or not is_first:
+        return ""
+    url = f"{agents.address.url}/graft/sessions"
+    return f"agents claim attempts with POST {url}, and ${TOKEN} as the bearer's token"
+
+
+def refuse_agents(config: Config) -> None:
+    """Refuse settings that do nothing where agents attempt the tasks."""
+    task = config.task
+    for item in [*task.envs, *config.held_out_envs]:
+        if item.wrappers:
+            raise ConfigError(
+                f"task.wrappers={item.wrappers} wrap the turns of an environment, and task.agent takes its "
+                "own: the environment only poses the task. Leave the wrappers out, and give the agent the "
+                "tools"
+            )
+        if item.prefill:
+            raise ConfigError(
+                "task.prefill begins the answers of an environment's attempts, and task.agent writes its "
+                "own requests; leave it out"
+            )
+    if config.actions.file:
+        raise ConfigError(
+            f"actions.file={config.actions.file}: an agent reads the policy's calls from its text, so "
+            "actions beyond the vocabulary cannot reach it; leave actions.file or task.agent out"
+        )
+    _refuse_processes(config, int(os.environ.get("WORLD_SIZE", 1)))
+    if config.rollout.frozen:
+        raise ConfigError("rollout.frozen is for seats of a game, which task.agent does not play")
+
+
+def _refuse_processes(config: Config, world: int) -> None:
+    """Refuse several processes at one address."""
+    if world == 1 and not config.cluster.address:
+        return
+    if config.task.agent == EXTERNAL and (config.cluster.address or engine_tp(config) != world):
+        remedy = "use one process, or an agent that the run starts"
+        if not config.cluster.address:
+            remedy += f"; with engine.tp={world} all of them sample together, at one address"
+        raise ConfigError(
+            "task.agent=external: the agents claim attempts at one address, and several processes would "
+            f"have one each; {remedy}"
+        )
+    if config.task.agent != EXTERNAL and split_address(config.agent.host)[1]:
+        raise ConfigError(
+            f"agent.host={config.agent.host} names a port, and each of several processes needs its own; "
+            "leave the port out, and each takes a free one"
+        )
+
+
+def refuse_forks(config: Config, branch: Branch) -> None:
+    """Refuse a branch that forks contexts of the engine where agents attempt the tasks."""
+    if config.task.agent and not getattr(branch, "runs_programs", False):
+        raise ConfigError(
+            f"{UserObject(branch, 'branch')} forks attempts inside the engine, and those of task.agent are "
+            "made by programs; set rollout.branch=independent"
+        )

@@ -1,0 +1,130 @@
+"""Whole runs with a teacher: what is learned, what a resumption repeats, what a replay recomputes."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from graft.config import ConfigError, load_config
+from graft.models.io.load import load_model
+from graft.models.io.save import save_model
+from graft.replay.replay import replay
+from graft.rollout.examples import is_unsampled
+from graft.types import Episode
+from tests.training import train_recipe
+
+pytestmark = pytest.mark.slow
+SHAPE = {"layers": 1, "heads": 2, "kv_heads": 1, "head_dim": 16, "max_positions": 96}
+
+
+def recipe_in(folder: Path, name: str, **sections: Any) -> dict[str, Any]:
+    return {
+        "run": {"dir": str(folder), "name": name, "save_every": 2, "eval_tasks": 0, "trackers": []},
+        "model": {"shape": {**SHAPE, "width": 32, "ff": 32}},
+        "task": {"env": "calculator"},
+        "rollout": {"tasks": 4, "samples": 2, "max_tokens": 6, "max_turns": 2, "max_context": 64},
+        "train": {"steps": 4, "lr": 3e-3},
+        **sections,
+    }
+
+
+@pytest.fixture(scope="module")
+def teacher(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Another shape than the student's, after a short warm-up."""
+    folder = tmp_path_factory.mktemp("teacher")
+    model = {"shape": {**SHAPE, "width": 48, "ff": 64}}
+    sft = {"steps": 30, "batch": 32, "lr": 3e-3, "warmup": 5}
+    train_recipe(recipe_in(folder, "big", model=model, sft=sft, train={"steps": 0}))
+    return folder / "big"
+
+
+def metrics(folder: Path) -> list[dict[str, float]]:
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def untimed(folder: Path) -> list[dict[str, float]]:
+    timed = ("time", "seconds", "per_second")
+    return [
+        {name: value for name, value in line.items() if not any(word in name for word in timed)}
+        for line in metrics(folder)
+    ]
+
+
+@pytest.mark.parametrize("name, seen", [("opd", "distill/kl"), ("gkd", "distill/divergence")])
+def test_the_student_comes_closer_and_a_resumed_run_is_the_same(tmp_path, teacher, name, seen):
+    own = {"algo": {"name": name}, "distill": {"teacher": str(teacher)}}
+    recipe = recipe_in(tmp_path, "whole", **own)
+    train_recipe(recipe, "train.steps=30")
+    distances = [line[seen] for line in metrics(tmp_path / "whole")]
+    assert sum(distances[-5:]) < 0.8 * sum(distances[:5])
+    train_recipe(recipe, "run.name=parts", "train.steps=3")
+    train_recipe(recipe, "run.name=parts", "train.steps=4")
+    assert untimed(tmp_path / "parts") == untimed(tmp_path / "whole")[:4]
+    found = replay(tmp_path / "parts", 4)
+    assert all(finding.verdict == "PASS" for finding in found.findings), found.findings
+
+
+def test_a_resumed_run_keeps_the_checkpoint_of_a_teacher_that_trains_on(tmp_path, teacher):
+    big = tmp_path / "big"
+    shutil.copytree(teacher, big)
+    own = {"algo": {"name": "opd"}, "distill": {"teacher": str(big)}}
+    recipe = recipe_in(tmp_path, "whole", **own)
+    train_recipe(recipe)
+    train_recipe(recipe, "run.name=parts", "train.steps=2")
+    newest = max((big / "checkpoints").iterdir())
+    shutil.copytree(newest, big / "checkpoints" / "sft-000999")
+    save_model(load_model(newest).initialise(9), big / "checkpoints" / "sft-000999")
+    train_recipe(recipe, "run.name=parts")
+    assert untimed(tmp_path / "parts") == untimed(tmp_path / "whole")
+
+
+def test_rows_of_data_are_mixed_in_and_replayed(tmp_path, teacher):
+    row = {
+        "messages": [{"role": "user", "content": "2+3="}],
+        "spans": [{"author": "policy", "text": "[2+3]"}, {"author": "env", "text": "5;"},
+                  {"author": "policy", "text": "5"}],
+    }  # fmt: skip
+    data = tmp_path / "rows.jsonl"
+    data.write_text("".join(json.dumps(row) + "\n" for _ in range(3)))
+    distill = {"teacher": str(teacher), "data": str(data), "on_policy": 0.5}
+    train_recipe(recipe_in(tmp_path, "mixed", algo={"name": "gkd"}, distill=distill))
+    last = metrics(tmp_path / "mixed")[-1]
+    assert last["sampling/sampling_logp_difference/max"] < 1e-4  # rows have the learner's own
+    assert last["staleness/max"] == 0
+    lines = (tmp_path / "mixed" / "episodes" / "step_000004.jsonl").read_text().splitlines()
+    episodes = [Episode.loads(line) for line in lines]
+    assert [is_unsampled(one) for one in episodes] == [False] * 2 + [True] * 4
+    found = replay(tmp_path / "mixed", 4)
+    assert all(finding.verdict == "PASS" for finding in found.findings), found.findings
+
+
+def test_a_teacher_beside_rewards_two_teachers_and_adapters(tmp_path, teacher):
+    distill = {"teacher": {"default": str(teacher), "other": "reference"}}
+    train_recipe(recipe_in(tmp_path, "mopd", algo={"name": "mopd"}, distill=distill))
+    assert math.isfinite(metrics(tmp_path / "mopd")[-1]["distill/kl"])
+    distill = {"teacher": "reference", "divergence": "reverse", "coef": 0.5}
+    own = {"lora": {"rank": 4}, "distill": distill, "model": {"path": str(teacher)}}
+    train_recipe(recipe_in(tmp_path, "lora", algo={"name": "grpo"}, **own))
+    first, *_, last = metrics(tmp_path / "lora")
+    assert first["distill/divergence"] == pytest.approx(0, abs=1e-6)
+    assert 0 < last["distill/divergence"] < 1
+
+
+def test_the_policy_teaches_itself_behind_another_prompt(tmp_path):
+    distill = {"teacher": "policy", "context": "{prompt}{answer}"}
+    own = {"algo": {"name": "sdpo"}, "distill": distill, "sft": {"steps": 5, "batch": 8}}
+    train_recipe(recipe_in(tmp_path, "self", **own))
+    steps = [line for line in metrics(tmp_path / "self") if line["phase"] == "rl"]
+    assert all(line["distill/rows"] == 1 and line["distill/divergence"] > 0 for line in steps)
+
+
+def test_a_teacher_of_another_alphabet_is_refused(tmp_path, teacher):
+    own = {"algo": {"name": "opd"}, "distill": {"teacher": str(teacher)}}
+    model = {"shape": {**SHAPE, "width": 32, "ff": 32}, "alphabet": "bytes"}
+    with pytest.raises(ConfigError, match="another tokenizer"):
+        train_recipe(load_config(recipe_in(tmp_path, "other", **{**own, "model": model}), []))
