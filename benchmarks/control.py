@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from graft.algos.batch import Batch
-from graft.algos.credit import Credit
+from graft.algos.credits.credit import Credit
 
 
 def zero() -> Credit:

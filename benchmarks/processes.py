@@ -122,8 +122,8 @@ def measure(args: argparse.Namespace) -> list[dict[str, float]]:
     from graft.train.distributed.process_group import ProcessGroup
     from graft.train.learner_build import make_learner
     from graft.train.rl import learn
-    from graft.train.rollout_engine import make_collector
-    from graft.train.rollout_source import RolloutSource
+    from graft.train.rollouts.rollout_engine import make_collector
+    from graft.train.rollouts.rollout_source import RolloutSource
     from graft.train.tasks import TaskStream
 
     found: list[dict[str, float]] = []

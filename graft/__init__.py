@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from graft.version import __version__
 
 if TYPE_CHECKING:
+    from graft.api.agents import agent, rollout
     from graft.api.collect import acollect, collect
     from graft.api.engine import PolicyEngine as Engine
     from graft.api.evaluate import Scores, evaluate
@@ -49,6 +50,7 @@ __all__ = [
     "__version__",
     "acollect",
     "agenerate",
+    "agent",
     "collect",
     "evaluate",
     "generate",
@@ -57,6 +59,7 @@ __all__ = [
     "make",
     "make_vec",
     "register",
+    "rollout",
     "sft",
     "tool",
     "train",
@@ -78,6 +81,7 @@ _LAZY = {
     "Turn": "graft.types:Turn",
     "acollect": "graft.api.collect:acollect",
     "agenerate": "graft.api.generate:agenerate",
+    "agent": "graft.api.agents:agent",
     "collect": "graft.api.collect:collect",
     "generate": "graft.api.generate:generate",
     "load": "graft.api.policy:load",
@@ -88,7 +92,7 @@ _LAZY = {
     "sft": "graft.api.runs:sft",
     "tool": "graft.tools.function:tool",
 }
-_PACKAGES = ("evaluate", "train")
+_PACKAGES = ("evaluate", "rollout", "train")
 """Functions that are packages too; see `graft.callable_package`."""
 
 

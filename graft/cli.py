@@ -18,14 +18,14 @@ from graft.commands.doctor import doctor
 from graft.commands.evaluate import evaluate
 from graft.commands.explain import explain
 from graft.commands.export import export
-from graft.commands.options import AsJson, Overrides, Wrappers, setting_meant
+from graft.commands.options import AsJson, Overrides, Trust, Wrappers, setting_meant
 from graft.commands.plan import plan
 from graft.commands.replay import replay
 from graft.commands.rollout import rollout
 from graft.commands.runs import runs, watch
 from graft.commands.scale import scale
 from graft.commands.view import report, view
-from graft.masking import mask, mask_terminal
+from graft.trust.masking import mask, mask_terminal
 
 app = typer.Typer(
     name="graft",
@@ -209,6 +209,7 @@ def generate(
     """Sample from a model. With --json: tokens, text, log-probs and entropies of every token."""
     from graft.evaluate.generate import Generator, read_variables
     from graft.rollout.event_loop import run
+    from graft.train.monitor.formatting import visible
     from graft.train.run_dir.checkpoint import latest_model
     from graft.types import Sampling
 
@@ -242,7 +243,8 @@ def generate(
         for completion in completions:
             if len(prompt) * n > 1:
                 typer.echo(f"--- {text}")
-            typer.echo(completion["text"])
+            answer = completion["text"]
+            typer.echo(visible(answer) if sys.stdout.isatty() else answer)
 
 
 @app.command()
@@ -289,8 +291,54 @@ def play(
         typer.echo(json.dumps(result))
 
 
-serve = typer.Typer(help="Serve tools to rollouts on other machines.", no_args_is_help=True)
+serve = typer.Typer(
+    help="Serve a policy to agents, and tools to rollouts on other machines.", no_args_is_help=True
+)
 app.add_typer(serve, name="serve")
+
+
+@serve.command("agent")
+def serve_agent(
+    source: Annotated[
+        str,
+        typer.Argument(
+            metavar="RECIPE|MODEL",
+            help="A recipe: agents elsewhere make its attempts. A model, run or hub name: it is served.",
+        ),
+    ],
+    overrides: Overrides = None,
+    host: Annotated[
+        str | None, typer.Option(help="Address to listen on; else agent.host, or 127.0.0.1.")
+    ] = None,
+    port: Annotated[
+        int | None,
+        typer.Option(
+            min=0, max=65535, help="0 picks a free one; else agent.host's, or a free one."
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            help="Of a model: the file that gets the episodes; else agent-episodes.jsonl."
+        ),
+    ] = None,
+    temperature: Annotated[
+        float | None, typer.Option(min=0.0, help="Of a model's answers; else 1.")
+    ] = None,
+    max_tokens: Annotated[
+        int | None, typer.Option(min=1, help="Tokens of a model's answer; else 1024.")
+    ] = None,
+    trust: Trust = False,
+) -> None:
+    """Serve a policy to agents as OpenAI's and Anthropic's APIs, and record or train their attempts."""
+    from graft.commands.serve import recipe_overrides, refuse_options, serve_model
+
+    options = {"--out": out, "--temperature": temperature, "--max-tokens": max_tokens}
+    if refuse_options(source, overrides or [], options):
+        _run(source, recipe_overrides(source, host, port, overrides or []), trust, as_json=False)
+    else:
+        at, drawn = (host or "127.0.0.1", port or 0), (temperature, max_tokens)
+        serve_model(source, *at, out or Path("agent-episodes.jsonl"), *drawn, trust)
 
 
 @serve.command("search")
@@ -363,6 +411,7 @@ def _complain(error: Exception) -> int:
     from graft.actions.fields import ActionsError
     from graft.config import ConfigError
     from graft.registry import UnknownName
+    from graft.train.monitor.formatting import visible
     from graft.trust import NotTrusted
 
     if "out of memory" in str(error) and not os.environ.get("GRAFT_DEBUG"):
@@ -375,11 +424,11 @@ def _complain(error: Exception) -> int:
         )
         return 1
     if os.environ.get("GRAFT_DEBUG") or not _is_for_the_user(error):
-        traceback.print_exception(error)
+        typer.echo(visible(mask("".join(traceback.format_exception(error)))), err=True, nl=False)
         if not os.environ.get("GRAFT_DEBUG"):
             typer.echo("graft: this is a fault in graft or in your own code, shown above", err=True)
         return 1
-    typer.echo(f"graft: {mask(str(error))}", err=True)
+    typer.echo(f"graft: {visible(mask(str(error)))}", err=True)
     usage = (ConfigError, UnknownName, ActionsError, NotTrusted)
     is_usage = isinstance(error, usage) or type(error) is ValueError
     return 2 if is_usage else 1

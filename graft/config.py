@@ -16,13 +16,13 @@ from typing import Any, NamedTuple
 
 from pydantic import PrivateAttr, ValidationError, model_validator
 
-from graft.bounds import PLAIN_KEY, check_interpolations, interpolations, read_yaml
-from graft.masking import looks_secret, mask, masked, remember, remember_all
 from graft.peer_keys import FIRST_KEYS, as_override, leaves_of, meant
 from graft.recipe_keys import (
     ActionsSection,
+    AgentSection,
     AlgoSection,
     ClusterSection,
+    DistillSection,
     EngineSection,
     EnvItem,
     EvalSection,
@@ -38,6 +38,8 @@ from graft.recipe_keys import (
 )
 from graft.registry import nearest
 from graft.trust import check_program, stranger
+from graft.trust.bounds import PLAIN_KEY, check_interpolations, interpolations, read_yaml
+from graft.trust.masking import looks_secret, mask, masked, remember, remember_all
 
 
 class ConfigError(ValueError):
@@ -66,11 +68,13 @@ class Config(Section):
     run: RunSection = RunSection()
     model: ModelSection = ModelSection()
     task: TaskSection = TaskSection()
+    agent: AgentSection = AgentSection()
     actions: ActionsSection = ActionsSection()
     rollout: RolloutSection = RolloutSection()
     eval: EvalSection = EvalSection()
     engine: EngineSection = EngineSection()
     algo: AlgoSection = AlgoSection()
+    distill: DistillSection = DistillSection()
     train: TrainSection = TrainSection()
     sft: SftSection = SftSection()
     lora: LoraSection = LoraSection()

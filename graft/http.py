@@ -29,8 +29,8 @@ from email.utils import parsedate_to_datetime
 from typing import Any, TypeVar
 from urllib.parse import SplitResult, urljoin, urlsplit
 
-from graft.masking import mask, remember
 from graft.trust import check_program
+from graft.trust.masking import mask, remember
 
 T = TypeVar("T")
 

@@ -40,6 +40,16 @@ grad_clip clip_grad gradient_clipping -> train.max_grad_norm
 max_steps total_training_steps num_steps -> train.steps
 num_train_epochs total_epochs num_episodes -> train.steps in steps: passes x rows of the data /
     rollout.tasks
+teacher_model_name_or_path teacher_model teacher_model_server_url distillation.teacher_model.model_path
+    -> distill.teacher
+lmbda -> distill.on_policy
+distillation_alpha distillation_loss.loss_mode -> distill.divergence forward, reverse or
+    {js: {beta: 0.5}}; TRL's beta and alpha are beta
+distillation_topk distillation_loss.topk -> distill.top_k
+distillation_add_tail loss_add_tail -> distill.tail bucket, renormalise or ignore
+distillation_loss.distillation_loss_coef distillation_loss_coef distillation_weight -> distill.coef
+reprompt_template -> distill.context
+iw_opd_gamma -> algo.credit written as algo.credit=[{teacher_kl: {early: 0.5}}]
 ppo_epochs num_iterations -> train.epochs passes over each batch of rollouts
 # the batch
 train_batch_size rollout_batch_size batch_size -> rollout.tasks tasks per step, each with rollout.samples
@@ -99,25 +109,71 @@ tensor_model_parallel_size tensor_parallel_size -> parallel.tp of the policy; an
     engine.tp
 vllm_tensor_parallel_size rollout.tensor_model_parallel_size inference.tensor_parallel_size -> engine.tp
 # the algorithm
-adv_estimator advantage_estimator -> algo.name verl's gae is ppo here, reinforce_plus_plus is rebn
+adv_estimator advantage_estimator -> algo.name verl's gae is ppo here; grpo, rloo, opo, gpg, remax, gdpo,
+    grpo_passk, reinforce_plus_plus, reinforce_plus_plus_baseline and optimal_token_baseline have their
+    names, grpo_vectorized is grpo, rloo_vectorized rloo, tir_optimal_token_baseline
+    optimal_token_baseline; gigpo of verl-agent is gigpo
+gdpo_reward_keys -> task.reward a list of rewards, each one compared by itself with algo.name=gdpo
+gdpo_reward_weights -> task.reward written as task.reward=[{f1: {}, weight: 1.0}, ...]
+multi_objective_aggregation -> algo.name normalize_then_sum is algo.name=gdpo; sum_then_normalize is what
+    the others do
+calculate_sum_pi_squared -> algo.credit optimal_token_baseline computes what it needs
+f_norm -> algo.credit written as algo.credit=[{gpg: {norm: 1.0}}]
+step_advantage_w gigpo.mode -> algo.credit written as algo.credit=[{gigpo: {weight: 1.0, scale: false}}];
+    mean_std_norm is scale true
+use_role_baseline -> algo.name written as algo.name=spiral
+role_baseline_ema_gamma -> algo.credit written as algo.credit=[{rae: {decay: 0.95}}]
 algorithm algorithm.name algo.type -> algo.name
-loss_type -> algo.name presets grpo, dr_grpo, dapo, cispo; algo.reduction sets the mean alone
-loss_mode -> algo.loss
+loss_type -> algo.name presets grpo, dr_grpo, dapo, cispo, sapo, luspo, vespo; algo.reduction sets the mean
+    alone
+rollout_correction.loss_type -> algo.loss reinforce with algo.weights=[{importance: {policy: current}}],
+    ppo_clip is clip
+tau_pos tau_neg sapo_temperature_pos sapo_temperature_neg -> algo.loss written as
+    algo.loss={sapo: {tau_pos: 1.0, tau_neg: 1.05}}
+vespo_k_pos vespo_k_neg vespo_lambda_pos vespo_lambda_neg -> algo.loss written as
+    algo.loss={vespo: {k_pos: 2.0, lambda_pos: 3.0, k_neg: 3.0, lambda_neg: 2.0}}
+clip_cov_ratio clip_cov_lb clip_cov_ub -> algo.loss written as
+    algo.loss={clip_cov: {share: 2e-4, low_cov: 1.0, high_cov: 5.0}}
+kl_cov_ratio ppo_kl_coef -> algo.loss written as algo.loss={kl_cov: {share: 2e-3, coef: 1.0}}
+dro_beta -> algo.loss written as algo.loss={dro: {beta: 0.1}}
+divergence_type -> algo.loss written as algo.loss={dppo: {divergence: kl}}
+bypass_mode -> algo.old_policy written as algo.old_policy=engine
+loss_mode -> algo.loss vanilla is clip, geo_mean gmpo, gpg reinforce, dppo_tv dppo, dppo_kl
+    {dppo: {divergence: kl}}; gspo, sapo, cispo, dro, clip_cov and kl_cov have their names
 loss_agg_mode -> algo.reduction token-mean is token, seq-mean-token-mean is sequence
 importance_sampling_level -> algo.loss sequence is algo.loss=gspo
-scale_rewards -> algo.credit without the division by the standard deviation: algo.name=dr_grpo
+scale_rewards -> algo.credit batch is algo.credit=[{grpo: {scale: batch, unbiased: true}}]; none, without
+    the division by the standard deviation, is algo.name=dr_grpo
 norm_adv_by_std_in_grpo -> algo.credit without the division: algo.name=dr_grpo
 beta kl_loss_coef init_kl_coef -> algo.kl_coef
 kl_ctrl.kl_coef -> algo.kl_coef together with algo.kl_in=reward
 use_kl_loss -> algo.kl_coef more than 0
 use_kl_in_reward -> algo.kl_in written as algo.kl_in=reward, with algo.kl_coef
-kl_loss_type kl_penalty -> algo.kl_kind low_var_kl is k3, mse is k2, kl is k1
+kl_loss_type kl_penalty -> algo.kl_kind low_var_kl is k3, mse is k2, kl is k1; abs, k1+, k3+ and abs+ have
+    their names
+kl_ctrl.type target_kl kl_ctrl.horizon kl_target kl_horizon -> algo.kl_control written as
+    algo.kl_control={target: 0.1, horizon: 10000}, with algo.kl_coef as the first value
+use_bias_correction_kl -> algo.kl_corrected
+sync_ref_model ref_model_sync_steps ref_model_mixup_alpha -> algo.reference_sync written as
+    algo.reference_sync=[512, 0.6]
+use_adaptive_entropy entropy_target entropy_coef_delta entropy_coef_min entropy_coef_max ->
+    algo.entropy_control written as algo.entropy_control={target: 0.2, delta: 0.005, least: 0, most: 1}
+top_entropy_quantile -> algo.weights written as algo.weights=[{top_entropy: {share: 0.2}}]
+off_policy_mask_threshold -> algo.weights written as algo.weights=[{off_policy_rows: {high: 0.5}}]
+rollout_is -> algo.weights written as algo.weights=[{importance: {level: sequence, cap: 2.0}}]
+rollout_is_batch_normalize -> algo.weights written as algo.weights=[{importance: {normalise: true}}]
+rollout_rs rollout_rs_threshold -> algo.weights seq_mean_k3 is
+    algo.weights=[{reject: {by: k3, level: sequence, of: mean, high: 0.01}}]
+vllm_importance_sampling_mode vllm_importance_sampling_clip_min -> algo.weights sequence_mask is
+    algo.weights=[{importance: {level: sequence, outside: mask, floor: 0.5, cap: 2.0}}]
+world_model_coef echo_coef -> algo.observation_coef
 kl_estimator -> algo.kl_kind
 epsilon epsilon_high clip_ratio clip_ratio_low clip_ratio_high eps_clip cliprange -> algo.loss written as
     algo.loss={clip: {low: 0.2, high: 0.28}}
 delta clip_ratio_c -> algo.loss written as algo.loss={clip: {dual: 3.0}}
 entropy_coeff entropy_loss_coef -> algo.entropy_coef
-gamma lam -> algo.credit written as algo.credit=[{gae: {gamma: 1.0, lam: 0.95}}, whiten]
+gamma lam -> algo.credit written as algo.credit=[{gae: {gamma: 1.0, lam: 0.95}}, whiten]; without a
+    critic as algo.credit=[{discounted: {gamma: 0.99, per: token}}, whiten]
 mask_truncated_completions -> algo.mask_truncated
 vllm_importance_sampling_cap vllm_importance_sampling_clip_max rollout_is_threshold -> algo.importance_cap
 vllm_importance_sampling_correction -> algo.importance_cap 2 is on, 0 is off
@@ -176,9 +232,11 @@ def _read(table: str) -> dict[str, str]:
 PEER_KEYS = _read(_TABLE)
 
 FIRST_KEYS = {
-    "run": "run.name", "model": "model.path", "task": "task.env", "actions": "actions.file",
+    "run": "run.name", "model": "model.path", "task": "task.env", "agent": "agent.seconds",
+    "actions": "actions.file",
     "rollout": "rollout.samples", "eval": "eval.samples", "engine": "engine.name",
-    "algo": "algo.name", "train": "train.steps", "sft": "sft.steps", "lora": "lora.rank",
+    "algo": "algo.name", "distill": "distill.teacher", "train": "train.steps", "sft": "sft.steps",
+    "lora": "lora.rank",
     "parallel": "parallel.tp", "cluster": "cluster.address",
 }  # fmt: skip
 """Section -> the key that a value given to the whole section is probably meant for."""

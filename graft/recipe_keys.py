@@ -76,6 +76,9 @@ class ModelSection(Section):
     """auto: bfloat16 on a GPU, float32 on a CPU."""
     device: str = "auto"
     """auto: the GPU if there is one."""
+    exact: bool = True
+    """Engine and learner compute log-probs with the same bits, where this machine's library allows it
+    (float32 on a CPU); false: rows are not padded for it. sampling/exact tells which."""
 
     @field_validator("chat_template", mode="before")
     @classmethod
@@ -161,6 +164,10 @@ class TaskSection(Section):
     prefill: str = ""
     """Text that every answer begins with, as if the policy had written it; never trained. Left out where the
     prompt ends with an assistant's message that ends with it."""
+    agent: str | list[str] = ""
+    """An agent that exists already and attempts the tasks: a command such as "python agent.py {base_url}
+    {task.prompt}", "your.module:function", or external: agents elsewhere claim attempts over HTTP; empty: the
+    policy acts in the environment. See agents.md."""
     salt: str = ""
     """A text that the policy cannot know, mixed into the seeds of generated training tasks: code that the
     policy writes cannot generate them again from run.seed. Empty: run.seed alone decides them."""
@@ -188,6 +195,26 @@ class TaskSection(Section):
     def label(self) -> str:
         """The environments, for messages."""
         return ", ".join(item.label for item in self.envs)
+
+
+class AgentSection(Section):
+    """Of the gateway that the agents of task.agent take for their model provider."""
+
+    seconds: float = Field(default=1800.0, gt=0)
+    """Seconds that one attempt of task.agent may take; then its processes are killed."""
+    concurrency: int = Field(default=0, ge=0)
+    """Attempts of task.agent that run at a time; 0: 64 processes of a command, or 512 calls of a function."""
+    roles: list[Literal["main", "sub-agent", "summary"]] = Field(
+        default=["main", "sub-agent", "summary"], min_length=1
+    )
+    """Whose answers are trained: the agent's own, those of its sub-agents, those that it continues from as
+    a summary."""
+    client_sampling: bool = False
+    """Sample with the temperature, top_p and top_k that the agent asks for; answers drawn otherwise than
+    rollout says are then not trained. false: always as rollout says."""
+    host: str = "127.0.0.1"
+    """Address that the gateway listens on, with a port (127.0.0.1:8399) or a free one; one that is not a
+    loopback address can be reached by other machines."""
 
 
 class EvalSection(Section):
@@ -311,8 +338,10 @@ class EngineSection(Section):
 
 class AlgoSection(Section):
     name: str = "grpo"
-    """A preset: reinforce, rebn, grpo, dr_grpo, rloo, dapo, gspo, cispo, ppo, ppo_turn, cpo, earl_grpo,
-    arpo, arpo_hard, aepo."""
+    """A preset: reinforce, rebn, grpo, dr_grpo, rloo, dapo, gspo, cispo, sapo, gmpo, luspo, vespo, dppo,
+    clip_cov, kl_cov, top_entropy, icepop, deepseek_v32, echo, ppo, ppo_turn, cpo, earl_grpo, arpo,
+    arpo_hard, aepo, reinforce_plus_plus, reinforce_plus_plus_baseline, remax, opo, gpg, maxrl, grpo_passk,
+    pass_at_k, gdpo, gigpo, treerpo, spiral, optimal_token_baseline, opd, iw_opd, mopd, gkd, sdpo."""
     credit: list[Any] = []
     """Instead of the preset's: names, {name: {...}} or "your.module:fn", applied in order."""
     loss: Any = None
@@ -321,20 +350,81 @@ class AlgoSection(Section):
     """Instead of the preset's: token, unique_tokens, sequence, written_tokens, {constant: {length: n}}."""
     kl_coef: float | None = Field(default=None, ge=0)
     """Weight of the KL to the reference model; 0: no reference, null: the preset's."""
-    kl_kind: Literal["k1", "k2", "k3"] = "k3"
-    """Estimator of the KL."""
+    kl_kind: Literal["k1", "k2", "k3", "abs", "k1+", "k3+", "abs+"] | None = None
+    """Estimator of the KL; a + takes the gradient of k2 instead of its own. null: the preset's, k3."""
     kl_in: Literal["loss", "reward"] = "loss"
     """Where the KL is added."""
+    kl_corrected: bool | None = None
+    """Multiply the KL in the loss by the ratio to the old policy (DeepSeek-V3.2); null: the preset's."""
+    kl_control: dict[str, float] | None = None
+    """{target: KL, horizon: 10000}: kl_coef follows the KL from step to step (PPO's controller)."""
     entropy_coef: float | None = None
     """Bonus on the policy's entropy; null: the preset's."""
+    entropy_control: dict[str, float] | None = None
+    """{target: H, delta: 0.005, least: 0, most: 1}: the bonus is paid up to that entropy, and its coefficient
+    changes by delta in each step."""
+    old_policy: Literal["learner", "engine"] | None = None
+    """What ratios are measured to: the learner before its first update, or the engine's own log-probs, which
+    need no pass; null: the preset's, learner."""
+    weights: list[Any] | None = None
+    """Factors on the policy's loss instead of the preset's: importance, reject, off_policy_rows, top_entropy,
+    {name: {...}} or "your.module:fn"; all are multiplied."""
     importance_cap: float | None = Field(default=None, ge=0)
     """Cap of the truncated importance weight between engine and learner; 0: off, null: the preset's."""
+    observation_coef: float | None = Field(default=None, ge=0)
+    """Weight of the cross-entropy of the tokens that the environment writes (ECHO); null: the preset's, 0."""
+    reference_sync: (
+        tuple[Annotated[int, Field(ge=1)], Annotated[float, Field(gt=0, le=1)]] | None
+    ) = None
+    """[steps, share]: how often the reference of the KL follows the policy, and the policy's share in the new
+    one, 1 replaces it; null: the preset's, never."""
     mask_truncated: bool = False
     """Do not train on truncated attempts."""
     overlong: list[int] = []
     """[length, buffer]: soft penalty on the last `buffer` of `length` sampled tokens (DAPO)."""
     critic_lr: float = Field(default=0.0, ge=0)
     """Learning rate of the critic (ppo); 0: train.lr."""
+
+
+class DistillSection(Section):
+    teacher: str | dict[str, str] = ""
+    """A model that scores the policy's tokens: a path, run or hub name with the policy's tokenizer; policy
+    (the present weights), reference (those that RL starts from), or the address of a server, with #NAME where
+    it serves several models; or several by name, {maths: PATH, code: PATH}. Empty: none."""
+    by: str = "env"
+    """What of a task names its teacher, where there are several: env, data_source, or a key of its meta."""
+    divergence: Any = None
+    """How the policy's distribution is compared with the teacher's: reverse, forward, {js: {beta: 0.5}} or
+    "your.module:fn"; null: the preset's."""
+    coef: float | None = Field(default=None, ge=0)
+    """Weight of the divergence that is added to algo.loss; null: the preset's, 0: none."""
+    temperature: float | None = Field(default=None, gt=0)
+    """Temperature of both distributions; null: rollout.temperature."""
+    top_k: int = Field(default=0, ge=0)
+    """Compare this number of likeliest tokens; 0: all. A server gives no others, so it needs a number."""
+    support: Literal["teacher", "student", "union"] = "teacher"
+    """Whose likeliest tokens are compared; those of a server are the teacher's."""
+    tail: Literal["bucket", "renormalise", "ignore"] = "bucket"
+    """Probability of the tokens beyond top_k: one category more, none (the compared ones sum to 1), or left
+    out."""
+    context: str = ""
+    """The teacher's last user message, where it knows more than the policy: a template such as
+    "{prompt}\\n\\nA solution: {solution}", or "your.module:fn". Fields: prompt, answer, feedback, success
+    (an attempt with reward 1), keys of the task's meta. Empty: the policy's prompt."""
+    data: str = ""
+    """Rows that are distilled beside the policy's own attempts, in a layout of sft.data."""
+    on_policy: float = Field(default=1.0, gt=0, le=1)
+    """Share of rollout.tasks that the policy attempts; rows of distill.data replace the others (GKD)."""
+    api_key_env: str = ""
+    """Environment variable with the key for the teacher's server; empty: none, or $OPENAI_API_KEY for
+    OpenAI's."""
+
+    @property
+    def teachers(self) -> dict[str, str]:
+        """Every teacher by its name; a single one is called "teacher"."""
+        if isinstance(self.teacher, str):
+            return {"teacher": self.teacher} if self.teacher else {}
+        return self.teacher
 
 
 class TrainSection(Section):

@@ -51,6 +51,8 @@ class Status(StrEnum):
     """A named wait passed its deadline."""
     REPLACED = "replaced"
     """Its counterfactual twin is trained in its place; it still counts as what the policy did."""
+    BASELINE = "baseline"
+    """The greedy attempt that others are compared with (ReMax): not trained, and in no group."""
     ABORTED = "aborted"
     """Discarded: the budget was met or the run is stopping."""
 
@@ -283,6 +285,21 @@ class Span:
             info={"finish": str(completion.finish), **info},
         )
 
+    def cut(self, at: int, texts: tuple[str, str] | None = None) -> tuple[Span, Span]:
+        """The tokens before `at` and the rest, as two spans; reward and info stay with the rest, and both
+        begin in the same state."""
+        if not 0 < at < len(self):
+            raise ValueError(f"cannot split a span of {len(self)} tokens before token {at}")
+        head_text, tail_text = texts or ("", self.text)
+
+        def part(which: slice, **changes: Any) -> Span:
+            lists = {name: getattr(self, name)[which] for name in Span.PER_TOKEN}
+            return replace(self, **lists, **changes)
+
+        began = {"state": self.info["state"]} if "state" in self.info else {}
+        head = part(slice(None, at), reward=0.0, text=head_text, info=began)
+        return head, part(slice(at, None), text=tail_text)
+
     def extend(self, completion: Completion, text: str) -> None:
         """Add tokens sampled later in the same turn with the same weights; `text` is the whole span's."""
         more = Span.sampled(-1, completion)
@@ -319,10 +336,17 @@ class Leaf:
     metrics: dict[str, float] = field(default_factory=dict[str, float])
     info: dict[str, Any] = field(default_factory=dict[str, Any])
     """The environment's last info, as plain JSON of bounded size."""
+    weights: dict[str, float] = field(default_factory=dict[str, float])
+    """Where its reward is a weighted sum: the weight of each part; the values are metrics `reward/NAME`."""
     seat: str = ""
     """The agent whose side this is, where several agents play; "" elsewhere."""
     match: int | None = None
     """The number of the attempt that the seats of one game share."""
+
+    @property
+    def is_attempt(self) -> bool:
+        """Of the policy as it is trained: neither a counterfactual nor the greedy baseline."""
+        return self.twin is None and self.status is not Status.BASELINE
 
     @property
     def has_acted(self) -> bool:
@@ -362,18 +386,8 @@ class Episode:
         The first part is inserted in front, so that children stay after parents; every later index
         moves up by one. [0 "ab" <- 1 "cdef"] split(1, 2) -> [0 "ab" <- 1 "cd" <- 2 "ef"]
         """
-        span = self.spans[index]
-        if not 0 < at < len(span):
-            raise ValueError(f"cannot split a span of {len(span)} tokens before token {at}")
-        head_text, tail_text = texts or ("", span.text)
-
-        def part(which: slice, **changes: Any) -> Span:
-            lists = {name: getattr(span, name)[which] for name in Span.PER_TOKEN}
-            return replace(span, **lists, **changes)
-
+        head, tail = self.spans[index].cut(at, texts)
         moved = {i: i + (i >= index) for i in range(len(self.spans))}  # old index -> new index
-        head = part(slice(None, at), reward=0.0, text=head_text, info={})
-        tail = part(slice(at, None), parent=index, text=tail_text)
         for other in self.spans:
             if other.parent is not None:
                 other.parent = moved[other.parent]

@@ -18,8 +18,10 @@ import os
 import signal
 import sys
 import tempfile
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
+from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +30,8 @@ from tests.full_disk import limit_files
 _CONTEXT = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload(["tests.preloaded"])
 PATIENCE = 200.0
+_LOCK = threading.Lock()
+"""A start looks at the ends of all processes: two threads that read one end would find 255."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +64,8 @@ class Command:
         self._process = _CONTEXT.Process(
             target=_run, args=(arguments, environment, where, outputs, largest_file, code)
         )
-        self._process.start()
+        with _LOCK:
+            self._process.start()
 
     @property
     def pid(self) -> int:
@@ -77,7 +82,8 @@ class Command:
         return self._output[1].read_text("utf-8")
 
     def poll(self) -> int | None:
-        return self._process.exitcode
+        with _LOCK:
+            return self._process.exitcode
 
     def send_signal(self, number: int) -> None:
         os.kill(self.pid, number)
@@ -86,11 +92,11 @@ class Command:
         self._process.kill()
 
     def wait(self, timeout: float = PATIENCE) -> Completed:
-        self._process.join(timeout)
-        code = self._process.exitcode
+        wait([self._process.sentinel], timeout)
+        code = self.poll()
         if code is None:
             self._process.kill()
-            self._process.join()
+            wait([self._process.sentinel])
             raise TimeoutError(f"the command still ran after {timeout:g} s:\n{self.stderr}")
         done = Completed(code, self.stdout, self.stderr)
         self._folder.cleanup()

@@ -34,7 +34,7 @@ if is_main and signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
 @pytest.fixture(autouse=True)
 def _no_secrets_of_other_tests(monkeypatch: pytest.MonkeyPatch) -> None:
     """A short key of one test must not be masked in the messages of the next."""
-    monkeypatch.setattr("graft.masking._known", {})
+    monkeypatch.setattr("graft.trust.masking._known", {})
 
 
 @pytest.fixture

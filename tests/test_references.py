@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from graft.config import Config, ConfigError, dump_config, load_config, unpacked
-from graft.masking import mask
 from graft.train.run_dir.folder import RunFolder, RunStopped, differences
+from graft.trust.masking import mask
 
 RECIPE: dict[str, Any] = {
     "model": {"shape": {"layers": 1}},

@@ -11,8 +11,8 @@ from io import StringIO
 from pathlib import Path
 from typing import Any, cast
 
-from graft.bounds import read_yaml
 from graft.registry import nearest
+from graft.trust.bounds import read_yaml
 
 
 class ActionsError(ValueError):

@@ -27,6 +27,7 @@ from graft.train.distributed.heartbeat import ProcessesLost
 from graft.train.distributed.process_group import ProcessGroup
 from graft.train.monitor.display import Display
 from graft.train.run_dir.folder import RunFolder, RunStopped
+from graft.trust.restricted_pickle import SECRET
 from graft.types import Episode
 
 RELEASE_TIMEOUT = 10.0
@@ -60,8 +61,9 @@ class LearnerActor:
     """One learner, on the machine that Ray chose."""
 
     def __init__(
-        self, config: dict[str, Any], rank: int, world: int, cwd: str, attempt: int
+        self, config: dict[str, Any], rank: int, world: int, cwd: str, attempt: int, secret: str
     ) -> None:
+        os.environ[SECRET] = secret  # of the messages between the learners
         self.rank, self.world, self.cwd, self.attempt = rank, world, cwd, attempt
         with suppress(OSError):
             os.chdir(cwd)

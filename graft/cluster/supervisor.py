@@ -12,6 +12,7 @@ last checkpoint there.
 from __future__ import annotations
 
 import math
+import secrets
 import time
 from pathlib import Path
 from typing import Any
@@ -134,7 +135,8 @@ def _place(config: Config, ray: Any, attempt: int) -> list[Any]:
         num_cpus=cluster.cpus, num_gpus=cluster.gpus, max_restarts=0, max_concurrency=4
     )
     world, cwd = cluster.learners, str(Path.cwd())
-    return [actor.remote(values, rank, world, cwd, attempt) for rank in range(world)]
+    secret = secrets.token_hex(32)
+    return [actor.remote(values, rank, world, cwd, attempt, secret) for rank in range(world)]
 
 
 def _run_learners(learners: list[Any], ray: Any, display: Display) -> LearnerOutcome:

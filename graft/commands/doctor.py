@@ -24,13 +24,14 @@ def doctor(
     """Check this machine and, where one is given, a recipe on it. Exit 1: a check failed."""
     from graft.config import ConfigError, load_config
     from graft.doctor import FAIL, WARN, report
+    from graft.train.monitor.formatting import visible
     from graft.trust.ownership import settings_from
 
     if "=" in recipe:
         raise ConfigError(f"{recipe!r} changes a recipe; name the recipe first")
     with settings_from(recipe, trust, overrides or []):
         config = load_config(recipe, overrides or []) if recipe else None
-        checks = report(lambda line: typer.echo(line, err=as_json), config)
+        checks = report(lambda line: typer.echo(visible(line), err=as_json), config)
     failed = sum(check.verdict == FAIL for check in checks)
     if config is not None:
         warned = sum(check.verdict == WARN for check in checks)

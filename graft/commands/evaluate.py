@@ -94,6 +94,7 @@ def evaluate(
     """Score models on held-out tasks, as one table. Run it again to complete what is missing."""
     from graft.config import ConfigError
     from graft.evaluate.run import evaluate_checkpoints
+    from graft.train.monitor.formatting import visible
 
     if greedy and temperature:
         raise ConfigError(f"--greedy and --temperature {temperature:g} exclude each other")
@@ -139,6 +140,6 @@ def evaluate(
         if compared is not None:
             typer.echo(f"\n{compared.markdown()}", nl=False)
     for problem in table.problems:
-        typer.echo(f"graft: {problem}", err=True)
+        typer.echo(f"graft: {visible(problem)}", err=True)
     if table.problems:
         raise typer.Exit(1)

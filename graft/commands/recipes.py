@@ -101,11 +101,13 @@ def _absent_files(config: Config) -> Iterator[str]:
     """Files that the recipe names, without those that are elsewhere by design (names on the hub)."""
     from graft.data.location import parse_location
     from graft.models.io.hub import split_name
+    from graft.train.memory.frozen_shapes import teacher_paths
 
-    model = config.model.path
-    if model and not Path(model).exists() and split_name(model) is None:
-        yield f"the model {model}"
-    named = [config.task.args.get("data"), config.task.eval_args.get("data"), config.sft.data]
+    for model in (config.model.path, *teacher_paths(config).values()):
+        if model and not Path(model).exists() and split_name(model) is None:
+            yield f"the model {model}"
+    named = [config.task.args.get("data"), config.task.eval_args.get("data")]
+    named += [config.sft.data, config.distill.data]
     for data in (text for text in named if text and isinstance(text, str)):
         location = parse_location(data)
         if not location.is_hub and not Path(location.path).exists():

@@ -46,6 +46,7 @@ def rollout(
     from graft.config import ConfigError
     from graft.datagen.single_task import attempt
     from graft.train.monitor.display import Display
+    from graft.train.monitor.formatting import visible
 
     if greedy and temperature:
         raise ConfigError(f"--greedy and --temperature {temperature:g} exclude each other")
@@ -73,6 +74,6 @@ def rollout(
                 display.note(f"attempt {leaf + 1} of {n}")
             display.transcript(made.episode, leaf, is_graded=made.is_graded, is_whole=True)
     for error in made.errors:
-        typer.echo(f"graft: the attempt failed: {error}", err=True)
+        typer.echo(f"graft: the attempt failed: {visible(str(error))}", err=True)
     if len(made.errors) == len(made.episode.leaves):
         raise typer.Exit(1)

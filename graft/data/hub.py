@@ -16,6 +16,7 @@ from typing import Any
 
 from graft.data.errors import DataError
 from graft.data.tables import RowTable, choose_split, data_files, read_table
+from graft.files import user_folder
 
 
 def locate(hub_id: str) -> Path | None:
@@ -73,7 +74,7 @@ def endpoint() -> str:
 
 
 def _home() -> Path:
-    return Path(os.environ.get("HF_HOME") or "~/.cache/huggingface").expanduser()
+    return user_folder("HF_HOME", "~/.cache/huggingface")
 
 
 def _download(hub_id: str, split: str | None) -> RowTable:

@@ -115,8 +115,8 @@ def _is_new(row: Row, seen: set[bytes]) -> bool:
 def why_dead(errors: Counter[str]) -> str:
     [(commonest, _)] = errors.most_common(1)
     return (
-        f"no attempt ended; most frequent reason: {commonest}. Repair the environment or tool and run the "
-        "same command with --resume"
+        f"no attempt ended; most frequent reason: {commonest}. Repair the environment, tool or agent and run "
+        "the same command with --resume"
     )
 
 

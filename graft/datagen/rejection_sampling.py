@@ -31,7 +31,6 @@ from graft.evaluate.evaluator import (
     temperature_of,
 )
 from graft.evaluate.run import read_endpoint
-from graft.masking import masked
 from graft.rollout.filters import read_condition
 from graft.rollout.setup import RolloutSetup
 from graft.text.chat import Chat
@@ -39,6 +38,7 @@ from graft.train.build import build_run, env_factory, is_chatty
 from graft.train.model import sampling_only
 from graft.train.run_dir.checkpoint import latest_model, located
 from graft.train.tasks import TaskStream
+from graft.trust.masking import masked
 from graft.trust.ownership import settings_from
 
 

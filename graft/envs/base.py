@@ -143,6 +143,15 @@ class CopyableEnv(EnvSource):
         self.rng.setstate(state["rng"])
         vars(self).update(copy.deepcopy({name: state[name] for name in self.saved}))
 
+    def state_key(self) -> str:
+        """The state in which the next action is chosen, as text: the same text, the same state of this
+        task. "": it is not known. `info["state"]` of a turn goes before it."""
+        return ""
+
+    def saved_beyond(self, base: tuple[str, ...]) -> str:
+        """The `saved` attributes without those of a base class, as a key."""
+        return repr([getattr(self, name) for name in self.saved if name not in base])
+
     def close(self) -> None:
         """Release what the env holds; nothing here."""
 

@@ -24,7 +24,7 @@ from graft.data.corpus import without_surrogates
 from graft.envs.base import Wrapper, as_messages, forking, inner_envs, limit_turns
 from graft.protocols import Env, Observation
 from graft.registry import resolve
-from graft.text.parse import ToolCall
+from graft.text.calls import ToolCall
 from graft.tools import ERROR, has_state, is_error, make_tools
 from graft.tools.calling import call_tool, shorten
 from graft.tools.formats import FORMATS, CallFormat, CallStyle, instructions_for

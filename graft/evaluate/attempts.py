@@ -21,8 +21,8 @@ from graft.rollout.episode_builder import EpisodeBuilder
 from graft.rollout.event_loop import run
 from graft.rollout.failure import RolloutFailure, concurrently, together
 from graft.rollout.live_trajectory import LiveTrajectory
-from graft.rollout.setup import RolloutSetup
-from graft.types import Author, Status, Task
+from graft.rollout.setup import ProgramAttempt, RolloutSetup
+from graft.types import Author, Episode, Status, Task
 
 Todo = tuple[Task, Sequence[int]]
 """A task, and the numbers of the attempts to make."""
@@ -41,9 +41,10 @@ class Attempts(EpisodeBuilder):
     async def sample(self, number: int) -> StoredSample:
         """Make attempt `number`."""
         started = time.perf_counter()
-        trajectory = await self.start(number)
-        await trajectory.finish()
-        return self._sample_of(trajectory, time.perf_counter() - started)
+        one = await self.start(number) if self.programs is None else self.programs.attempt(number)
+        await one.finish()
+        episode = self.episode if self.programs is None else self.programs.episode()
+        return self._sample_of(one, episode, time.perf_counter() - started)
 
     def failed(self, number: int, failure: RolloutFailure) -> StoredSample:
         """The task could not be posed."""
@@ -52,30 +53,29 @@ class Attempts(EpisodeBuilder):
         status, error = str(failure.status), str(failure)
         return StoredSample(task.id, task.seed, number, source, status=status, error=error)
 
-    def _sample_of(self, trajectory: LiveTrajectory, seconds: float) -> StoredSample:
-        leaf, spans, task = trajectory.leaf, self.episode.spans, self.episode.task
+    def _sample_of(
+        self, attempted: LiveTrajectory | ProgramAttempt, episode: Episode, seconds: float
+    ) -> StoredSample:
+        leaf, spans, task = attempted.leaf, episode.spans, episode.task
         assert leaf is not None, "call finish() first"
-        written = [
-            spans[i]
-            for tip in leaf.tips
-            for i in self.episode.walk(tip)
-            if spans[i].author is not Author.TASK
-        ]
+        contexts = [[spans[i] for i in episode.walk(tip)] for tip in leaf.tips]
+        written = [span for one in contexts for span in one if span.author is not Author.TASK]
+        prompt = [span for span in contexts[0] if span.author is Author.TASK]
         turns = [span for span in written if span.author is Author.POLICY]
         is_done = leaf.status is Status.DONE
         answer = last_answer(turns[-1].text) if turns and is_done else ""
         # a server counts its own tokens
-        counted: int | None = getattr(trajectory.context, "sampled", None)
+        counted: int | None = getattr(getattr(attempted, "context", None), "sampled", None)
         return StoredSample(
             task=task.id,
             seed=task.seed,
-            sample=trajectory.number,
+            sample=attempted.number,
             source=task.data_source,
             text="".join(span.text for span in written),
             answer=answer,
             reward=leaf.reward if leaf.status.is_trainable else 0.0,
             status=str(leaf.status),
-            prompt_tokens=len(spans[0]),
+            prompt_tokens=sum(map(len, prompt)),
             tokens=sum(map(len, turns)) if counted is None else counted,
             tool_calls=int(leaf.metrics.get("tool_calls", 0)),
             tools=calls_by_tool(leaf.metrics),

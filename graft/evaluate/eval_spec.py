@@ -11,8 +11,8 @@ from typing import Any
 
 from graft.config import Config, ConfigError
 from graft.evaluate.task_set import TaskSet
-from graft.masking import masked
 from graft.rollout.branches.branch import PASS_AT
+from graft.trust.masking import masked
 from graft.types import Sampling
 
 NOT_OF_A_SCORE: dict[str, Any] = {

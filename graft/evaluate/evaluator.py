@@ -127,6 +127,11 @@ def setup_behind(
     endpoint: EndpointSpec, config: Config, chat: Chat, env: Callable[[Task], Env]
 ) -> RolloutSetup:
     """The rollout setup for a model behind a server; one request finds what it serves."""
+    if config.task.agent:
+        raise ConfigError(
+            "task.agent: agents call the policy that graft samples from, and --endpoint is a server of its "
+            "own; point the agent at it yourself, or evaluate the run without --endpoint"
+        )
     engine = OpenAIEngine(
         endpoint.urls,
         endpoint.model,
@@ -303,8 +308,8 @@ class Evaluator:
             failed = sum(sample.has_failed for sample in samples)
             raise RunStopped(
                 f"{where}: no attempt came to its end, and {failed / len(samples):.0%} failed, mostly: "
-                f"{commonest(samples)}. Repair the environment or tool and run the same command again; "
-                "what was finished is kept"
+                f"{commonest(samples)}. Repair the environment, tool or agent and run the same command "
+                "again; what was finished is kept"
             )
 
     def close(self) -> None:

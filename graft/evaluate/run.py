@@ -124,6 +124,8 @@ def evaluate_checkpoints(
             ks, samples = (config.eval.samples,), config.eval.samples
         temperature_of(sampling.temperature, None, samples, "one attempt")
         refuse_actions(config, tools, server, prompt)
+        if config.task.agent and not tools:
+            raise ConfigError("--no-tools: the tools are those of task.agent, which brings its own")
         sets = read_sets(on, args, config.task, config.held_out_envs, has_tools=tools)
         sets = prompted(sets, prompt)
         found = _models(source, run, every_checkpoint, server, say)

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from graft.algos.presets import build, resolve_preset
+from graft.algos.presets import build, prepare_of, resolve_preset
 from graft.config import Config
 from graft.engine.native.engine import NativeEngine
 from graft.models.decoder import Decoder
@@ -53,7 +53,7 @@ from graft.train.memory.workload import (
     workload_of,
 )
 from graft.train.optimizer import Optimizer, schedule
-from graft.train.truncation import truncation_of
+from graft.train.rollouts.truncation import truncation_of
 from graft.types import Author, Episode, Leaf, Sampling, Span, Task, Trajectory
 
 CPU_FLOPS = 2e10
@@ -215,13 +215,14 @@ def time_training(
     config: Config, policy: Decoder, work: Workload, device: torch.device
 ) -> tuple[float, float, int | None]:
     """Seconds of one micro-batch and of one optimizer step, and their peak memory."""
-    _, _, loss, _ = build(resolve_preset(config.algo.name))
+    preset = resolve_preset(config.algo.name)
+    _, _, loss, _ = build(preset)
     rows = random_rows(work, policy.shape.vocab_size)
     batch = to_batch(rows)
     ones = torch.ones_like(batch.logprobs)
-    batch = batch.replace(
-        advantages=ones, returns=ones, values=batch.zeros(), ref_logprobs=batch.logprobs
-    )
+    drawn = {"old_logprobs": batch.logprobs, "ref_logprobs": batch.logprobs}
+    batch = batch.replace(advantages=ones, returns=ones, values=batch.zeros(), **drawn)
+    batch = prepare_of(preset)(batch)
     section, lora = config.lora, None
     if section.rank:
         lora = Lora(policy, rank=section.rank, alpha=section.alpha, targets=section.targets)

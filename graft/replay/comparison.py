@@ -11,11 +11,12 @@ from torch import Tensor
 
 from graft.models.tree.packing import response
 from graft.replay.recorded_step import RecordedStep, RowKey
-from graft.train.learner import SAMPLING_GAP, Learner
+from graft.train.learner import Learner
 from graft.train.rl import StepResult
 from graft.train.run_dir.fingerprint import Prints, combine, differing, weights_prints
 from graft.train.run_dir.token_log import TokenRow
 from graft.train.step_metrics import describe
+from graft.train.step_totals import SAMPLING_GAP
 from graft.types import Episode
 
 PASS, DIFFERS, UNKNOWN = "PASS", "DIFFERS", "-"

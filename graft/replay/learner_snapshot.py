@@ -24,12 +24,21 @@ class LearnerSnapshot:
         self.updates = learner.optimizer.steps
         optimizer = learner.critic_optimizer
         self.critic_updates = 0 if optimizer is None else optimizer.steps
+        self.anchor = learner.anchor
+        self.reference: dict[str, Tensor] = {}  # where a step may move it
+        if learner.reference is not None and learner.reference_sync:
+            named = learner.reference.named_parameters()
+            self.reference = {name: weight.detach().clone() for name, weight in named}
 
     @torch.no_grad()
     def rewind(self, learner: Learner) -> None:
-        """Restore the weights; the critic comes with the optimizer's state."""
+        """Restore the weights and the reference; the critic comes with the optimizer's state."""
         for name, weight in self.module.named_parameters():
             weight.copy_(self.weights[name])
+        learner.anchor = self.anchor
+        if learner.reference is not None and self.reference:
+            for name, weight in learner.reference.named_parameters():
+                weight.copy_(self.reference[name])
         if learner.lora is not None:
             learner.lora.merge()
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from graft.train.run_dir.fingerprint import StepRecord, read_record
 from graft.train.run_dir.token_log import TokenRow, learned_path, read_learned
+from graft.trust.bounds import OutOfBounds, check_is_file
 from graft.types import Episode
 
 RowKey = tuple[int, int, int]
@@ -32,8 +33,9 @@ class RecordedStep:
     def episodes(self) -> list[Episode]:
         path = self.run / "episodes" / f"step_{self.number:06d}.jsonl"
         try:
+            check_is_file(path)
             lines = path.read_text(encoding="utf-8").splitlines()
-        except OSError as error:
+        except (OSError, OutOfBounds) as error:
             raise CannotReplay(
                 f"the episodes of step {self.number} are missing ({path}), and without them it cannot "
                 "be learned again; run.log_episodes=1 writes those of every step"

@@ -19,6 +19,7 @@ last bit. Elsewhere sums have another order, and numbers are compared with a tol
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 
@@ -26,7 +27,6 @@ import torch
 from torch import Tensor
 
 from graft.config import Config, ConfigError, EngineSection
-from graft.protocols import Stateful
 from graft.replay.comparison import (
     DIFFERS,
     StepDifference,
@@ -54,11 +54,12 @@ from graft.train.learner_build import make_learner, set_rates
 from graft.train.memory.plan import has_reference
 from graft.train.model import load_reference
 from graft.train.rl import StepResult, learn
-from graft.train.rollout_engine import make_engine
-from graft.train.rollout_source import StepRollouts
+from graft.train.rollouts.rollout_engine import make_engine
+from graft.train.rollouts.rollout_source import StepRollouts
 from graft.train.run_dir.checkpoint import Checkpoint
 from graft.train.run_dir.fingerprint import StepRecord, device_name
 from graft.train.run_dir.small_state import get_random_states, set_random_states
+from graft.train.teachers.pin import pin_teachers
 from graft.trust.ownership import settings_from
 
 PROBE_TOKENS = 1024
@@ -105,7 +106,7 @@ def _replay(
     for each in chain:
         _ = each.episodes  # missing files are reported before anything is loaded
     last = chain[-1]
-    config = prepared(settings, last.record, device)
+    config = pin_teachers(prepared(settings, last.record, device), run, may_write=False)
     before = get_random_states(), torch.get_num_threads()
     try:
         components, learner = _restored(config, checkpoint, run)
@@ -127,13 +128,16 @@ def _replay(
         report(f"learning step {step} again")
         set_rates(learner, config)
         snapshot = LearnerSnapshot(learner) if overrides else None
+        learned = deepcopy(components.algo.state)
         with first_gradient(learner, bool(overrides)) as gradient:
             made = _learn(components, learner, last)
         found.metrics = made.metrics
         found.findings += compare_step(last, made, learner, found.tolerance, bool(found.inexact))
         if snapshot is not None:
             report(f"and with {' '.join(overrides)}")
+            components.algo.restore(learned)  # as before the step
             other = prepared(other_settings, last.record, device, overrides)
+            other = pin_teachers(other, run, may_write=False)
             found.other = _learn_otherwise(
                 other, overrides, components, learner, snapshot, last, gradient
             )
@@ -149,9 +153,7 @@ def _restored(config: Config, checkpoint: Checkpoint, run: Path) -> tuple[RunCom
         components = _assemble(config, checkpoint)
         learner = _learner(components, run)
         checkpoint.restore(learner)
-        branch = components.algo.branch
-        if isinstance(branch, Stateful) and "branch" in (state := checkpoint.state()):
-            branch.restore(state["branch"])
+        components.algo.restore(checkpoint.state())
     return components, learner
 
 
@@ -254,6 +256,10 @@ def _learn_otherwise(
             "did not keep; a run with algo.kl_coef above 0 does"
         )
     algo = Algorithm.of(preset, components.algo.branch)
+    state = components.algo.state
+    if preset.credit != components.algo.preset.credit:
+        state.pop("credits", None)  # of other credits
+    algo.restore(state)
     changed = replace(components, config=config, algo=algo)
     snapshot.rewind(learner)
     other = make_learner(changed, learner.reference if has_reference(config) else None)

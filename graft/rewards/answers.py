@@ -203,6 +203,21 @@ def value_of(expression: str, numbers: Sequence[int]) -> Fraction | None:
     return working.value if sorted(working.numbers) == sorted(numbers) else None
 
 
+def question_of(task: Task) -> str:
+    """The row's own "question" if it has one, else the last message of the user."""
+    if isinstance(question := task.meta.get("question"), str):
+        return question
+    contents = [message.get("content") for message in task.prompt if message.get("role") == "user"]
+    return text_of_content(contents[-1]) if contents else ""
+
+
+def text_of_content(content: Any) -> str:
+    """The text of a message, without pictures."""
+    if isinstance(content, list):  # parts, of which only texts can be shown
+        return "\n".join(str(part.get("text") or "") for part in content if isinstance(part, dict))
+    return str(content or "")
+
+
 def exact_match(task: Task, trajectory: Trajectory) -> float:
     """1.0 if the final answer is the task's answer, or one of them when it is a list."""
     answer = last_answer(trajectory.answer_text)
@@ -218,8 +233,10 @@ def f1(task: Task, trajectory: Trajectory) -> float:
 
 @blocking
 def math_answer(task: Task, trajectory: Trajectory) -> float:
-    r"""1.0 if the final answer means the same as the task's answer: "\frac{1}{2}" and "0.5"."""
-    return float(grade(last_answer(trajectory.answer_text), final_answers(task.answer)))
+    r"""1.0 if the final answer means the same as the task's answer: "\frac{1}{2}" and "0.5". An expression
+    of the question that is only repeated earns nothing: "3+4" for "What is 3+4?"."""
+    answer = last_answer(trajectory.answer_text)
+    return float(grade(answer, final_answers(task.answer), question=question_of(task)))
 
 
 def countdown(

@@ -42,10 +42,11 @@ class WeightedSum:
         return self.total(values, trajectory.leaf)
 
     def total(self, values: Sequence[float], leaf: Leaf) -> float:
-        """The weighted sum of these values, which become metrics of the leaf."""
+        """The weighted sum of these values, which become metrics of the leaf, with their weights."""
         total = 0.0
         for each, value in zip(self.components, values, strict=True):
             number = as_number(value, UserObject(each.reward, "reward"), "a finite number")
             leaf.metrics[METRIC + each.name] = number
+            leaf.weights[each.name] = each.weight
             total += each.weight * number
         return total

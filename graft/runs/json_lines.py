@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from graft.files import parse_object
+from graft.trust.bounds import is_endless
 
 CHUNK = 1 << 20
 """Bytes read at a time."""
@@ -39,7 +40,7 @@ class GrowingJsonl:
         `rewritten` is up to date before the first object is returned.
         """
         try:
-            file = self.path.open("rb")
+            file = open_file(self.path)
         except OSError:  # not there yet, or no longer
             if self._at:
                 self._start_over()
@@ -76,10 +77,17 @@ class GrowingJsonl:
         self.rewritten += 1
 
 
+def open_file(path: Path) -> IO[bytes]:
+    """OSError also for a device or a pipe, which a folder of a stranger may have under any name."""
+    if is_endless(path):
+        raise OSError(f"'{path}' is not a file")
+    return path.open("rb")
+
+
 def lines_from_the_end(path: Path) -> Iterator[bytes]:
     """Whole lines of a file, the last one first; an unfinished line is left out."""
     try:
-        file = path.open("rb")
+        file = open_file(path)
     except OSError:
         return
     with file:

@@ -10,15 +10,15 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from graft.bounds import read_yaml
 from graft.config import ConfigError
 from graft.files import parse_object, read_object
-from graft.masking import masked
 from graft.runs.curves import Curves, is_step, numbers, order
 from graft.runs.json_lines import GrowingJsonl, lines_from_the_end
 from graft.runs.lock import is_held
 from graft.train.run_dir.names import is_run, named
 from graft.train.run_dir.trackers import PHASES, Phase
+from graft.trust.bounds import read_yaml
+from graft.trust.masking import masked
 
 
 class RunStatus(StrEnum):

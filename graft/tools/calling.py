@@ -12,9 +12,9 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
-from graft.masking import mask_values
 from graft.tools.errors import ERROR, ToolError
 from graft.tools.schema import content_of
+from graft.trust.masking import mask_values
 from graft.user_code import UserCodeError, UserObject, refusal, user_frame
 
 MAX_WAIT = 600.0  # seconds for a free slot

@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any
 
 from graft.http import HttpClient, HttpFault, json_of, key_for, shown
-from graft.masking import remember_all
+from graft.trust.masking import remember_all
 from graft.types import Message
 
 

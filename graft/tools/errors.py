@@ -1,6 +1,6 @@
 """Failures of tools: an answer that begins with "Error: " for a bad call, ToolError for a broken tool."""
 
-from graft.masking import mask
+from graft.trust.masking import mask
 
 ERROR = "Error: "
 """The beginning of a tool's answer to a call that it could not carry out."""

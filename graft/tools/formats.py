@@ -22,7 +22,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from graft.text.parse import ToolCall, tool_calls
+from graft.text.calls import ToolCall, tool_calls
 from graft.tools.errors import is_error
 from graft.tools.schema import parameters_of, schema
 from graft.types import CallText

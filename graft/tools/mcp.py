@@ -19,12 +19,12 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from graft.http import is_loopback
-from graft.masking import is_secret_name, remember_all
 from graft.registry import suggestion
 from graft.tools.errors import ERROR
 from graft.tools.mcp_link import Link
 from graft.tools.schema import arguments_in, tidy
 from graft.trust import check_program
+from graft.trust.masking import is_secret_name, remember_all
 
 DEADLINE = 30.0  # seconds for one call
 KEYS = {"url": ("url", "headers", "token", "auth"), "command": ("command", "args", "env", "cwd")}

@@ -17,12 +17,11 @@ import json
 import os
 import re
 import sys
-import tempfile
 import weakref
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
 from encodings.utf_8 import IncrementalDecoder
-from typing import Any
+from typing import IO, Any
 
 from graft.http import HttpFault, refuse_other_origin
 from graft.serving.guard import Guard, Rules, local_token, new_token, stored_token
@@ -32,6 +31,8 @@ from graft.tools.errors import ERROR, ToolError
 
 MAX_MESSAGE = 8 * 2**20
 """Bytes of one message of a server: a list of tools, a result."""
+KEPT_STDERR = 4096
+"""Bytes: the last ones that a command wrote; the others are dropped."""
 MAX_CLOSE = 10.0  # seconds for a server to end before it is cancelled
 METHODS = ("GET", "POST", "DELETE")  # of streamable HTTP
 MAX_PAGES = 100  # of a list of tools
@@ -178,17 +179,16 @@ class Link:
     async def _hold(self, ready: asyncio.Future[Any]) -> None:
         """Open the connection, keep it until `_stop` is set, close it: all in this one task."""
         mcp = library()
-        with tempfile.TemporaryFile("w+", errors="replace") as stderr:
+        with last_output() as (stderr, output):
             try:
                 async with mcp.Client(transport(self.entry, stderr, self._faults)) as client:
                     ready.set_result(client)
                     await self._stop.wait()
             except Exception as error:  # any failure to start or to answer
                 if not ready.done():
-                    stderr.seek(0)
-                    output = stderr.read()[-400:].strip()
                     why = self._fault() or innermost(error)
-                    why += f"; its stderr: {output}" if output else ""
+                    last = output()[-400:].strip()
+                    why += f"; its stderr: {last}" if last else ""
                     ready.set_exception(Broken(why))
 
     async def _drop(self) -> None:
@@ -208,6 +208,29 @@ class Link:
 def _close_late(link: weakref.ref[Link]) -> None:
     if (held := link()) is not None:
         held.close()
+
+
+@contextmanager
+def last_output() -> Iterator[tuple[IO[str], Callable[[], str]]]:
+    """A file for a program to write to, and a function that gives the end of what it wrote."""
+    reading, writing = os.pipe()
+    os.set_blocking(reading, False)
+    kept = bytearray()
+
+    def take() -> str:
+        with suppress(BlockingIOError):
+            kept.extend(os.read(reading, 1 << 16))  # all that fits a pipe
+            del kept[:-KEPT_STDERR]
+        return kept.decode(errors="replace")
+
+    loop = asyncio.get_running_loop()
+    loop.add_reader(reading, take)
+    try:
+        with open(writing, "w") as file:  # noqa: PTH123
+            yield file, take
+    finally:
+        loop.remove_reader(reading)
+        os.close(reading)
 
 
 @asynccontextmanager

@@ -9,7 +9,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from graft.text.parse import read_arguments
+from graft.text.calls import read_arguments
 
 TEXT: dict[str, Any] = {
     "type": "object",

@@ -289,7 +289,11 @@ MADE: dict[str, list[tuple[Row, str, float]]] = {
     ],
     **{
         f"gem-{name}": [
-            ({"problem": f"{name}: 3/4 as a number?", "answer": ["0.75"]}, "\\frac{3}{4}", 1.0),
+            (
+                {"problem": f"{name}: three quarters as a number?", "answer": ["0.75"]},
+                "\\frac{3}{4}",
+                1.0,
+            ),
             ({"problem": f"{name}: 7 squared?", "answer": ["49"]}, "47", 0.0),
         ]
         for name in ("aime24", "amc", "math500", "minerva", "olympiadbench")

@@ -54,7 +54,7 @@ from graft.train.distributed.process_group import ProcessGroup as Processes
 from graft.train.memory.footprint import num_parameters
 from graft.train.memory.plan import MicroBatchSize
 from graft.train.memory.workload import Workload
-from graft.train.rollout_engine import (
+from graft.train.rollouts.rollout_engine import (
     engine_tp,
     refuse_async,
     refuse_engine_group,

@@ -102,7 +102,20 @@ def gsm_row(number: int, split: str) -> dict[str, Any]:
     }
 
 
+TEACHERS_ROWS = [
+    {
+        "messages": [{"role": "user", "content": f"{n}+{n}="}],
+        "spans": [
+            {"author": "policy", "text": f"[{n}+{n}]"},
+            {"author": "env", "text": f"{2 * n};"},
+            {"author": "policy", "text": f"{2 * n}"},
+        ],
+    }
+    for n in range(1, 9)
+]
+
 FILES: dict[str, Rows] = {
+    "runs/teacher-rows.jsonl": TEACHERS_ROWS,
     "data/rl_train_with_sys_prompt.parquet": EASYRL_TRAIN,
     "data/rl_valid_with_sys_prompt.parquet": EASYRL_VALID,
     "data/gsm_8k_rewrite/train.parquet": [gsm_row(n, "train") for n in range(1, 10)],

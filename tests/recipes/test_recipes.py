@@ -88,6 +88,8 @@ def test_a_recipe_starts_with_the_rows_of_the_original(
     }
     if config.model.path:
         sizes["model.path"] = model
+    if config.distill.teacher:
+        sizes["distill.teacher"] = "reference"
     monkeypatch.setenv("SEARCH_URL", search_url)
     summary = train_recipe(name, *(f"{key}={value}" for key, value in sizes.items()))
     lines = (tmp_path / summary["name"] / "metrics.jsonl").read_text().splitlines()

@@ -18,11 +18,11 @@ import pytest
 
 from graft.envs.base import BaseEnv
 from graft.envs.tool_env import ToolEnv
-from graft.masking import mask
 from graft.protocols import Tool
 from graft.tools import event_loop, make_tools, mcp_link, mcp_time
 from graft.tools.errors import ToolError
 from graft.tools.mcp import McpTools, read_config
+from graft.trust.masking import mask
 from graft.types import Turn
 from tests.held import open_files
 from tests.web_server import Reply, answering
@@ -155,6 +155,25 @@ def test_an_unreachable_server_is_an_error_that_leaves_nothing_open(config: Any,
     with pytest.raises(ToolError, match=why) as caught:
         McpTools(config, retries=1, delay=0.01)
     assert open_files() == before, caught.value
+
+
+def test_of_the_stderr_of_a_command_only_the_end_is_kept():
+    code = (
+        "import sys\nfor n in range(3000): print('x' * 1000, file=sys.stderr)\n"
+        "print('the end', file=sys.stderr)\nraise SystemExit(1)"
+    )
+    sizes: list[int] = []
+    read = os.read
+
+    def noted(descriptor: int, size: int) -> bytes:
+        sizes.append(len(part := read(descriptor, size)))
+        return part
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(mcp_link.os, "read", noted)
+        with pytest.raises(ToolError, match=r"its stderr: x+\nthe end") as caught:
+            McpTools([sys.executable, "-c", code], retries=0)
+    assert sum(sizes) > 3_000_000 and len(str(caught.value)) < 1000
 
 
 @pytest.fixture(scope="module")

@@ -26,6 +26,9 @@ class MathEnv(DatasetEnv):
     worked solution the final answer counts (a box, or what follows ####).
     """
 
+    question = ""
+    """Of the row, for `grade`; a subclass that asks in its own words may leave it out."""
+
     def __init__(
         self,
         *,
@@ -45,12 +48,13 @@ class MathEnv(DatasetEnv):
 
     def ask(self, row: Mapping[str, Any]) -> Observation:
         self.answer = self.answers_of(row, self.answer_key)
-        return f"{self.text_of(row, self.question_key)}\n\n{REQUEST}"
+        self.question = self.text_of(row, self.question_key)
+        return f"{self.question}\n\n{REQUEST}"
 
     def respond(self, action: str) -> Turn:
         answer = last_boxed(action)
         is_right = answer is not None and grade(
-            answer, final_answers(self.answer), timeout=self.timeout
+            answer, final_answers(self.answer), question=self.question, timeout=self.timeout
         )
         reward = self.format_reward if answer is None else float(is_right)
         info = {"correct": is_right, "has_answer": answer is not None}

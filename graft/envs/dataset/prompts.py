@@ -27,7 +27,14 @@ from graft.data.tables import RowTable
 from graft.envs.base import Trace
 from graft.envs.dataset.base import DataPlaces, DatasetEnv, open_table
 from graft.protocols import Observation
-from graft.rewards.answers import accepted_answers, countdown_score, last_answer, same_text, word_f1
+from graft.rewards.answers import (
+    accepted_answers,
+    countdown_score,
+    last_answer,
+    same_text,
+    text_of_content,
+    word_f1,
+)
 from graft.rewards.maths.grading import grade
 from graft.rewards.sources import grade_by_source
 from graft.text.parse import last_boxed
@@ -63,6 +70,9 @@ class PromptsEnv(DatasetEnv):
 
     checks_rows = True
     shared = (*DatasetEnv.shared, "meta", "tools", "layouts")
+
+    question = ""
+    """Of the row, for `grade`; a subclass that asks in its own words may leave it out."""
 
     def __init__(
         self,
@@ -150,6 +160,8 @@ class PromptsEnv(DatasetEnv):
         if self.system:
             others = [message for message in messages if message["role"] != "system"]
             messages = [{"role": "system", "content": self.system}, *others]
+        asked = [message["content"] for message in messages if message["role"] == "user"]
+        self.question = text_of_content(asked[-1]) if asked else ""
         return messages
 
     def _filled(self, row: Mapping[str, Any]) -> str:
@@ -185,7 +197,7 @@ class PromptsEnv(DatasetEnv):
         if any(same_text(answer, gold) for gold in golds):
             return True
         formulas = [gold for gold in golds if _FORMULA.search(gold)]
-        return grade(answer, formulas, timeout=self.timeout)
+        return grade(answer, formulas, question=self.question, timeout=self.timeout)
 
     def demonstrate(self, rng: random.Random) -> Trace:
         if self.answer is None or isinstance(self.answer, Mapping):

@@ -145,6 +145,10 @@ class Game(BaseEnv):
     def margins(self) -> dict[str, Any]:
         return {"suffix": self.opening}
 
+    def state_key(self) -> str:
+        """The position: what it has drawn and what was played, without the number of turns."""
+        return self.saved_beyond(Game.saved)
+
     def step(self, action: str) -> Turn:
         # one function and not respond() within BaseEnv.step, which a small game would measurably notice
         if self.is_over:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from graft.envs.interop.model_server import ModelRequest
-from graft.text.parse import tool_calls
+from graft.text.calls import tool_calls
 from graft.types import Message
 
 

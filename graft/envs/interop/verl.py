@@ -117,7 +117,7 @@ def loop_class() -> type[Any]:
                 response_logprobs=logprobs[:budget] if len(logprobs) == len(mask) else None,
                 reward_score=dialogue.reward,
                 num_turns=2 * len(dialogue.rewards),
-                metrics=seconds,
+                metrics=seconds,  # pyright: ignore[reportArgumentType]  (pydantic reads a dict)
                 extra_fields={"turn_scores": list(dialogue.rewards), "tool_rewards": []},
             )
 

@@ -90,6 +90,10 @@ class MultiAgentEnv(CopyableEnv):
         self.earned: dict[str, float] = {}
         """The sum of each agent's rewards."""
 
+    def state_key(self) -> str:
+        """The position, hidden parts included."""
+        return self.saved_beyond(MultiAgentEnv.saved)
+
     def pose(self) -> Mapping[str, str]:
         """Draw an instance from `self.rng`; return what each agent sees first."""
         raise NotImplementedError(f"{type(self).__name__} must write pose()")

@@ -57,6 +57,9 @@ class SeatEnv(BaseEnv):
         turn = self.game.step({self.seat: action})[self.seat]
         return turn._replace(info={**turn.info, "seat": self.seat})
 
+    def state_key(self) -> str:
+        return self.game.state_key()
+
     def describe(self) -> dict[str, Any]:
         return {"seat": self.seat}
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import yaml
 
-from graft.bounds import read_yaml
+from graft.trust.bounds import read_yaml
 
 FILE = "task.yaml"
 TEST_SECONDS = 180.0

@@ -127,6 +127,10 @@ class WebShop(BaseEnv):
             "\\boxed{search[green tea]} or \\boxed{click[buy now]}."
         )
 
+    def state_key(self) -> str:
+        """The page and what was chosen on it."""
+        return self.saved_beyond((*BaseEnv.saved, "visited", "errors"))
+
     def margins(self) -> dict[str, Any]:
         return {"prefix": self.prefix(), "suffix": self.suffix()}
 

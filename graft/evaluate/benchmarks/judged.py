@@ -18,9 +18,8 @@ from typing import Any
 from graft.data.errors import DataError
 from graft.evaluate.samples import StoredSample, read_sample
 from graft.evaluate.task_set import TaskSet
-from graft.rewards.answers import accepted_answers, in_words
+from graft.rewards.answers import accepted_answers, in_words, question_of
 from graft.rewards.judge import Agreement, Judge, JudgedItem
-from graft.rewards.judge.judge import question_of
 from graft.types import Status, Task
 
 

@@ -21,10 +21,9 @@ from concurrent.futures import ThreadPoolExecutor
 from copy import deepcopy
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 from graft.http import HttpFault
-from graft.rewards.answers import accepted_answers, in_words, last_answer
+from graft.rewards.answers import accepted_answers, in_words, last_answer, question_of
 from graft.rewards.judge.agreement import Agreement, JudgedItem
 from graft.rewards.judge.prompt import Grade, JudgePrompt
 from graft.text.parse import last_boxed
@@ -300,20 +299,6 @@ def prediction_of(trajectory: Trajectory) -> str:
     answer = last_answer(trajectory.answer_text)
     box = last_boxed(answer)
     return in_words(answer if box is None else box)
-
-
-def question_of(task: Task) -> str:
-    """The row's own "question" if it has one, else the last message of the user."""
-    if isinstance(question := task.meta.get("question"), str):
-        return question
-    contents = [message.get("content") for message in task.prompt if message.get("role") == "user"]
-    return _text(contents[-1]) if contents else ""
-
-
-def _text(content: Any) -> str:
-    if isinstance(content, list):  # parts, of which only texts can be shown
-        return "\n".join(str(part.get("text") or "") for part in content if isinstance(part, dict))
-    return str(content or "")
 
 
 def _open_cache(path: str | Path) -> SearchCache:

@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from graft.rewards.maths.comparison import compare
+from graft.rewards.maths.echo import repeats
 from graft.rewards.maths.formulas import Formula
 from graft.rewards.maths.reading import Number, read
 from graft.rewards.maths.spelling import spell, tidy
@@ -24,22 +25,31 @@ from graft.rewards.maths.symbolic import MAX_LENGTH, is_readable, math_equal
 from graft.rewards.worker_pool import NoWorkers, WorkerError, WorkerPool
 
 MAX_TIDY = 2000  # characters; longer texts are only compared as texts
+MAX_QUESTION = 20_000  # characters of a question in which an answer is looked for
 
 SYMBOLIC = "graft.rewards.maths.symbolic"
 WORKERS = WorkerPool(f"{SYMBOLIC}:warm")
 _alone = threading.Lock()
 
 
-def grade(answer: str, golds: str | Sequence[str], *, timeout: float = 1.0) -> bool:
+def grade(
+    answer: str, golds: str | Sequence[str], *, question: str = "", timeout: float = 1.0
+) -> bool:
     r"""True if `answer` means the same as `golds`, or as one of them.
 
     >>> grade(r"\frac{1}{2}", ["0.25", "0.5"])
     True
+    >>> grade("3+4", "7"), grade("3+4", "7", question="What is 3 + 4?")
+    (True, False)
 
-    Safe on any thread. `timeout` is in seconds, for each gold that needs math-verify.
+    Safe on any thread. `question`: an expression of it that is only repeated is no answer. `timeout` is
+    in seconds, for each gold that needs math-verify.
     """
+    golds = [golds] if isinstance(golds, str) else golds
+    if len(answer) <= MAX_TIDY and repeats(answer, question[-MAX_QUESTION:], golds, decide):
+        return False
     undecided: list[str] = []
-    for gold in [golds] if isinstance(golds, str) else golds:
+    for gold in golds:
         verdict = decide(answer, gold)
         if verdict:
             return True

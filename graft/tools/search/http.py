@@ -6,11 +6,11 @@ import urllib.parse
 from collections.abc import Sequence
 
 from graft.http import HttpClient, HttpFault
-from graft.masking import mask, remember_all
 from graft.serving.guard import local_token
 from graft.tools.errors import ToolError
 from graft.tools.search.source import Hit
 from graft.tools.search.wire import TYPES, load_msgpack, read_reply, write_request
+from graft.trust.masking import mask, remember_all
 
 MAX_REPLY = 64 * 2**20  # bytes
 FIRST_PAUSE = 0.1  # seconds before the second attempt, doubled from then on

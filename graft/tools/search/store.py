@@ -29,7 +29,7 @@ import numpy as np
 
 from graft.data.corpus import Document, read_documents
 from graft.data.errors import DataError
-from graft.files import new_folder
+from graft.files import new_folder, user_folder
 
 log = logging.getLogger(__name__)
 
@@ -98,7 +98,7 @@ def write_documents(documents: Iterator[Document], folder: Path) -> int:
 def default_root() -> Path:
     if cache := os.environ.get("GRAFT_CACHE"):
         return Path(cache) / "search"
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "graft" / "search"
+    return user_folder("XDG_CACHE_HOME", "~/.cache") / "graft" / "search"
 
 
 def short_hash(settings: Any) -> str:

@@ -23,9 +23,9 @@ from typing import Any, ClassVar, NamedTuple
 
 from graft.data.corpus import without_surrogates
 from graft.http import HttpClient, HttpFault, json_of, key_for
-from graft.masking import mask
 from graft.tools.errors import ToolError
 from graft.tools.search.source import Hit
+from graft.trust.masking import mask
 
 MAX_REPLY = 16 * 2**20  # bytes
 CONCURRENT = 8  # requests for the queries of one call
