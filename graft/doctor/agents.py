@@ -271,7 +271,7 @@ def _settings(session: WatchedSession) -> Iterator[Check]:
 
 
 def _tools(session: WatchedSession) -> Iterator[Check]:
-    """Calls of the policy, and tool_choice, which is a wish."""
+    """Calls of the policy, and those that tool_choice begins."""
     calls = [call for call in _sampled(session) if call.request.tools]
     if not calls:
         return
@@ -285,7 +285,7 @@ def _tools(session: WatchedSession) -> Iterator[Check]:
     )
     if unmet:
         listed = ", ".join(f"{choice} in {count(n, 'answer')}" for choice, n in unmet.items())
-        seen = f"tool_choice is not enforced, and the policy did not follow it: {listed}"
+        seen = f"tool_choice begins a call, and the policy did not complete it: {listed}"
         remedy = "let the agent handle an answer without that call, or reward it"
         yield Check("agent choice", WARN, seen, remedy)
     made = sum(len(answer.calls) for answer in answers)

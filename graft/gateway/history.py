@@ -93,6 +93,8 @@ class Prompt:
     """The contents of the messages behind the answer that it continues."""
     after: str = ""
     """The id of the answer after which it begins a context."""
+    begun: int = 0
+    """The number of tokens at its end that begin the answer (`ServedPolicy.opening`)."""
 
 
 class CallHistory:
@@ -218,8 +220,8 @@ class CallHistory:
 
 
 def _offered(request: AgentRequest) -> list[Any] | None:
-    """The tools that the policy is shown."""
-    return list(request.tools) if request.tools and request.tool_choice != "none" else None
+    """The tools that the policy is shown, whatever `tool_choice` is: the next request may call them."""
+    return list(request.tools) or None
 
 
 def _thoughts(request: AgentRequest, known: Answered) -> Iterator[tuple[str, str]]:

@@ -11,6 +11,7 @@ from graft.gateway.request import AgentRequest, RefusedRequest
 from graft.gateway.roots import ROLES
 from graft.protocols import Engine
 from graft.rollout.setup import limited_sampling
+from graft.text.call_opening import call_opening
 from graft.text.chat import Chat
 from graft.text.syntax_probe import syntax_of
 from graft.types import Message, Sampling
@@ -55,6 +56,7 @@ class ServedPolicy:
         self.inner_system = _inner_system(chat)
         """The role of system messages inside a conversation."""
         self._prompts: dict[str, list[int]] = {}
+        self._openings: dict[str, str] = {}
 
     def prompt(self, messages: Sequence[Message], tools: Sequence[Any] | None) -> list[int]:
         """The tokens of a prompt; all attempts at a task begin with the same one."""
@@ -73,6 +75,33 @@ class ServedPolicy:
             self._prompts[written] = tokens
         return [*self._prompts[written]]
 
+    def opening(self, request: AgentRequest) -> str:
+        """The start of the answer that `tool_choice` demands: of a call of that tool, or of any; "" else.
+
+        The policy goes on from there. What is given to it is no sample of its distribution and is not
+        trained; what it samples behind that is.
+        """
+        choice = request.tool_choice
+        if choice in ("auto", "none"):
+            return ""
+        if request.messages[-1]["role"] == "assistant":
+            raise RefusedRequest(
+                "tool_choice demands a call, and the last message already begins the answer; leave one of "
+                "them out",
+                param="tool_choice",
+            )
+        names = [tool["function"]["name"] for tool in request.tools]
+        tool = names[0] if len(names) == 1 else "" if choice == "required" else choice
+        if tool not in self._openings:
+            self._openings[tool] = call_opening(self.chat, tool)
+        if not self._openings[tool]:
+            raise RefusedRequest(
+                f"tool_choice {choice!r} is not supported with this chat template and tool: the start of "
+                "such a call is not known; use tool_choice auto, or model.chat_template=chatml",
+                param="tool_choice",
+            )
+        return self._openings[tool]
+
     def sampling_for(self, request: AgentRequest, length: int) -> tuple[Sampling, bool]:
         """How to draw the answer to a prompt of `length` tokens, and whether the learner can use it."""
         base, chat = self.sampling, self.chat
@@ -84,8 +113,16 @@ class ServedPolicy:
             base = replace(base, **wanted) if wanted else base
         except ValueError as error:
             raise RefusedRequest(str(error)) from error
-        drawn = limited_sampling(base, limit, (*request.stop, *end), tuple(chat.end_ids), 0)
+        stop = (*request.stop, *end, *self._ends_of_call(request))
+        drawn = limited_sampling(base, limit, stop, tuple(chat.end_ids), 0)
         return drawn, not wanted
+
+    def _ends_of_call(self, request: AgentRequest) -> tuple[str, ...]:
+        """What ends an answer that may have one call: the end of a call, where each has its own."""
+        syntax = self.syntax
+        is_shared = syntax.is_list or syntax.name in ("python", "channels")
+        is_one = request.tools and request.tool_choice != "none" and not request.parallel_calls
+        return (syntax.close,) if is_one and syntax.close and not is_shared else ()
 
     def overrides(self, request: AgentRequest) -> bool:
         """Whether the client asks for another distribution than it gets."""

@@ -33,9 +33,10 @@ def read_answer(
     is_offered = bool(request.tools) and request.tool_choice != "none"
     syntax = policy.syntax if is_offered else policy.no_calls
     turn = read_turn(text, syntax, request.tools)
+    allowed = turn.calls if request.parallel_calls else turn.calls[:1]
     calls = tuple(
         AnsweredCall(f"call_{id}{number:02d}", call.name, json.dumps(call.arguments))
-        for number, call in enumerate(turn.calls)
+        for number, call in enumerate(allowed)
     )
     tokens = tuple(chain.from_iterable(part.tokens for part in parts))
     finish = "length" if parts[-1].finish is Finish.LENGTH else "stop"

@@ -50,6 +50,8 @@ class AgentRequest:
     """None: no log-probs; 0: of the sampled tokens. More cannot be had and is refused by the dialect."""
     tool_choice: str = "auto"
     """auto, none, required, or the name of a tool."""
+    parallel_calls: bool = True
+    """Whether an answer may have several calls."""
     agent: str = ""
     """The client's own name of the sub-agent that asks; "" where it has none."""
     is_retry: bool = False

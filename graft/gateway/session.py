@@ -196,7 +196,7 @@ class AgentSession:
     def _prompt(self, request: AgentRequest, names: list[str]) -> Prompt:
         """The request as tokens, unless a limit refuses it."""
         policy = self.policy
-        prompt = self.history.prompt(request, names)
+        prompt = self._begun(request, self.history.prompt(request, names))
         calls = len(self.history.answers) + self._under_way.total() + request.n
         refused: RefusedRequest | None = None
         if calls > policy.max_calls:
@@ -214,6 +214,15 @@ class AgentSession:
             self.counts["refused"] += 1
             raise refused
         return prompt
+
+    def _begun(self, request: AgentRequest, prompt: Prompt) -> Prompt:
+        """The prompt with the start of the answer that the request demands."""
+        opening = self.policy.opening(request)
+        if not opening:
+            return prompt
+        begun = self.policy.chat.encode(opening, prompt.tokens[-1])
+        text = prompt.text and f"{prompt.text}\n{opening}"
+        return replace(prompt, tokens=prompt.tokens + begun, text=text, begun=len(begun))
 
     async def _sample(
         self, request: AgentRequest, names: list[str], prompt: Prompt, asked: str
@@ -239,10 +248,11 @@ class AgentSession:
             raise RefusedRequest("this attempt has ended; its samples were given up", "not_found")
         nodes = self._record(prompt, parts, context, as_trained)
         tokens = [token for part in parts for token in part.tokens]
-        text = self.policy.chat.turn_text(tokens, prompt.tokens[-1])
+        chat, start = self.policy.chat, len(prompt.tokens) - prompt.begun
+        nodes[-1].span.text = chat.turn_text(tokens, prompt.tokens[-1])
+        text = chat.turn_text([*prompt.tokens[start:], *tokens], prompt.tokens[start - 1])
         used = len(prompt.tokens), cached
         answer, message = read_answer(self.policy, request, text, parts, f"{key:016x}", used)
-        nodes[-1].span.text = text
         nodes[-1].span.info["answer"] = answer.id
         self.counts["tool_calls"] += len(answer.calls)
         self.counts["malformed_calls"] += answer.info.get("malformed_calls", 0)
@@ -390,5 +400,6 @@ async def _all(samples: list[Any]) -> list[PolicyAnswer]:
 def _wishes(request: AgentRequest) -> str:
     """What distinguishes two requests with the same messages."""
     drawn = request.temperature, request.top_p, request.top_k, request.max_tokens, request.seed
+    called = request.tool_choice, request.parallel_calls
     is_measured = request.logprobs is not None
-    return repr((*drawn, request.stop, request.n, request.tool_choice, is_measured))
+    return repr((*drawn, request.stop, request.n, *called, is_measured))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from weakref import WeakKeyDictionary
 
@@ -30,24 +31,45 @@ def syntax_of(chat: Chat) -> CallSyntax:
     return _FOUND[chat]
 
 
-def _find(chat: Chat) -> CallSyntax:
-    tools = [_tool(name) for name in _NAMES]
+def turn_behind(chat: Chat, message: Message, names: Sequence[str]) -> str:
+    """What the template writes of an assistant's message behind the opening of its turn.
+
+    names: of the tools that it is offered, which its calls may call.
+    """
+    tools, opened = _opened(chat, names)
+    whole = chat.render([_ASK, message], tools)
+    # a template may write tools or a date elsewhere once the turn is there
+    start = opened.rfind(_ASK["content"])
+    tail = whole.rpartition(opened[start:])[2] if start >= 0 else whole
+    return tail if len(tail) < len(whole) else _behind(opened, whole)
+
+
+def probe_call(number: int, name: str, arguments: dict[str, str]) -> Message:
+    function = {"name": name, "arguments": arguments}
+    return {"id": f"call{number:05d}", "type": "function", "function": function}
+
+
+def _opened(chat: Chat, names: Sequence[str]) -> tuple[list[Message] | None, str]:
+    """Tools with these names, and the text before a turn that is offered them."""
+    tools = [_tool(name) for name in names]
     try:
-        opened = chat.render([_ASK], tools, add_generation_prompt=True)
+        return tools, chat.render([_ASK], tools, add_generation_prompt=True)
     except TemplateError:  # a template that refuses tools
-        tools, opened = None, chat.render([_ASK], add_generation_prompt=True)
-    is_thinking = opened.rstrip().endswith("<think>")
+        return None, chat.render([_ASK], add_generation_prompt=True)
+
+
+def _find(chat: Chat) -> CallSyntax:
+    is_thinking = _opened(chat, _NAMES)[1].rstrip().endswith("<think>")
     for count in (2, 1):  # Llama 3 refuses several calls
-        calls = [_call(number) for number in range(count)]
-        message = {"role": "assistant", "content": _CONTENT, "tool_calls": calls}
+        calls = [
+            probe_call(number, _NAMES[number], {"graft": _VALUES[number]})
+            for number in range(count)
+        ]
+        message: Message = {"role": "assistant", "content": _CONTENT, "tool_calls": calls}
         try:
-            whole = chat.render([_ASK, message], tools)
+            written = turn_behind(chat, message, _NAMES)
         except TemplateError:
             continue
-        # a template may write tools or a date elsewhere once the turn is there
-        start = opened.rfind(_ASK["content"])
-        tail = whole.rpartition(opened[start:])[2] if start >= 0 else whole
-        written = tail if len(tail) < len(whole) else _behind(opened, whole)
         if _VALUES[0] in written and _VALUES[count - 1] in written:
             has_channels = "<|channel|>" in written and "<|message|>" in written
             found = _syntax(_cut(written, chat), count, has_channels)
@@ -172,11 +194,6 @@ def _shared(one: str, other: str) -> int:
 def _blanks(text: str) -> str:
     """The blanks at the start of a text."""
     return text[: len(text) - len(text.lstrip())]
-
-
-def _call(number: int) -> Message:
-    function = {"name": _NAMES[number], "arguments": {"graft": _VALUES[number]}}
-    return {"id": f"call{number:05d}", "type": "function", "function": function}
 
 
 def _tool(name: str) -> Message:

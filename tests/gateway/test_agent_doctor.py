@@ -68,7 +68,7 @@ async def rewriting(task: Task, client: Any) -> float:
 def test_what_a_client_changes_or_asks_for_in_vain_is_a_warning():
     found = checks_of(rewriting)
     warned = {name for name, one in found.items() if one.verdict == WARN}
-    assert warned == {"agent", "agent contexts", "agent sampling", "agent choice"}
+    assert warned == {"agent", "agent contexts", "agent sampling", "agent choice", "agent tools"}
     assert "3 calls, 1 retried" in found["agent"].seen
     lines = found["agent contexts"].seen.splitlines()
     assert lines[0] == "2 contexts: first 1, other tools 1"

@@ -12,12 +12,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from graft.text.call_opening import call_opening
 from graft.text.call_readers import READERS
 from graft.text.call_syntax import CallSyntax
 from graft.text.chat import Chat
 from graft.text.syntax_probe import syntax_of
 from graft.text.turn import ReadTurn, read_turn, readings
-from tests.text.text_calls import CALLING, tokenizer_of
+from tests.text.text_calls import CALLING, template, tokenizer_of
 from tests.text.text_families import marked
 from tests.text.text_templates import INSTRUCT, SPECIAL, small_bpe
 
@@ -151,6 +152,23 @@ def test_what_a_template_writes_is_read_back(name: str, calls: list[Any], conten
     content = "" if name == "bare list" else content  # such calls are all of a turn
     turn = check(CHATS[name], calls[:1] if is_single else calls, content)
     assert turn.content == ("" if is_single else content)
+
+
+@pytest.mark.parametrize("name", CALLING)
+def test_a_call_that_is_begun_for_the_policy_begins_as_the_template_writes_it(name: str):
+    chat = CHATS[name]
+    text, _ = written(chat, message_of([("look_up", {"s": "x"})], ""))
+    anything, one = call_opening(chat), call_opening(chat, "look_up")
+    assert text.startswith(one) and text.startswith(anything)
+    assert len(anything) < len(one) < len(text) and "look_up" in one and "look_up" not in anything
+    assert "x" not in one[one.index("look_up") :] and call_opening(chat, "a b") == ""
+
+
+def test_only_calls_with_a_name_before_their_arguments_can_be_begun():
+    late = template(
+        "{{ m.tool_calls[0].function.arguments | tojson + m.tool_calls[0].function.name }}"
+    )
+    assert call_opening(Chat(marked(late))) == call_opening(Chat(small_bpe(), "plain")) == ""
 
 
 def test_python_s_syntax():

@@ -89,6 +89,7 @@ def read_count(body: Any, headers: Mapping[str, str]) -> AgentRequest:
         system = system[1:]
     messages: list[Message] = [{"role": "system", "content": "\n".join(system)}] if system else []
     messages += read_messages(fields, "messages", _messages)
+    choice = fields.fields("tool_choice")
     return AgentRequest(
         messages=with_tool_names(messages),
         tools=tools,
@@ -97,7 +98,8 @@ def read_count(body: Any, headers: Mapping[str, str]) -> AgentRequest:
         max_tokens=fields.whole("max_tokens", 1),
         stop=fields.texts("stop_sequences"),
         stream=fields.flag("stream"),
-        tool_choice=check_choice(_choice(fields.fields("tool_choice")), tools),
+        tool_choice=check_choice(_choice(choice), tools),
+        parallel_calls=not choice.flag("disable_parallel_tool_use"),
         **client_of(headers),
     )
 

@@ -55,8 +55,8 @@ class RequestFields:
             raise self.refused(name, "is empty")
         return text
 
-    def flag(self, name: str) -> bool:
-        return self._typed(name, bool, False)
+    def flag(self, name: str, default: bool = False) -> bool:
+        return self._typed(name, bool, default)
 
     def fields(self, name: str) -> RequestFields:
         """An object; one without fields where it is absent."""

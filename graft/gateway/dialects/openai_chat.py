@@ -42,8 +42,9 @@ __all__ = [
 PATH: str = "/v1/chat/completions"
 PREFIX: str = "chatcmpl-"
 KNOWN = {
-    "messages", "model", "tools", "tool_choice", "temperature", "top_p", "top_k", "max_tokens",
-    "max_completion_tokens", "stop", "seed", "n", "stream", "stream_options", "logprobs", "top_logprobs",
+    "messages", "model", "tools", "tool_choice", "parallel_tool_calls", "temperature", "top_p", "top_k",
+    "max_tokens", "max_completion_tokens", "stop", "seed", "n", "stream", "stream_options",
+    "logprobs", "top_logprobs",
 }  # fmt: skip
 IGNORED = {
     # names and book-keeping of the client
@@ -51,8 +52,6 @@ IGNORED = {
     "prompt_cache_options", "prompt_cache_retention", "moderation",
     # a faster way to the same text
     "prediction",
-    # the policy may always write several calls, and several are answered
-    "parallel_tool_calls",
     # hints to models that were trained for them: here the chat template decides
     "reasoning_effort", "verbosity",
 }  # fmt: skip
@@ -114,6 +113,7 @@ def read(body: Any, headers: Mapping[str, str]) -> AgentRequest:
         with_usage=not stream or fields.fields("stream_options").flag("include_usage"),
         logprobs=_logprobs(fields),
         tool_choice=check_choice(_choice(fields), tools),
+        parallel_calls=fields.flag("parallel_tool_calls", True),
         **client_of(headers),
     )
 

@@ -52,15 +52,14 @@ PREFIX: str = "resp_"
 TEXTS = ("input_text", "output_text", "text")
 LOGPROBS = "message.output_text.logprobs"
 KNOWN = {
-    "input", "instructions", "model", "tools", "tool_choice", "temperature", "top_p", "top_k",
-    "max_output_tokens", "stream", "include", "top_logprobs", "text", "truncation", "previous_response_id",
+    "input", "instructions", "model", "tools", "tool_choice", "parallel_tool_calls", "temperature",
+    "top_p", "top_k", "max_output_tokens", "stream", "include", "top_logprobs", "text",
+    "truncation", "previous_response_id",
 }  # fmt: skip
 IGNORED = {
     # names and book-keeping of the client; the store reads `store`
     "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key",
     "prompt_cache_options", "prompt_cache_retention", "moderation", "stream_options",
-    # the policy may always write several calls, and several are answered
-    "parallel_tool_calls",
     # a limit of the provider's own tools, which are refused
     "max_tool_calls",
     # a hint to models that were trained for it: here the chat template decides
@@ -107,6 +106,7 @@ def read(body: Any, headers: Mapping[str, str]) -> AgentRequest:
         stream=fields.flag("stream"),
         logprobs=0 if LOGPROBS in fields.texts("include") else None,
         tool_choice=check_choice(_choice(fields), tools),
+        parallel_calls=fields.flag("parallel_tool_calls", True),
         **client_of(headers),
     )
 
@@ -250,7 +250,7 @@ def _head(request: AgentRequest, id: str) -> dict[str, Any]:
         "metadata": {},
         "model": request.model,
         "output": [],
-        "parallel_tool_calls": True,
+        "parallel_tool_calls": request.parallel_calls,
         "temperature": request.temperature,
         "top_p": request.top_p,
         "max_output_tokens": request.max_tokens,
