@@ -20,7 +20,8 @@ from graft.types import Message
 class RefusedRequest(Exception):
     """A request that cannot be answered. Each dialect writes it in its own form.
 
-    kind   invalid, context_length, authentication, not_found, too_large, rate_limit, overloaded, internal
+    kind   invalid, context_length, authentication, permission, not_found, too_large, rate_limit, overloaded,
+           internal
     """
 
     def __init__(self, message: str, kind: str = "invalid", param: str | None = None) -> None:

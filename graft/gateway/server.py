@@ -66,6 +66,11 @@ class Place(NamedTuple):
     path: str
     is_control: bool = False
 
+    @property
+    def api_path(self) -> str:
+        """With the /v1 that some clients leave out."""
+        return self.path if self.path.startswith("/v1/") else f"/v1{self.path}"
+
     @classmethod
     def of(cls, path: str, headers: Mapping[str, str]) -> Place:
         parts = path.strip("/").split("/")
@@ -77,8 +82,18 @@ class Place(NamedTuple):
         return cls(named, "/" + "/".join(parts))
 
 
+def dialect_of(place: Place, headers: Mapping[str, str]) -> Dialect:
+    """The dialect of a path; of one that several have, that of the client."""
+    for one in DIALECTS.values():
+        if place.api_path.removesuffix("/count_tokens") == one.PATH:
+            return one
+    return anthropic if "anthropic-version" in headers else openai_chat
+
+
 class GatewayRules(Rules):
-    """Each path needs the key of its session, or the gateway's token."""
+    """Each path needs the key of its session, or the gateway's token; refusals are those of a dialect."""
+
+    KINDS = {401: "authentication", 403: "permission", 404: "not_found", 413: "too_large"}
 
     def __init__(self, token: str, address: Sequence[Any], find: Find) -> None:
         super().__init__(token, address, "", ("GET", "HEAD", "POST"))
@@ -107,6 +122,12 @@ class GatewayRules(Rules):
                 "x-api-key, or put it into the path, /s/KEY/v1/..."
             )
         return None
+
+    def written(self, refused: Refused, path: str, headers: Mapping[str, str]) -> tuple[str, bytes]:
+        status, text = refused
+        dialect = dialect_of(Place.of(path, headers), headers)
+        error = RefusedRequest(text, self.KINDS.get(status, "invalid"))
+        return "application/json", to_json(dialect.error(error)[1])
 
 
 def shown_keys(headers: Mapping[str, str]) -> list[str]:
@@ -212,13 +233,11 @@ class GatewayApp:
         place = Place.of(scope["path"], headers)
         watch = scope["state"]["connection"].watch
         caller = Caller(scope["method"], place, headers, receive, send, watch)
-        path = place.path if place.path.startswith("/v1/") else f"/v1{place.path}"
-        spoken = anthropic if "anthropic-version" in headers else openai_chat
-        dialect = next((one for one in DIALECTS.values() if path == one.PATH), spoken)
+        path, dialect = place.api_path, dialect_of(place, headers)
         try:
             if place.is_control:
                 await self._control(caller)
-            elif path == f"{anthropic.PATH}/count_tokens" and caller.method == "POST":
+            elif path == anthropic.COUNT_PATH and caller.method == "POST":
                 request = anthropic.read_count(await caller.body(), headers)
                 count = self._session(caller).count_tokens(request)
                 await caller.reply(200, anthropic.counted(count))

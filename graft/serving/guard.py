@@ -106,6 +106,10 @@ class Rules:
             return None
         return 401, f"no token, or a wrong one: {self.where}"
 
+    def written(self, refused: Refused, path: str, headers: Mapping[str, str]) -> tuple[str, bytes]:
+        """The content type and the body of a refusal."""
+        return "text/plain; charset=utf-8", f"{refused[1]}\n".encode()
+
     def _named(self, host: str) -> str:
         return f"[{host}]:{self.port}" if ":" in host else f"{host.lower()}:{self.port}"
 
@@ -130,7 +134,7 @@ def equal_secrets(shown: str, secret: str) -> bool:
 
 
 class Guard:
-    """An ASGI application around another; refusals are short plain text.
+    """An ASGI application around another; refusals are short, in the form that the rules give them.
 
     The application finds the headers, texts by lower-case names, as `named_headers` of the scope.
 
@@ -163,7 +167,7 @@ class Guard:
             body = await self._body(headers, receive)
             refused = None if isinstance(body, bytes) else body
         if refused is not None:
-            return await self._answer(send, *refused)
+            return await self._answer(send, refused[0], *self.rules.written(refused, path, headers))
         more = self._pairs
         if tokens:
             cookie = f"{self.rules.cookie}={self.rules.token}; Path=/; HttpOnly; SameSite=Strict"
@@ -203,14 +207,14 @@ class Guard:
         except TimeoutError:
             return 408, f"the body did not arrive in {BODY_SECONDS:g} s"
 
-    async def _answer(self, send: Send, status: int, text: str) -> None:
+    async def _answer(self, send: Send, status: int, kind: str, body: bytes) -> None:
         # what is left of a body must not be read as the next request
-        headers = {"content-type": "text/plain; charset=utf-8", "connection": "close", **HEADERS}
+        headers = {"content-type": kind, "connection": "close", **HEADERS}
         if status == 405:
             headers["allow"] = ", ".join(self.rules.methods)
         pairs = [(name.encode(), value.encode()) for name, value in headers.items()]
         await send({"type": "http.response.start", "status": status, "headers": pairs})
-        await send({"type": "http.response.body", "body": f"{text}\n".encode()})
+        await send({"type": "http.response.body", "body": body})
 
 
 def new_token() -> str:

@@ -357,6 +357,7 @@ def test_the_id_of_an_answer():
         ("invalid", (400, 400)),
         ("context_length", (400, 400)),
         ("authentication", (401, 401)),
+        ("permission", (403, 403)),
         ("not_found", (404, 404)),
         ("too_large", (413, 413)),
         ("rate_limit", (429, 429)),

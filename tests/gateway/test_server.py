@@ -82,6 +82,39 @@ def test_a_session_is_named_by_its_path_its_key_or_a_header():
     served(work)
 
 
+def test_who_may_not_ask_reads_why_in_the_form_of_their_dialect():
+    async def work(address: GatewayAddress, gateway: Gateway, client: httpx.AsyncClient) -> None:
+        claude = {"anthropic-version": "2023-06-01"}
+        for path, headers, status, kind in [
+            ("/v1/chat/completions", {}, 401, "invalid_request_error"),
+            ("/s/gone/v1/responses", {}, 401, "invalid_request_error"),
+            ("/v1/messages", {}, 401, "authentication_error"),
+            ("/s/gone/v1/messages/count_tokens", {}, 401, "authentication_error"),
+            ("/v1/models", claude, 401, "authentication_error"),
+            ("/graft/sessions", {}, 401, "invalid_request_error"),
+            ("/v1/messages", {"host": "evil.example"}, 403, "permission_error"),
+            ("/v1/%2e%2e", {}, 404, "invalid_request_error"),
+            ("/v1/messages", {"content-length": str(2**40)}, 413, "request_too_large"),
+        ]:
+            if status == 413:
+                headers |= {"x-api-key": gateway.open(TASK).key}
+            reply = await client.post(path, content=b"{}", headers=headers)
+            assert (reply.status_code, reply.headers["content-type"]) == (
+                status,
+                "application/json",
+            )
+            body = reply.json()
+            assert body["error"]["type"] == kind and body["error"]["message"]
+            is_claude = "messages" in path or bool(headers.get("anthropic-version"))
+            assert body.get("type") == ("error" if is_claude else None)
+        ended = (await client.post("/v1/messages", content=b"{}")).json()["error"]["message"]
+        assert "it may have ended" in ended
+        wrong = await client.put("/v1/messages", content=b"{}")
+        assert (wrong.status_code, wrong.headers["allow"]) == (405, "GET, HEAD, POST")
+
+    served(work)
+
+
 def test_log_probs_can_be_asked_for_after_the_same_request_without_them():
     async def work(address: GatewayAddress, gateway: Gateway, client: httpx.AsyncClient) -> None:
         headers = bearer(gateway.open(TASK).key)

@@ -57,6 +57,7 @@ ERRORS = {
     "invalid": (400, "invalid_request_error"),
     "context_length": (400, "invalid_request_error"),
     "authentication": (401, "authentication_error"),
+    "permission": (403, "permission_error"),
     "not_found": (404, "not_found_error"),
     "too_large": (413, "request_too_large"),
     "rate_limit": (429, "rate_limit_error"),

@@ -11,6 +11,7 @@ ERRORS = {
     "invalid": (400, "invalid_request_error", None),
     "context_length": (400, "invalid_request_error", "context_length_exceeded"),
     "authentication": (401, "invalid_request_error", "invalid_api_key"),
+    "permission": (403, "invalid_request_error", "forbidden"),
     "not_found": (404, "invalid_request_error", "not_found"),
     "too_large": (413, "invalid_request_error", "request_too_large"),
     "rate_limit": (429, "rate_limit_error", "rate_limit_exceeded"),
