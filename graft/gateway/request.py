@@ -55,8 +55,6 @@ class AgentRequest:
     """Whether an answer may have several calls."""
     agent: str = ""
     """The client's own name of the sub-agent that asks; "" where it has none."""
-    is_retry: bool = False
-    """The client says that it sends this request again."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,6 +24,7 @@ from pydantic_core import from_json, to_json
 
 from graft.gateway.dialects import anthropic, openai_chat, openai_responses
 from graft.gateway.dialects.dialect import DIALECTS, Dialect, answer_id
+from graft.gateway.dialects.fields import shown
 from graft.gateway.dialects.response_store import ResponseStore
 from graft.gateway.request import AgentRequest, PolicyAnswer, RefusedRequest
 from graft.gateway.session import AgentSession
@@ -158,12 +159,14 @@ class Caller(NamedTuple):
         """The JSON object that was sent; an empty body is an empty object."""
         message = await self.receive()  # the guard hands over the body as a whole
         raw = message.get("body", b"")
+        if (coding := self.headers.get("content-encoding", "identity")) != "identity":
+            raise RefusedRequest(f"content-encoding {shown(coding)} is not read; send plain JSON")
         try:
             read = from_json(raw) if raw.strip() else {}
         except ValueError as error:
             raise RefusedRequest(f"the body is not JSON: {error}") from error
         if not isinstance(read, dict):
-            raise RefusedRequest(f"the body is {type(read).__name__}; it must be a JSON object")
+            raise RefusedRequest(f"the body must be a JSON object, not {shown(read)}")
         return read
 
     async def reply(self, status: int, content: Any) -> None:
@@ -245,8 +248,9 @@ class GatewayApp:
                 await self._call(caller, dialect)
             elif path == "/v1/models" and caller.method == "GET":
                 await caller.reply(200, dialect.models([self.model]))
-            elif path == f"/v1/models/{self.model}" and caller.method == "GET":
-                await caller.reply(200, dialect.models([self.model])["data"][0])
+            elif path.startswith("/v1/models/") and caller.method == "GET":
+                name = path.removeprefix("/v1/models/")  # any name is the policy's
+                await caller.reply(200, dialect.models([name])["data"][0])
             elif place.path == "/":  # a client looks whether anything is there
                 await caller.reply(200, {} if caller.method == "GET" else b"")
             else:
@@ -312,7 +316,8 @@ class GatewayApp:
         try:
             number = as_number(value, "the reward")
         except UserCodeError as error:
-            raise RefusedRequest(str(error), param=name) from error
+            why = f"{name} must be a finite number, not {shown(value)}"
+            raise RefusedRequest(why, param=name) from error
         session.reward(number, None if answer is None else answer_id(answer))
 
     # --- calls of the policy ------------------------------------------------------------------------

@@ -144,13 +144,10 @@ def test_a_chat_of_anthropic():
     )
 
 
-def test_headers_name_the_sub_agent_and_a_retry():
-    headers = {"X-Claude-Code-Agent-Id": "a7", "x-stainless-retry-count": "1"}
+def test_a_header_names_the_sub_agent():
     for dialect, body in ((openai_chat, CHAT), (anthropic, MESSAGES)):
-        request = dialect.read(body, headers)
-        assert (request.agent, request.is_retry) == ("a7", True)
-        assert not dialect.read(body, {"x-stainless-retry-count": "0"}).is_retry
-        assert not dialect.read(body, {"x-stainless-retry-count": "²"}).is_retry
+        assert dialect.read(body, {"X-Claude-Code-Agent-Id": "a7"}).agent == "a7"
+        assert dialect.read(body, {}).agent == ""
 
 
 @pytest.mark.parametrize(

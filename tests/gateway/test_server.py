@@ -76,6 +76,13 @@ def test_a_session_is_named_by_its_path_its_key_or_a_header():
         assert (await client.get("/v1/models")).status_code == 401
         models = await client.get("/v1/models", headers=bearer(session.key))
         assert models.json()["data"][0]["id"] == "policy"
+        for name in ("policy", "gpt-4o", "openai/policy"):  # any name is the policy's
+            model = await client.get(f"/v1/models/{name}", headers=bearer(session.key))
+            assert model.json()["id"] == name
+        reply = await client.post(
+            f"/graft/sessions/{session.id}/reward", json={"value": "x"}, headers=bearer(session.key)
+        )
+        assert reply.json()["error"]["message"] == "value must be a finite number, not 'x'"
         foreign = await client.get("/v1/models", headers={"host": "evil.example"})
         assert foreign.status_code == 403
 
@@ -134,6 +141,19 @@ def test_bad_bodies_are_refused_in_the_dialects_own_form():
         assert reply.status_code == 400 and "not JSON" in reply.json()["error"]["message"]
         reply = await client.post("/v1/messages", content=b"[1]", headers=headers)
         assert reply.status_code == 400 and reply.json()["type"] == "error"
+        for body, more, why in [
+            (b"[1]", {}, "must be a JSON object, not [1]"),
+            (b"null", {}, "must be a JSON object, not None"),
+            (b"\x1f\x8b", {"content-encoding": "gzip"}, "'gzip' is not read; send plain JSON"),
+            (
+                b'{"messages": [{"role": "user", "content": 5}]}',
+                {},
+                "a text or a list of parts, not 5",
+            ),
+        ]:
+            sent = {**headers, **more}
+            reply = await client.post("/v1/chat/completions", content=body, headers=sent)
+            assert reply.status_code == 400 and why in reply.json()["error"]["message"]
         long = {**HELLO, "messages": [{"role": "user", "content": "x" * 5000}]}
         reply = await client.post("/v1/chat/completions", json=long, headers=headers)
         assert reply.json()["error"]["code"] == "context_length_exceeded"

@@ -7,19 +7,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from graft.gateway.dialects import sse
-from graft.gateway.dialects.fields import (
-    RequestFields,
+from graft.gateway.dialects.common import (
     assistant_message,
-    body_fields,
-    check_choice,
-    client_of,
     function_call,
     function_tool,
     read_messages,
-    sampling_of,
-    shown,
-    with_tool_names,
+    request_of,
 )
+from graft.gateway.dialects.fields import RequestFields, body_fields, shown
 from graft.gateway.request import AgentRequest, PolicyAnswer, RefusedRequest
 from graft.types import Message
 
@@ -84,24 +79,22 @@ def read_count(body: Any, headers: Mapping[str, str]) -> AgentRequest:
             f"output_config.format is not supported here: {REFUSED['output_format'][1]}",
             param="output_config.format",
         )
-    tools = tuple(_tool(tool) for tool in fields.objects("tools"))
     system = _texts(fields, "system", {"text": _text})
     if system and system[0].startswith(BILLING):
         system = system[1:]
     messages: list[Message] = [{"role": "system", "content": "\n".join(system)}] if system else []
     messages += read_messages(fields, "messages", _messages)
     choice = fields.fields("tool_choice")
-    return AgentRequest(
-        messages=with_tool_names(messages),
-        tools=tools,
-        model=fields.text("model"),
-        **sampling_of(fields, hottest=1),
+    return request_of(
+        fields,
+        headers,
+        messages=messages,
+        tools=[_tool(tool) for tool in fields.objects("tools")],
+        choice=_choice(choice),
+        hottest=1,
         max_tokens=fields.whole("max_tokens", 1),
         stop=fields.texts("stop_sequences"),
-        stream=fields.flag("stream"),
-        tool_choice=check_choice(_choice(choice), tools),
         parallel_calls=not choice.flag("disable_parallel_tool_use"),
-        **client_of(headers),
     )
 
 
@@ -198,11 +191,10 @@ def _assistant(fields: RequestFields) -> Message:
 
 def _texts(fields: RequestFields, name: str, kinds: Mapping[str, Any]) -> list[str]:
     """The texts of a content: a string, or blocks of these types, read by these functions."""
-    value = fields.get(name)
-    if value is None or isinstance(value, str):
-        return [value] if value else []
+    if isinstance(blocks := fields.parts(name), str):
+        return [blocks] if blocks else []
     texts: list[str] = []
-    for block in fields.objects(name):
+    for block in blocks:
         kind = block.name("type")
         if kind not in kinds:
             why = (
@@ -226,8 +218,7 @@ def _result(block: RequestFields) -> Message:
 
 
 def _tool(fields: RequestFields) -> dict[str, Any]:
-    if (kind := fields.text("type", "custom")) != "custom":
-        raise fields.refused("type", f"is {shown(kind)}: tools of the provider are not known here")
+    fields.check_type("custom", "tools of the provider are not known here")
     return function_tool(fields, "input_schema")
 
 

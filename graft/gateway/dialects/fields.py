@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
 from graft.gateway.request import RefusedRequest
-from graft.types import Message
 
 MOST_DEPTH = 64
 """Of nested lists and objects. Schemas of tools have about ten; code behind this one may recurse."""
@@ -101,6 +99,20 @@ class RequestFields:
             )
         return float(value)
 
+    def parts(self, name: str) -> str | list[RequestFields]:
+        """A content: a text, or a list of parts; "" where it is absent."""
+        value = self.get(name)
+        if value is None or isinstance(value, str):
+            return value or ""
+        if not isinstance(value, list):
+            raise self.refused(name, f"must be a text or a list of parts, not {shown(value)}")
+        return self.objects(name)
+
+    def check_type(self, known: str, why: str) -> None:
+        """Refuse an object whose `type` is another one; without a type it is of the one that is known."""
+        if (kind := self.text("type", known)) != known:
+            raise self.refused("type", f"is {shown(kind)}: {why}")
+
     def _typed(self, name: str, kind: type, default: Any) -> Any:
         value = self.get(name)
         if value is None:
@@ -108,32 +120,6 @@ class RequestFields:
         if not isinstance(value, kind):
             raise self.refused(name, f"must be {_KINDS[kind]}, not {shown(value)}")
         return value
-
-
-def read_messages(
-    fields: RequestFields, name: str, read: Callable[[RequestFields], list[Message]]
-) -> list[Message]:
-    """The messages of a list. Most have a role and a text alone, the same in every dialect."""
-    made: list[Message] = []
-    for number, value in enumerate(fields.items(name)):
-        if (plain := _plain_message(value)) is not None:
-            made.append(plain)
-        else:
-            made += read(RequestFields(value, f"{fields.place(name)}.{number}"))
-    return made
-
-
-def _plain_message(value: Any) -> Message | None:
-    if type(value) is not dict or type(value.get("content")) is not str:
-        return None
-    role = value.get("role")
-    if role not in ("user", "assistant", "system") or len(value) - _count_none(value) != 2:
-        return None
-    return {"role": role, "content": value["content"]}
-
-
-def _count_none(value: dict[str, Any]) -> int:
-    return [*value.values()].count(None)
 
 
 def body_fields(
@@ -151,7 +137,7 @@ def body_fields(
     Other fields are ignored too, as a client of tomorrow may send them, and named once in the log.
     """
     fields = RequestFields(body)
-    _check_json(fields.values)
+    check_json(fields.values)
     for name, value in fields.values.items():
         if value is None:
             continue
@@ -164,102 +150,13 @@ def body_fields(
     return fields
 
 
-def sampling_of(fields: RequestFields, hottest: float) -> dict[str, Any]:
-    """How the client wants tokens to be drawn; `hottest` is the highest temperature of its dialect."""
-    share, most = fields.number("top_p", 0, 1), fields.whole("top_k", -1)
-    return {
-        "temperature": fields.number("temperature", 0, hottest),
-        # of a share of 0 the most probable token is left, as of a very small one
-        "top_p": share if share is None else max(share, 1e-6),
-        "top_k": most if most is None else max(most, 0),
-    }
-
-
-def arguments_of(text: str) -> dict[str, Any] | str:
-    """The arguments of a call: an object; what is no JSON object stays the text that it was.
-
-    '{"a": 1}' -> {"a": 1};  "" -> {};  "[1]" -> "[1]";  '{"a": ' -> '{"a": '
-    """
-    try:
-        value = json.loads(text) if text.strip() else {}
-        if isinstance(value, dict):
-            _check_json(value)
-            return value
-    except (ValueError, RecursionError, RefusedRequest):
-        pass
-    return text
-
-
-def function_tool(fields: RequestFields, parameters: str) -> dict[str, Any]:
-    """A tool in OpenAI's form. `parameters` is the name of the field that has their schema.
-
-    Other fields, such as `strict`, are left out: the policy is not constrained to a schema.
-    """
-    function = {
-        "name": fields.name("name"),
-        "description": fields.text("description"),
-        "parameters": dict(fields.fields(parameters).values)
-        or {"type": "object", "properties": {}},
-    }
-    return {"type": "function", "function": function}
-
-
-def function_call(id: str, name: str, arguments: dict[str, Any] | str) -> dict[str, Any]:
-    return {"id": id, "type": "function", "function": {"name": name, "arguments": arguments}}
-
-
-def assistant_message(content: str, reasoning: str, calls: Sequence[Any]) -> Message:
-    message: Message = {"role": "assistant", "content": content}
-    if reasoning:
-        message["reasoning_content"] = reasoning
-    if calls:
-        message["tool_calls"] = list(calls)
-    return message
-
-
-def with_tool_names(messages: Sequence[Message]) -> tuple[Message, ...]:
-    """Tool messages with the name of the call that they answer, which some templates write."""
-    names: dict[str, str] = {}
-    named: list[Message] = []
-    for message in messages:
-        for call in message.get("tool_calls", ()):
-            names[call["id"]] = call["function"]["name"]
-        if message["role"] == "tool" and message["tool_call_id"] in names:
-            message = {**message, "name": names[message["tool_call_id"]]}
-        named.append(message)
-    if not named:
-        raise RefusedRequest("there are no messages; send at least one", param="messages")
-    return tuple(named)
-
-
-def check_choice(choice: str, tools: Sequence[Mapping[str, Any]]) -> str:
-    """A choice of tools that can be made among these."""
-    names = [tool["function"]["name"] for tool in tools]
-    if choice in ("auto", "none") or choice in names or (choice == "required" and names):
-        return choice
-    raise RefusedRequest(
-        f"tool_choice asks for {shown(choice)}, and the tools are {shown(names)}",
-        param="tool_choice",
-    )
-
-
-def client_of(headers: Mapping[str, str]) -> dict[str, Any]:
-    """The sub-agent that asks, and whether it asks again, from the headers of the clients' SDKs."""
-    known = {name.lower(): value for name, value in headers.items()}
-    count = known.get("x-stainless-retry-count", "0").strip()
-    return {
-        "agent": known.get("x-claude-code-agent-id", ""),
-        "is_retry": count.isascii() and count.isdigit() and count.strip("0") != "",
-    }
-
-
 def shown(value: Any) -> str:
     """A value in a message, short."""
     text = repr(value)
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 
-def _check_json(body: Mapping[str, Any]) -> None:
+def check_json(body: Mapping[str, Any]) -> None:
     """Refuse what could not be written as JSON again, level by level: the depth is the client's."""
     level: list[Any] = [body]
     texts: list[str] = []

@@ -7,37 +7,27 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from graft.gateway.dialects import sse
-from graft.gateway.dialects.fields import (
-    MOST_ANSWERS,
-    RequestFields,
+from graft.gateway.dialects.common import (
     arguments_of,
     assistant_message,
-    body_fields,
-    check_choice,
-    client_of,
     function_call,
     function_tool,
     read_messages,
-    sampling_of,
-    shown,
-    with_tool_names,
+    request_of,
 )
-from graft.gateway.dialects.openai_errors import error, models
+from graft.gateway.dialects.fields import MOST_ANSWERS, RequestFields, body_fields, shown
+from graft.gateway.dialects.openai_common import (
+    NO_MEDIA,
+    OTHER_SAMPLING,
+    UNCONSTRAINED,
+    choice_of,
+    text_of,
+    token_logprobs,
+)
+from graft.gateway.dialects.openai_common import error as error
+from graft.gateway.dialects.openai_common import models as models
 from graft.gateway.request import AgentRequest, AnsweredCall, PolicyAnswer, RefusedRequest
 from graft.types import Message
-
-__all__ = [
-    "PATH",
-    "PREFIX",
-    "answer",
-    "error",
-    "error_event",
-    "events",
-    "models",
-    "opening",
-    "ping",
-    "read",
-]
 
 PATH: str = "/v1/chat/completions"
 PREFIX: str = "chatcmpl-"
@@ -55,13 +45,6 @@ IGNORED = {
     # hints to models that were trained for them: here the chat template decides
     "reasoning_effort", "verbosity",
 }  # fmt: skip
-UNCONSTRAINED = (
-    "the policy writes freely, and is not constrained to a format; ask for it in the prompt"
-)
-OTHER_SAMPLING = (
-    "tokens are sampled from the policy's own distribution, which is the one that is trained"
-)
-NO_MEDIA = "the policy reads and writes text only"
 REFUSED: dict[str, tuple[Sequence[Any], str]] = {
     "response_format": (({"type": "text"},), UNCONSTRAINED),
     "logit_bias": (({},), OTHER_SAMPLING),
@@ -97,24 +80,22 @@ REFUSED: dict[str, tuple[Sequence[Any], str]] = {
 
 def read(body: Any, headers: Mapping[str, str]) -> AgentRequest:
     fields = body_fields(body, KNOWN, IGNORED, REFUSED)
-    tools = tuple(_tool(tool) for tool in fields.objects("tools"))
-    stream = fields.flag("stream")
     limit = fields.whole("max_completion_tokens", 1)
-    return AgentRequest(
-        messages=with_tool_names(read_messages(fields, "messages", lambda one: [_message(one)])),
-        tools=tools,
-        model=fields.text("model"),
-        **sampling_of(fields, hottest=2),
+    return request_of(
+        fields,
+        headers,
+        messages=read_messages(fields, "messages", lambda one: [_message(one)]),
+        tools=[_tool(tool) for tool in fields.objects("tools")],
+        choice=choice_of(fields, "function"),
+        hottest=2,
         max_tokens=fields.whole("max_tokens", 1) if limit is None else limit,
         stop=fields.texts("stop"),
         seed=fields.whole("seed", -(2**63)),
         n=fields.whole("n", 1, MOST_ANSWERS) or 1,
-        stream=stream,
-        with_usage=not stream or fields.fields("stream_options").flag("include_usage"),
+        with_usage=not fields.flag("stream")
+        or fields.fields("stream_options").flag("include_usage"),
         logprobs=_logprobs(fields),
-        tool_choice=check_choice(_choice(fields), tools),
         parallel_calls=fields.flag("parallel_tool_calls", True),
-        **client_of(headers),
     )
 
 
@@ -161,20 +142,6 @@ def error_event(refused: RefusedRequest) -> bytes:
     return sse.event(error(refused)[1])
 
 
-def text_of(fields: RequestFields, name: str, kinds: Sequence[str] = ("text",)) -> str:
-    """Content as text: a string, or parts of these types, each on its own lines."""
-    value = fields.get(name)
-    if value is None or isinstance(value, str):
-        return value or ""
-    texts: list[str] = []
-    for part in fields.objects(name):
-        kind = part.text("type", kinds[0])
-        if kind not in kinds and kind != "refusal":
-            raise part.refused("type", f"is {shown(kind)}: {NO_MEDIA}")
-        texts.append(part.text("refusal" if kind == "refusal" else "text"))
-    return "\n".join(texts)
-
-
 def _message(fields: RequestFields) -> Message:
     role = fields.name("role")
     content = text_of(fields, "content")
@@ -195,8 +162,7 @@ def _message(fields: RequestFields) -> Message:
 
 
 def _call(fields: RequestFields) -> dict[str, Any]:
-    if (kind := fields.text("type", "function")) != "function":
-        raise fields.refused("type", f"is {shown(kind)}: only calls of functions are known")
+    fields.check_type("function", "only calls of functions are known")
     function = fields.fields("function")
     arguments = function.get("arguments")
     if not isinstance(arguments, Mapping):
@@ -205,19 +171,8 @@ def _call(fields: RequestFields) -> dict[str, Any]:
 
 
 def _tool(fields: RequestFields) -> dict[str, Any]:
-    if (kind := fields.text("type", "function")) != "function":
-        raise fields.refused("type", f"is {shown(kind)}: only tools of the type function are known")
+    fields.check_type("function", "only tools of the type function are known")
     return function_tool(fields.fields("function"), "parameters")
-
-
-def _choice(fields: RequestFields) -> str:
-    value = fields.get("tool_choice")
-    if value is None or isinstance(value, str):
-        return value or "auto"
-    choice = fields.fields("tool_choice")
-    if (kind := choice.text("type", "function")) != "function":
-        raise choice.refused("type", f"is {shown(kind)}: only a function can be chosen")
-    return choice.fields("function").name("name")
 
 
 def _logprobs(fields: RequestFields) -> int | None:
@@ -265,13 +220,8 @@ def _id_of_choice(answers: Sequence[PolicyAnswer], one: PolicyAnswer) -> dict[st
 
 
 def _logprobs_of(request: AgentRequest, one: PolicyAnswer) -> dict[str, Any] | None:
-    if request.logprobs is None:
-        return None
-    content = [
-        {"token": text, "logprob": value, "bytes": list(text.encode()), "top_logprobs": []}
-        for text, value in zip(one.token_texts, one.logprobs, strict=True)
-    ]
-    return {"content": content, "refusal": None}
+    is_asked = request.logprobs is not None
+    return {"content": token_logprobs(one), "refusal": None} if is_asked else None
 
 
 def _usage(answers: Sequence[PolicyAnswer]) -> dict[str, Any]:

@@ -16,36 +16,25 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from graft.gateway.dialects import sse
-from graft.gateway.dialects.fields import (
-    RequestFields,
+from graft.gateway.dialects.common import (
     arguments_of,
     assistant_message,
-    body_fields,
-    check_choice,
-    client_of,
     function_call,
     function_tool,
-    sampling_of,
-    shown,
-    with_tool_names,
+    request_of,
 )
-from graft.gateway.dialects.openai_chat import OTHER_SAMPLING, UNCONSTRAINED, text_of
-from graft.gateway.dialects.openai_errors import error, models
+from graft.gateway.dialects.fields import RequestFields, body_fields, shown
+from graft.gateway.dialects.openai_common import (
+    OTHER_SAMPLING,
+    UNCONSTRAINED,
+    choice_of,
+    text_of,
+    token_logprobs,
+)
+from graft.gateway.dialects.openai_common import error as error
+from graft.gateway.dialects.openai_common import models as models
 from graft.gateway.request import AgentRequest, AnsweredCall, PolicyAnswer, RefusedRequest
 from graft.types import Message
-
-__all__ = [
-    "PATH",
-    "PREFIX",
-    "answer",
-    "error",
-    "error_event",
-    "events",
-    "models",
-    "opening",
-    "ping",
-    "read",
-]
 
 PATH: str = "/v1/responses"
 PREFIX: str = "resp_"
@@ -94,20 +83,18 @@ def read(body: Any, headers: Mapping[str, str]) -> AgentRequest:
     if fields.whole("top_logprobs", 0):
         why = f"must be 0: log-probs are kept of sampled tokens only; use include: [{LOGPROBS!r}]"
         raise fields.refused("top_logprobs", why)
-    tools = tuple(_tool(tool) for tool in fields.objects("tools"))
     instructions = fields.text("instructions")
     first: list[Message] = [{"role": "system", "content": instructions}] if instructions else []
-    return AgentRequest(
-        messages=with_tool_names([*first, *_messages(fields)]),
-        tools=tools,
-        model=fields.text("model"),
-        **sampling_of(fields, hottest=2),
+    return request_of(
+        fields,
+        headers,
+        messages=[*first, *_messages(fields)],
+        tools=[_tool(tool) for tool in fields.objects("tools")],
+        choice=choice_of(fields),
+        hottest=2,
         max_tokens=fields.whole("max_output_tokens", 1),
-        stream=fields.flag("stream"),
         logprobs=0 if LOGPROBS in fields.texts("include") else None,
-        tool_choice=check_choice(_choice(fields), tools),
         parallel_calls=fields.flag("parallel_tool_calls", True),
-        **client_of(headers),
     )
 
 
@@ -219,20 +206,8 @@ def _message(item: RequestFields, kind: str) -> Message:
 
 
 def _tool(fields: RequestFields) -> dict[str, Any]:
-    if (kind := fields.text("type", "function")) != "function":
-        why = f"is {shown(kind)}: there are no tools of the provider, only functions of the agent"
-        raise fields.refused("type", why)
+    fields.check_type("function", "there are no tools of the provider, only functions of the agent")
     return function_tool(fields, "parameters")
-
-
-def _choice(fields: RequestFields) -> str:
-    value = fields.get("tool_choice")
-    if value is None or isinstance(value, str):
-        return value or "auto"
-    choice = fields.fields("tool_choice")
-    if (kind := choice.text("type", "function")) != "function":
-        raise choice.refused("type", f"is {shown(kind)}: only a function can be chosen")
-    return choice.name("name")
 
 
 def _head(request: AgentRequest, id: str) -> dict[str, Any]:
@@ -269,7 +244,7 @@ def _items(request: AgentRequest, one: PolicyAnswer) -> list[dict[str, Any]]:
         items.append({"id": f"rs_{one.id}", "type": "reasoning", "summary": [], "content": content})
     if one.content or not one.calls:
         part = {"type": "output_text", "text": one.content, "annotations": []}
-        part["logprobs"] = _logprobs_of(request, one)
+        part["logprobs"] = [] if request.logprobs is None else token_logprobs(one)
         items.append(
             {"id": f"msg_{one.id}", "type": "message", "role": "assistant", "content": [part]}
         )
@@ -310,15 +285,6 @@ def _streamed(item: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
         yield f"{name}.done", {**here, "text": part["text"], **logprobs}
         yield "response.content_part.done", {**here, "part": part}
     yield "response.output_item.done", {"item": item}
-
-
-def _logprobs_of(request: AgentRequest, one: PolicyAnswer) -> list[dict[str, Any]]:
-    if request.logprobs is None:
-        return []
-    return [
-        {"token": text, "bytes": list(text.encode()), "logprob": value, "top_logprobs": []}
-        for text, value in zip(one.token_texts, one.logprobs, strict=True)
-    ]
 
 
 def _usage(one: PolicyAnswer) -> dict[str, Any]:
