@@ -468,8 +468,12 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return found
 
 
+with_runs = pytest.mark.timeout(900)
+"""The first test that asks for `runs` waits until all of them are done."""
+
+
 @pytest.mark.slow
-@pytest.mark.timeout(900)
+@with_runs
 @pytest.mark.parametrize(
     "layout",
     [
@@ -492,6 +496,7 @@ def test_warm_up_and_20_steps_of_grpo_have_the_same_curve(single, runs, layout: 
 
 
 @pytest.mark.slow
+@with_runs
 @pytest.mark.parametrize("layout", ["fsdp", "tp", "replicas", "2x2"])
 def test_transformers_opens_a_checkpoint_of_any_layout(runs, layout: str):
     transformers = pytest.importorskip("transformers")
@@ -504,6 +509,7 @@ def test_transformers_opens_a_checkpoint_of_any_layout(runs, layout: str):
 
 
 @pytest.mark.slow
+@with_runs
 def test_four_processes_resumed_by_one(single, runs, tmp_path):
     folder = cut_after(runs["2x2"], tmp_path / "cut", "rl-000010")
     alone(folder)
@@ -512,12 +518,12 @@ def test_four_processes_resumed_by_one(single, runs, tmp_path):
 
 
 @pytest.mark.slow
+@with_runs
 @pytest.mark.parametrize(
     ("before", "count", "overrides"),
     [("single", 4, ["parallel.tp=2"]), ("replicas", 2, [])],
     ids=["one process by 2x2", "replicas by fsdp"],
 )
-@pytest.mark.timeout(300)
 def test_runs_go_on_in_another_layout(single, runs, tmp_path, before, count, overrides):
     folder = cut_after({**runs, "single": single}[before], tmp_path / "cut", "rl-000010")
     code, screen = torchrun(count, folder, *overrides)
@@ -606,7 +612,7 @@ def test_ctrl_c_saves_at_the_end_of_a_step(single, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
+@with_runs
 @pytest.mark.parametrize("limit", [40_000, 80_000], ids=["the model", "the state of all ranks"])
 def test_a_disk_that_takes_no_more_ends_all_with_the_cause_first(runs, tmp_path, limit: int):
     """The model's file has 58 kB, each of two parts of the optimizer's state 99."""
