@@ -141,9 +141,9 @@ def reward(name: str, body: str, *fragments: str, head: str = "def score(task, r
 
 
 def part(what: str, name: str, code: str, *fragments: str) -> Mistake:
-    """A loss, credit, reduction or branch called `mine`."""
-    key = {"branch": "rollout.branch"}.get(what, f"algo.{what}")
-    value: Any = ["MINE:mine"] if what == "credit" else "MINE:mine"
+    """A loss, credit, weight, reduction or branch called `mine`."""
+    key = {"branch": "rollout.branch", "weight": "algo.weights"}.get(what, f"algo.{what}")
+    value: Any = ["MINE:mine"] if what in ("credit", "weight") else "MINE:mine"
     return Mistake(
         f"{what} {name}", f"class Mine(Env):\n    pass\n\n\n{code}", fragments, {key: value}
     )
@@ -281,7 +281,18 @@ PARTS = [
     part("loss", "raises", LOSS.format("batch.nothing"), "loss", "AttributeError", "FILE.py:"),
     part("loss", "factory None", "def mine():\n    pass", "loss mine (FILE.py:", "None", "a function"),
     part("loss", "direct scalar", DIRECT.format("logp, entropy, batch", "(logp.sum(), {})"), "shape []"),
-    part("loss", "two parameters", DIRECT.format("logp, batch", "(-logp, {})"), "mine(logp, batch)"),
+    part("loss", "two parameters", DIRECT.format("logp, batch", "(-logp, {})"), "loss mine (FILE.py:",
+         "takes (logp, batch)", "it must take (logp, entropy, batch)"),
+    part("loss", "a metric of graft", LOSS.format("(-logp, {'loss': logp})"), "(FILE.py:", "called 'loss'",
+         "another name"),
+    part("weight", "NaN", DIRECT.format("logp, batch", "logp * math.nan"), "by weight mine (FILE.py:",
+         "not a finite number"),
+    part("weight", "one number", DIRECT.format("logp, batch", "1.0"), "weight mine (FILE.py:", "per token"),
+    part("weight", "integers", DIRECT.format("logp, batch", "batch.mask.long()"), "torch.int64", ".float()"),
+    part("weight", "in place", "def mine(logp, batch):\n    batch.mask[:] = False\n    return logp",
+         "weight mine (FILE.py:", "batch.mask in place"),
+    part("credit", "one parameter", DIRECT.format("adv", "adv"), "credit mine (FILE.py:", "takes (adv)",
+         "it must take (advantages, batch)"),
     part("loss", "NaN", LOSS.format("(logp * math.nan, {})"), "loss", "FILE.py:", "not a finite number"),
     part("loss", "log-probs in place", LOSS.format("(-logp.mul_(0), {})"), "loss", "FILE.py:", "in place"),
     part("loss", "an object", "mine = 3", "loss 'MODULE:mine'", "the int 3", "function"),

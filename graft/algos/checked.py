@@ -1,4 +1,4 @@
-"""Checks of what the user's losses, weights, credits, shapings and reductions return.
+"""Checks of what the user's losses, weights, credits, shapings, reductions and divergences return.
 
     N rows, T tokens
 
@@ -43,6 +43,11 @@ def _metric(name: Any, value: Any, logp_NT: Tensor, who: UserObject) -> Tensor:
     wanted = f"a number, or a tensor of shape {list(logp_NT.shape)}"
     if not isinstance(name, str):
         raise UserCodeError(f"{who} has a metric called {name!r}; names must be texts")
+    if name in LEARNERS_OWN:
+        raise UserCodeError(
+            f"{who} has a metric called {name!r}, which graft writes itself; give it another name, such as "
+            f"'my/{name}'"
+        )
     if isinstance(value, bool | int | float):
         value = torch.tensor(float(value), device=logp_NT.device)
     if not isinstance(value, Tensor) or value.shape not in ((), logp_NT.shape):
@@ -55,8 +60,21 @@ def _check_grid(value: Any, shape: torch.Size, who: UserObject, note: str) -> No
     if not isinstance(value, Tensor) or value.shape != shape:
         raise refusal(who, value, wanted)
     if not value.is_floating_point():
-        raise UserCodeError(f"{who} returned a tensor of {value.dtype}; it must be of a float type")
+        raise UserCodeError(
+            f"{who} returned a tensor of {value.dtype}; it must be of a float type: end it with .float()"
+        )
 
+
+LEARNERS_OWN = (
+    "loss",
+    "loss/value",
+    "loss/observations",
+    "grad_norm",
+    "learning_rate",
+    "step",
+    "phase",
+)
+"""Metrics of a step that a function's own would replace."""
 
 ARGUMENTS = {
     "loss": ("logp", "entropy", "batch"),
@@ -76,12 +94,10 @@ def checked(function: Any, what: str) -> Any:
 
     @wraps(function)
     def call(*args: Any) -> Any:
-        batch: Batch = args[-1]
-        tensors = {f"batch.{one.name}": getattr(batch, one.name) for one in fields(batch)}
-        if what == "loss":
-            tensors |= {"logp": args[0], "entropy": args[1]}
-        elif what == "weight":
-            tensors |= {"logp": args[0]}
+        tensors: dict[str, Any] = dict(zip(ARGUMENTS[what], args, strict=True))
+        if isinstance(batch := tensors.pop("batch", None), Batch):
+            tensors |= {f"batch.{one.name}": getattr(batch, one.name) for one in fields(batch)}
+        tensors.pop("advantages", None)  # a sum that a credit may add to
         tensors = {name: tensor for name, tensor in tensors.items() if tensor is not None}
         before = {name: tensor._version for name, tensor in tensors.items()}
         with naming(function, what):
@@ -125,7 +141,7 @@ def _credit(found: Any, args: tuple[Any, ...], who: UserObject) -> Tensor:
             f"{who} returned NaN or inf for {int((~is_finite).sum())} trained tokens; every advantage "
             "must be a finite number. A std of 0 in a denominator is the usual cause"
         )
-    return found
+    return found.detach().float()
 
 
 def _shaping(found: Any, args: tuple[Any, ...], who: UserObject) -> Batch:
@@ -145,7 +161,19 @@ def _reduction(found: Any, args: tuple[Any, ...], who: UserObject) -> Tensor:
     return found
 
 
+def _divergence(found: Any, args: tuple[Any, ...], who: UserObject) -> Tensor:
+    student: Tensor = args[0]
+    _check_grid(found, student.shape[:-1], who, "the sum over the last axis")
+    if student.requires_grad and not found.requires_grad:
+        raise UserCodeError(
+            f"{who} returned a divergence that does not depend on the student, so nothing would be learned; "
+            "compute it from student, without detach(), item() or no_grad()"
+        )
+    return found
+
+
 CHECKED = {
+    "divergence": _divergence,
     "loss": _loss,
     "weight": _weight,
     "credit": _credit,

@@ -193,7 +193,8 @@ def distillation() -> TokenLoss:
     """The divergence from the teacher, and nothing else; advantages are not read."""
 
     def loss(logp_NT: Tensor, entropy_NT: Tensor, batch: Batch) -> tuple[Tensor, Metrics]:
-        loss_NT = _divergences(batch)
+        # where no row has a teacher the divergences are constants; the step then has a gradient of 0
+        loss_NT = _divergences(batch) + 0.0 * keep(logp_NT, batch.mask)
         metrics = _metrics(loss_NT, entropy_NT, batch)
         return loss_NT, metrics | {"distill/divergence": loss_NT.detach()}
 

@@ -12,10 +12,22 @@ from graft.algos.checked import ARGUMENTS, CHECKED, checked
 from graft.algos.losses.covariance import SelectiveLoss
 from graft.algos.weights import BatchWeight
 from graft.registry import resolve
-from graft.user_code import UserCodeError, UserObject, refusal, seen
+from graft.user_code import UserCodeError, UserObject, naming, refusal, seen
 
 Part = str | tuple[str, Mapping[str, Any]]
 """A name, or a name with keywords for the factory behind it."""
+
+
+def part_name(part: Part | Callable[..., Any]) -> str:
+    """The name of a part; of a function given in place of one, "module:function"."""
+    if isinstance(part, str):
+        return part
+    return f"{part.__module__}:{getattr(part, '__qualname__', part)}" if callable(part) else part[0]
+
+
+def is_users_part(part: Part | Callable[..., Any]) -> bool:
+    """Whether it is the user's own, which may read anything."""
+    return ":" in part_name(part)
 
 
 def make(part: Part | Callable[..., Any], table: Mapping[str, Any], what: str) -> Any:
@@ -36,26 +48,39 @@ def make(part: Part | Callable[..., Any], table: Mapping[str, Any], what: str) -
             f"{what} {name!r} is {seen(factory)}; it must be a function that returns the {what}"
         )
     signature = inspect.signature(factory)
+    bare = [str(p.replace(annotation=p.empty)) for p in signature.parameters.values()]
+    given = ", ".join(f"{key}={value!r}" for key, value in keywords.items())
     try:
         signature.bind(**keywords)
+        if name in table:
+            _check_numbers(signature, keywords)
+        with naming(factory, what):
+            made = factory(**keywords)
     except TypeError as error:
-        if name not in table and _takes(signature, [None] * len(ARGUMENTS[what]), keywords):
-            return _finished(partial(factory, **keywords) if keywords else factory, what)
-        given = ", ".join(f"{key}={value!r}" for key, value in keywords.items())
-        bare = (str(p.replace(annotation=p.empty)) for p in signature.parameters.values())
-        if not isinstance(name, str):
-            raise UserCodeError(
-                f"{UserObject(factory, what)} takes ({', '.join(bare)}); it must take "
-                f"({', '.join(ARGUMENTS[what])})"
+        if name in table:
+            raise ValueError(
+                f"{what} {name!r} cannot be made with ({given}): {error}; it is {name}({', '.join(bare)})"
             ) from error
-        usage = f"{name}({', '.join(bare)})"
-        raise ValueError(
-            f"{what} {name!r} cannot be made with ({given}): {error}; it is {usage}"
+        if _takes(signature, [None] * len(ARGUMENTS[what]), keywords):
+            return _finished(partial(factory, **keywords) if keywords else factory, what)
+        wanted = f"({', '.join(ARGUMENTS[what])})"
+        more = f", called with ({given})," if given else ""
+        raise UserCodeError(
+            f"{UserObject(factory, what)}{more} takes ({', '.join(bare)}); it must take {wanted}, or be a "
+            f"factory: keywords with defaults that return a function of {wanted}"
         ) from error
-    made = factory(**keywords)
     if not callable(made):
         raise refusal(UserObject(factory, what), made, f"the {what}, a function")
     return _finished(made, what)
+
+
+def _check_numbers(signature: inspect.Signature, keywords: Mapping[str, Any]) -> None:
+    """Where the default is a number, a text would fail steps later, in the middle of a formula."""
+    for key, value in keywords.items():
+        known = signature.parameters.get(key)
+        is_number = known is not None and type(known.default) in (int, float)
+        if is_number and (isinstance(value, bool) or not isinstance(value, int | float)):
+            raise TypeError(f"{key}={value!r} must be a number")
 
 
 def _takes(signature: inspect.Signature, args: list[Any], keywords: Mapping[str, Any]) -> bool:

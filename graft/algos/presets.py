@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from graft.algos.batch import Batch
 from graft.algos.coefficients import Coefficient
 from graft.algos.credits.credit import Chain, chain
 from graft.algos.credits.table import CREDITS
-from graft.algos.distillation import with_distillation
+from graft.algos.distillation import DIVERGENCES, with_distillation
 from graft.algos.losses.covariance import SelectiveLoss
 from graft.algos.losses.loss import Loss
 from graft.algos.losses.table import LOSSES
@@ -24,7 +24,7 @@ from graft.algos.reductions import REDUCTIONS, Reduction, turn_starts
 from graft.algos.shaping import SHAPINGS, Shaping, shape_in_turn
 from graft.algos.weights import WEIGHTS, BatchWeight, Weight, whole_batch
 from graft.registry import resolve
-from graft.user_code import UserCodeError, seen
+from graft.user_code import UserCodeError, is_users_own, named, seen
 
 
 @dataclass(frozen=True, slots=True)
@@ -343,6 +343,22 @@ def prepare_of(preset: Preset) -> Callable[[Batch], Batch]:
         return weigh(batch)
 
     return prepare
+
+
+def kl_in_reward_of(preset: Preset) -> dict[str, Any]:
+    """The keywords of that shaping; empty where there is none."""
+    parts = (part for part in preset.shaping if part[0] == "kl_in_reward")
+    return {"kind": "k1", **dict(part[1])} if isinstance(part := next(parts, None), tuple) else {}
+
+
+def users_parts(preset: Preset) -> list[str]:
+    """The user's own functions that a token's loss is made of, as messages name them."""
+    made = [("loss", make(preset.loss, LOSSES, "loss"))]
+    made += [("weight", weight) for weight in weights_of(preset)]
+    if preset.divergence is not None:
+        made.append(("divergence", make(preset.divergence, DIVERGENCES, "divergence")))
+    plain = [(kind, getattr(one, "weigh", one)) for kind, one in made]
+    return [named(one, kind) for kind, one in plain if is_users_own(one)]
 
 
 def needs_old_logprobs(preset: Preset) -> bool:

@@ -15,7 +15,7 @@ from graft.algos.credits.table import CREDITS
 from graft.algos.losses.loss import Loss
 from graft.algos.masked import masked_mean
 from graft.algos.parts import make
-from graft.algos.presets import Preset, build, prepare_of, resolve_preset
+from graft.algos.presets import Preset, build, kl_in_reward_of, prepare_of, resolve_preset
 from graft.algos.reductions import Reduction
 from graft.algos.shaping import Shaping, behaviour_kl
 from graft.config import Config, ConfigError
@@ -23,7 +23,7 @@ from graft.protocols import Stateful
 from graft.registry import resolve
 from graft.rollout.branches.branch import BRANCHES, Branch
 from graft.rollout.branches.counterfactual import Counterfactual
-from graft.train.rollouts.truncation import truncation_of
+from graft.train.algorithm_check import refuse_combinations
 from graft.types import Episode
 
 DYNAMIC_ROUNDS = 4
@@ -70,7 +70,7 @@ class Algorithm:
         used = {f"loss/{name}_coef": now() for name, now in self.controllers.items()}
         seen = dict(updated)
         if "kl" in self.controllers and "kl" not in seen:  # it is in the rewards
-            kind = _kl_in_reward(self.preset)["kind"]
+            kind = kl_in_reward_of(self.preset)["kind"]
             seen["kl"] = float(masked_mean(behaviour_kl(batch, kind), batch.mask))
         for controller in self.controllers.values():
             controller.update(seen, batch.num_rows)
@@ -111,17 +111,11 @@ def controllers_of(preset: Preset) -> dict[str, Controller]:
     """Coefficients with a target."""
     found: dict[str, Controller] = {}
     if preset.kl_control is not None:
-        coef = preset.kl_coef or _kl_in_reward(preset).get("coef", 0.0)
+        coef = preset.kl_coef or kl_in_reward_of(preset).get("coef", 0.0)
         found["kl"] = KlController.of(coef, preset.kl_control)
     if preset.entropy_control is not None:
         found["entropy"] = EntropyController.of(preset.entropy_coef, preset.entropy_control)
     return found
-
-
-def _kl_in_reward(preset: Preset) -> dict[str, Any]:
-    """The keywords of that shaping; empty where there is none."""
-    parts = (part for part in preset.shaping if part[0] == "kl_in_reward")
-    return {"kind": "k1", **dict(part[1])} if isinstance(part := next(parts, None), tuple) else {}
 
 
 def preset_of(config: Config) -> Preset:
@@ -134,14 +128,14 @@ def preset_of(config: Config) -> Preset:
     preset = resolve_preset(algo.name)
     changes: dict[str, Any] = {}
     if algo.credit:
-        changes["credit"] = credit = tuple(as_part(entry) for entry in algo.credit)
+        changes["credit"] = credit = tuple(as_part(entry, "algo.credit") for entry in algo.credit)
         given = dict(part if isinstance(part, tuple) else (part, {}) for part in credit)
         if preset.returns is not None and "gae" in given:
             changes["returns"] = ("gae_returns", given["gae"])  # one gamma, one lambda
     if algo.loss is not None:
-        changes["loss"] = as_part(algo.loss)
+        changes["loss"] = as_part(algo.loss, "algo.loss")
     if algo.reduction is not None:
-        changes["reduction"] = as_part(algo.reduction)
+        changes["reduction"] = as_part(algo.reduction, "algo.reduction")
     budget = config.rollout.max_tokens
     length, buffer = algo.overlong or (budget, max(budget // 5, 1))
     overlong = ("overlong", {"max_length": length, "buffer": buffer})
@@ -164,12 +158,12 @@ def preset_of(config: Config) -> Preset:
         coef = 0.0  # it acts in one place
     changes |= {"kl_coef": coef, "kl_kind": kind}
     if config.distill.divergence is not None:
-        changes["divergence"] = as_part(config.distill.divergence)
+        changes["divergence"] = as_part(config.distill.divergence, "distill.divergence")
     if config.distill.coef is not None:
         changes["distill_coef"] = config.distill.coef
     changes["shaping"] = tuple(shaping)
     if algo.weights is not None:
-        changes["weights"] = tuple(as_part(entry) for entry in algo.weights)
+        changes["weights"] = tuple(as_part(entry, "algo.weights") for entry in algo.weights)
     for name in AS_GIVEN:
         if (given := getattr(algo, name)) is not None:
             changes[name] = given
@@ -186,37 +180,6 @@ def is_corrected(preset: Preset) -> bool:
     return preset.importance_cap is not None or weighted or preset.old_policy == "engine"
 
 
-def refuse_combinations(config: Config, preset: Preset) -> None:
-    """Settings that have no meaning together."""
-    has_kl = bool(preset.kl_coef or _kl_in_reward(preset))
-    if preset.kl_control is not None and not has_kl:
-        raise ConfigError(
-            "algo.kl_control changes the coefficient of the KL by a factor, and algo.kl_coef is 0; set its "
-            "first value, such as algo.kl_coef=0.01"
-        )
-    if preset.reference_sync and not has_kl:
-        raise ConfigError(
-            "algo.reference_sync moves the reference of a KL term, and there is none; set algo.kl_coef, or "
-            "leave algo.reference_sync out"
-        )
-    if preset.reference_sync and preset.reference_sync[1] < 1 and config.lora.rank:
-        steps, share = preset.reference_sync
-        raise ConfigError(
-            f"algo.reference_sync=[{steps}, {share:g}] mixes two models, and the mean of two adapters is not "
-            f"the adapter of the mean; with lora.rank take algo.reference_sync=[{steps}, 1]"
-        )
-    if preset.observation_coef and config.actions.file:
-        raise ConfigError(
-            "algo.observation_coef trains the tokens of observations, and actions.file allows some of them "
-            "nowhere; take one of the two"
-        )
-    if preset.observation_coef and truncation_of(config) is not None:
-        raise ConfigError(
-            "algo.observation_coef needs the log-probs of whole distributions, and rollout.top_p, top_k or "
-            "min_p cut them; set them to keep every token"
-        )
-
-
 def rounds_of(config: Config, preset: Preset) -> int:
     """Draws per step; above 1 flat groups are replaced (dynamic sampling)."""
     return config.rollout.dynamic_rounds or (DYNAMIC_ROUNDS if preset.dynamic_sampling else 1)
@@ -224,7 +187,8 @@ def rounds_of(config: Config, preset: Preset) -> int:
 
 def branch_part(config: Config, preset: Preset) -> tuple[str, Mapping[str, Any]]:
     """Name and keywords of the recipe's branch, or of the preset's."""
-    part: Any = as_part(config.rollout.branch) if config.rollout.branch else preset.branch
+    given = config.rollout.branch
+    part: Any = as_part(given, "rollout.branch") if given else preset.branch
     return part if isinstance(part, tuple) else (part, {})
 
 
@@ -252,12 +216,15 @@ def branch_of(config: Config, preset: Preset, actions: Actions | None) -> Branch
     return branch
 
 
-def as_part(entry: Any) -> Any:
-    """A recipe's `name` or `{name: {key: value}}` as (name, keywords); a function as it is."""
+def as_part(entry: Any, key: str) -> Any:
+    """What `key` of a recipe gives, `name` or `{name: {keyword: value}}`, as (name, keywords); a function
+    as it is."""
     if isinstance(entry, str) or callable(entry):
         return entry
     if isinstance(entry, dict) and len(entry) == 1:
         ((name, keywords),) = entry.items()
         if isinstance(keywords, dict | None):
             return name, dict(keywords or {})
-    raise ConfigError(f"{entry!r} is neither a name nor {{name: {{key: value}}}}")
+    raise ConfigError(
+        f"{key} has {entry!r}; it must be a name, or one name with its keywords, {{name: {{key: value}}}}"
+    )

@@ -48,7 +48,7 @@ from graft.train.rollouts.rollout_engine import (
 )
 from graft.train.rollouts.truncation import refuse_truncation
 from graft.train.tasks import probe_of
-from graft.train.teachers.build import check_tokenizers, refuse_teachers
+from graft.train.teachers.check import check_tokenizers, refuse_teachers
 from graft.types import Sampling, Task
 
 

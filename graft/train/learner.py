@@ -48,7 +48,6 @@ from graft.train.optimizer import NonFinite, Optimizer
 from graft.train.step_totals import IMPORTANCE, IS_EXACT, SAMPLING_GAP, step_totals
 from graft.transfer import transfer
 from graft.types import Trajectory
-from graft.user_code import is_users_own, named
 
 
 class TeacherScores(Protocol):
@@ -108,6 +107,8 @@ class Learner:
     processes: ProcessGroup = ALONE
     teachers: TeacherScores | None = None
     """Models that score the policy's tokens; see `train/teachers`."""
+    users_parts: Sequence[str] = ()
+    """The user's own functions in the loss, for the message where it is not finite."""
     with_collisions: bool = False
     """Whether `annotate` computes sums of p^2."""
     keeps_logprobs: bool = False
@@ -321,7 +322,7 @@ class Learner:
         bad = [name for name, value in totals.items() if not math.isfinite(value)]
         if bad:
             self.discard()
-            cause = f", by {named(self.loss, 'loss')}" if is_users_own(self.loss) else ""
+            cause = f", by {' or '.join(self.users_parts)}" if self.users_parts else ""
             raise NonFinite(f"{', '.join(bad)} is not a finite number{cause}; no step was taken")
         totals |= self.optimizer.step()
         if (trained := self.lora or self.rows) is not None:

@@ -10,7 +10,7 @@ import torch
 from graft.algos.losses.table import LOSSES
 from graft.algos.losses.terms import with_kl
 from graft.algos.parts import make
-from graft.algos.presets import needs_old_logprobs
+from graft.algos.presets import needs_old_logprobs, users_parts
 from graft.algos.reductions import REDUCTIONS
 from graft.config import Config, ConfigError
 from graft.models.action_rows import ActionRows
@@ -110,6 +110,7 @@ def make_learner(components: RunComponents, reference: Decoder | None) -> Learne
         seed=config.run.seed,
         processes=components.processes,
         teachers=make_teachers(components),
+        users_parts=users_parts(preset),
         with_collisions="collisions" in algo.credit.needs,
     )
     if preset.reference_sync and learner.is_joint and policy.shape.extra:

@@ -7,6 +7,7 @@ import math
 import pytest
 import torch
 
+from graft.algos.credits.table import CREDITS
 from graft.algos.distillation import (
     DIVERGENCES,
     distillation,
@@ -18,6 +19,9 @@ from graft.algos.distillation import (
     with_tail,
 )
 from graft.algos.losses.plain import reinforce
+from graft.algos.parts import make
+from graft.algos.presets import build
+from graft.user_code import UserCodeError
 
 STUDENT, TEACHER = torch.tensor([0.5, 0.25, 0.25]).log(), torch.tensor([0.25, 0.25, 0.5]).log()
 
@@ -152,3 +156,55 @@ def test_settings_that_mean_nothing_are_refused(given):
         teacher_kl(**given)
     with pytest.raises(ValueError, match="beta"):
         js(beta=1.5)
+
+
+def test_opd_has_the_gradient_of_the_kl(toy_batch):
+    """One row per token of a vocabulary of 3, each with its probability as weight, is the expectation:
+    sum of p (log p - log q) grad log p = grad KL(p || q) = p (log p - log q - KL)."""
+    student = torch.tensor([0.3, 1.2, -0.7], requires_grad=True)
+    teacher = torch.tensor([1.0, -0.5, 0.2]).log_softmax(-1)
+    logp = student.log_softmax(-1)
+    sampled = logp.detach()
+    batch = toy_batch(
+        mask=[[1]] * 3,
+        logprobs=sampled[:, None].tolist(),
+        teacher_logprobs=teacher[:, None].tolist(),
+    )
+    _, credit, loss, _ = build("opd")
+    batch = batch.replace(advantages=credit(batch.zeros(), batch))
+    loss_NT, _ = loss(logp[:, None], batch.zeros(), batch)
+    (got,) = torch.autograd.grad((loss_NT[:, 0] * sampled.exp()).sum(), student)
+    probs, gap = sampled.exp(), sampled - teacher
+    want = probs * (gap - (probs * gap).sum())
+    torch.testing.assert_close(got, want)
+    exact = DIVERGENCES["reverse"]()(student.log_softmax(-1), teacher)
+    torch.testing.assert_close(torch.autograd.grad(exact, student)[0], want)
+
+
+def test_a_batch_in_which_no_row_has_a_teacher_has_a_gradient_of_0(toy_batch):
+    """As in the first steps of {success}, before any attempt succeeds."""
+    batch = toy_batch(mask=[[1, 1]]).replace(has_teacher=torch.tensor([False]))
+    logp = torch.tensor([[-1.0, -2.0]], requires_grad=True)
+    loss, _ = distillation()(logp, batch.zeros(), batch.replace(divergences=batch.zeros()))
+    (grad,) = torch.autograd.grad(loss.sum(), logp)
+    assert loss.eq(0).all() and grad.eq(0).all()
+
+
+@pytest.mark.parametrize(
+    "users, says",
+    [
+        (lambda student, teacher: (student - teacher).sum(), "shape [4]"),
+        (lambda student, teacher: (student - teacher).sum(-1).detach(), "depend on the student"),
+        (lambda student: student, "it must take (student, teacher)"),
+    ],
+)
+def test_a_users_divergence_is_checked(users, says):
+    student = torch.randn(4, 3).log_softmax(-1).requires_grad_()
+    with pytest.raises(UserCodeError) as caught:
+        make(users, DIVERGENCES, "divergence")(student, student.detach())
+    assert says in str(caught.value)
+
+
+def test_a_keyword_of_another_type_is_named():
+    with pytest.raises(ValueError, match=r"credit 'teacher_kl' .*coef='much' must be a number"):
+        make(("teacher_kl", {"coef": "much"}), CREDITS, "credit")

@@ -32,7 +32,7 @@ def test_the_critic_learns_with_the_gamma_of_the_recipe_s_gae():
     assert preset.returns == ("gae_returns", turn)
     assert preset_of(recipe(name="ppo", credit=["gae"])).returns == ("gae_returns", {})
     assert (
-        preset_of(recipe(name="ppo", credit=["whiten"])).returns
+        preset_of(recipe(name="ppo", credit=["mine:own"])).returns
         == preset_of(recipe(name="ppo")).returns
     )
 

@@ -123,6 +123,58 @@ def test_the_policy_teaches_itself_behind_another_prompt(tmp_path):
     assert all(line["distill/rows"] == 1 and line["distill/divergence"] > 0 for line in steps)
 
 
+def test_a_teacher_that_follows_the_policy_is_resumed_and_replayed(tmp_path):
+    """The reference moves after every step, and a KL to it may stand beside the divergence."""
+    distill = {"teacher": "reference", "context": "{prompt}{answer}"}
+    own = {
+        "algo": {"name": "sdpo", "reference_sync": [1, 0.1], "kl_coef": 0.01},
+        "distill": distill,
+    }
+    recipe = recipe_in(tmp_path, "whole", **own)
+    train_recipe(recipe)
+    still = {**own, "algo": {"name": "sdpo", "kl_coef": 0.01}}
+    train_recipe(recipe_in(tmp_path, "still", **still))
+    whole = untimed(tmp_path / "whole")
+    assert whole[0]["distill/divergence"] == untimed(tmp_path / "still")[0]["distill/divergence"]
+    assert whole[1]["distill/divergence"] != untimed(tmp_path / "still")[1]["distill/divergence"]
+    train_recipe(recipe, "run.name=parts", "train.steps=3")
+    train_recipe(recipe, "run.name=parts", "train.steps=4")
+    assert untimed(tmp_path / "parts") == whole
+    found = replay(tmp_path / "parts", 4)
+    assert all(finding.verdict == "PASS" for finding in found.findings), found.findings
+
+
+def test_a_student_learns_while_the_engine_is_steps_ahead_and_is_resumed(tmp_path, teacher):
+    own = {"algo": {"name": "opd"}, "distill": {"teacher": str(teacher)}}
+    recipe = recipe_in(tmp_path, "whole", **own)
+    train_recipe(recipe, "rollout.staleness=2", "train.steps=25")
+    lines = metrics(tmp_path / "whole")
+    assert max(line["staleness/max"] for line in lines) == 2
+    distances = [line["distill/kl"] for line in lines]
+    assert sum(distances[-5:]) < 0.8 * sum(distances[:5])
+    train_recipe(recipe, "rollout.staleness=2", "run.name=parts", "train.steps=3")
+    train_recipe(recipe, "rollout.staleness=2", "run.name=parts", "train.steps=5")
+    assert len(metrics(tmp_path / "parts")) == 5
+
+
+def test_a_run_before_its_first_success_waits(tmp_path):
+    distill = {"teacher": "policy", "context": "{prompt}{success}"}
+    train_recipe(recipe_in(tmp_path, "self", algo={"name": "sdpo"}, distill=distill))
+    lines = metrics(tmp_path / "self")
+    assert len(lines) == 4
+    assert all(line["grad_norm"] == 0 for line in lines if line["distill/rows"] == 0)
+
+
+def test_a_teacher_with_actions_is_compared_by_its_tokens(tmp_path):
+    task = {"env": "calculator", "args": {"syntax": "actions"}}
+    shared = {"task": task, "actions": {"file": "compact"}}
+    sft = {"steps": 4, "batch": 8}
+    train_recipe(recipe_in(tmp_path, "big", sft=sft, train={"steps": 0}, **shared))
+    own = {"algo": {"name": "gkd"}, "distill": {"teacher": str(tmp_path / "big")}}
+    train_recipe(recipe_in(tmp_path, "small", **shared, **own))
+    assert all(0 < line["distill/divergence"] < 1 for line in metrics(tmp_path / "small"))
+
+
 def test_a_teacher_of_another_alphabet_is_refused(tmp_path, teacher):
     own = {"algo": {"name": "opd"}, "distill": {"teacher": str(teacher)}}
     model = {"shape": {**SHAPE, "width": 32, "ff": 32}, "alphabet": "bytes"}

@@ -31,7 +31,7 @@ from graft.train.learner import Learner
 from graft.train.memory.frozen_shapes import teacher_shapes
 from graft.train.memory.plan import has_reference
 from graft.train.optimizer import Optimizer, schedule
-from graft.train.teachers.build import refuse_teachers
+from graft.train.teachers.check import refuse_teachers
 from graft.train.teachers.teacher_prompt import TeacherPrompt, read_context
 from graft.train.teachers.teachers import POLICY, Teachers
 from graft.types import Author, Episode, Span, Task, Trajectory
@@ -213,6 +213,14 @@ def test_feedback_and_successes_of_others_and_rows_that_have_none():
     found = texts(prompt.rewritten(rows))
     assert [text is not None for text in found] == [True, True, False]  # its own success is none
     assert found[0] == TOKENIZER.decode(rows[0].tokens).replace("2+3=", "2+3= 5")
+
+
+def test_a_row_that_is_too_long_behind_the_teachers_prompt_has_no_teacher():
+    prompt = prompt_of("{prompt}" + "1" * 20)
+    rows = trajectories_of([chat_episode(prompt.chat)])
+    lengths = [len(row.tokens) + 20 for row in rows]
+    found = replace(prompt, positions=min(lengths)).rewritten(rows)
+    assert [row is not None for row in found] == [length == min(lengths) for length in lengths]
 
 
 def test_a_field_that_no_task_has_is_named():
@@ -420,12 +428,30 @@ RECIPE = {
         (["distill.teacher=http://h:1", "algo.name=opd", "rollout.temperature=0.7"], "temperature 1"),
         (["distill.teacher={policy: runs/x}", "algo.name=opd"], "another name"),
         (["distill.teacher=policy", "algo.name=opd", "actions.file=compact"], "teacher_kl prices"),
+        (["distill.teacher=policy", "algo.name=gkd"], "nothing to learn"),
+        (["distill.teacher=reference", "algo.name=opd"], "nothing to learn"),
+        (["distill.teacher=policy", "distill.coef=1", "distill.divergence=reverse"], "nothing to learn"),
+        (['distill.context="{prompt}{answer}"'], "distill.teacher is empty"),
+        (["distill.teacher=x", "algo.name=opd", "distill.top_k=5"], "sampled tokens"),
+        (["distill.teacher=x", "algo.name=opd", "distill.temperature=2"], "sampled tokens"),
+        (["distill.teacher=x", "algo.name=gkd", "distill.tail=ignore"], "all tokens"),
+        (["distill.teacher=x", "algo.name=gkd", "distill.by=data_source"], "one teacher"),
+        (["distill.teacher={sums: x}", "algo.name=gkd"], "task.env=calculator is none of them"),
     ],
 )  # fmt: skip
 def test_what_cannot_work_is_refused(overrides, says):
     config = load_config(RECIPE, overrides)
     with pytest.raises(ConfigError, match=says):
         refuse_teachers(config, preset_of(config), ALONE)
+
+
+def test_a_teacher_that_follows_the_policy():
+    """The mean of past weights: SDPO's teacher."""
+    given = ["distill.teacher=reference", 'distill.context="{prompt}{answer}"', "algo.name=sdpo"]
+    config = load_config(RECIPE, [*given, "algo.reference_sync=[1, 0.05]"])
+    preset = preset_of(config)
+    refuse_teachers(config, preset, ALONE)
+    assert preset.reference_sync == (1, 0.05) and preset.kl_coef == 0
 
 
 def test_the_parts_of_a_recipe():

@@ -45,3 +45,6 @@ CREDITS: dict[str, Callable[..., Credit]] = {
     "entropy_aware": entropy_aware,
     "teacher_kl": teacher_kl,
 }
+
+FROM_ADVANTAGES = ("rebn", "whiten", "share_over_spans", "entropy_aware", "teacher_kl")
+"""Those that change what came before; the others compute advantages from rewards and ignore it."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from graft.config import Config
 from graft.models.io.load import read_config, shape_of
+from graft.models.io.tensors import ModelFileError
 from graft.models.shape import ModelShape
 from graft.train.run_dir.checkpoint import latest_model
 
@@ -19,7 +20,8 @@ def frozen_shapes(config: Config, policy: ModelShape) -> dict[str, ModelShape]:
     """The shapes of the frozen models in this process, by seat; on a cluster its workers hold them."""
     if config.cluster.address:
         return {}
-    return {seat: _shape_of(name, policy) for seat, name in config.rollout.frozen.items()}
+    frozen = config.rollout.frozen.items()
+    return {seat: _shape_of(name, policy, "rollout.frozen") for seat, name in frozen}
 
 
 def is_server(teacher: str) -> bool:
@@ -40,11 +42,14 @@ def teacher_shapes(config: Config, policy: ModelShape) -> dict[str, ModelShape]:
     """Their shapes; a model that several names share is loaded once."""
     paths = teacher_paths(config)
     first = {value: name for name, value in reversed(paths.items())}
-    return {name: _shape_of(value, policy) for value, name in first.items()}
+    return {name: _shape_of(value, policy, "distill.teacher") for value, name in first.items()}
 
 
-def _shape_of(name: str, policy: ModelShape) -> ModelShape:
+def _shape_of(name: str, policy: ModelShape, key: str) -> ModelShape:
     if name == REFERENCE:
         return policy
-    path = latest_model(name, weights=False)
-    return shape_of(read_config(path), path / "config.json")
+    try:
+        path = latest_model(name, weights=False)
+        return shape_of(read_config(path), path / "config.json")
+    except ModelFileError as error:
+        raise ModelFileError(f"{key}: {error}; give a run, a checkpoint or a hub name") from error

@@ -11,13 +11,15 @@ distill.context is a template of the last user message. Its fields, and where th
     {success}    what a successful attempt at the same task wrote, another than the row itself
     {KEY}        any key of the task's meta, such as {solution}
 
-A row for which a field has no text has no teacher, and is not distilled. Instead of a template:
+A row for which a field has no text has no teacher, and is not distilled; nor has one that is longer
+behind this prompt than the teacher's positions. Instead of a template:
 "your.module:function", (task, trajectory) -> the text of the message, or None.
 """
 
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -42,6 +44,8 @@ class TeacherPrompt:
     context: Context
     chat: Chat
     prefill: Callable[[Task], str]
+    positions: int = sys.maxsize
+    """Tokens that every teacher can read."""
 
     def rewritten(self, rows: Sequence[Trajectory]) -> list[Trajectory | None]:
         """The rows behind the teacher's prompts; None: there is none."""
@@ -62,6 +66,9 @@ class TeacherPrompt:
                 tokens = self._tokens([*earlier, {**last, "content": given}], row.task)
                 roots[key] = Span(None, Author.TASK, tokens, text=given)
             own = roots[key]
+            if len(own) + sum(map(len, rest)) > self.positions:
+                found.append(None)
+                continue
             spans = [copies.setdefault((id(own), id(one)), replace(one)) for one in rest]
             found.append(replace(row, spans=[own, *spans]))
         return found
