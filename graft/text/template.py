@@ -319,7 +319,8 @@ def _compile(template: str) -> jinja2.Template:
         raise TemplateError(f"the chat template does not compile: {error}") from error
 
 
-def variables_of(template: str) -> set[str]:
+@lru_cache(maxsize=64)
+def variables_of(template: str) -> frozenset[str]:
     """The variables of a template that a user may set, such as enable_thinking."""
     _compile(template)
     environment = _environment()
@@ -331,7 +332,7 @@ def variables_of(template: str) -> set[str]:
         for test in tree.find_all(nodes.Test)
         if test.name in ("defined", "undefined") and isinstance(test.node, nodes.Name)
     }
-    return read - (own - tested) - _GIVEN - _SPECIAL
+    return frozenset(read - (own - tested) - _GIVEN - _SPECIAL)
 
 
 def check_variables(template: str, given: Mapping[str, Any]) -> None:

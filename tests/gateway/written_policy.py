@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -43,6 +44,7 @@ Rule = tuple[str, str, str | list[str]]
 list, one after the other."""
 
 
+@lru_cache(maxsize=1)
 def merging_tokenizer() -> FastTokenizer:
     """Byte-level BPE with 700 merges, learnt from the programs of the tests, and chatml's control tokens."""
     backend = tokenizers.Tokenizer(models.BPE())
