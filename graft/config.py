@@ -169,7 +169,9 @@ class Config(Section):
                 "random weights; give model.path (a run's folder will do) and model.shape={}"
             )
         if not self.train.steps and not self.sft.is_on:
-            raise ValueError("nothing to do: train.steps and sft.steps are both 0")
+            raise ValueError(
+                "nothing to do: no supervised steps (sft.steps, sft.epochs) and no RL steps (train.steps)"
+            )
         if self.run.eval_every and not self.run.eval_tasks:
             raise ValueError("run.eval_every needs run.eval_tasks to be more than 0")
         if self.train.steps and not self.task.env:
@@ -245,9 +247,9 @@ def find_recipe(name: str) -> Path:
     if name in known:
         return known[name]
     hint = nearest(name, known)
-    meant = f" Did you mean {hint!r}?" if hint else ""
+    meant = f"did you mean {hint!r}? " if hint else ""
     raise ConfigError(
-        f"no recipe {name!r}: neither a file nor bundled ({', '.join(known)}).{meant}"
+        f"no recipe {name!r}: neither a file nor a bundled one; {meant}`graft recipes` lists those"
     )
 
 

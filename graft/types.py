@@ -366,6 +366,12 @@ class Episode:
     spans: list[Span] = field(default_factory=list[Span])
     leaves: list[Leaf] = field(default_factory=list[Leaf])
 
+    def __repr__(self) -> str:  # all of its tokens would fill the screen of a notebook
+        rewards = ", ".join(f"{leaf.reward:.3g}" for leaf in self.leaves)
+        return (
+            f"Episode({self.task.id!r}, {len(self.spans)} spans, leaves with rewards [{rewards}])"
+        )
+
     def append(self, span: Span) -> int:
         """Add a span under its parent (a second child of one parent is a fork); its index."""
         if span.parent is not None and not 0 <= span.parent < len(self.spans):
@@ -453,6 +459,12 @@ class Trajectory:
     leaf_index: int
     context: int
     spans: list[Span]
+
+    def __repr__(self) -> str:
+        return (
+            f"Trajectory({self.task.id!r}, leaf {self.leaf_index}, reward {self.leaf.reward:.3g}, "
+            f"{self.leaf.status}, {len(self.tokens)} tokens, text {self.text!r})"
+        )
 
     @property
     def task(self) -> Task:

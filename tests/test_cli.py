@@ -102,7 +102,7 @@ def test_a_checkpoint_loads_in_transformers_with_the_same_greedy_text(trained):
             "did you mean 'calculator'",
         ),
         (["train", "quickstart", "algo.loss={clip: {hihg: 1}}", "run.name=x"], 2, "clip(low"),
-        (["sft", "quickstart", "sft.steps=0"], 2, "sft.steps are both 0"),
+        (["sft", "quickstart", "sft.steps=0"], 2, "no supervised steps"),
         (["generate", "/no/such/model", "-p", "x"], 1, "/no/such/model"),
         (["generate", "x"], 2, "--prompt"),
         (["config"], 2, "--keys"),

@@ -43,6 +43,13 @@ def test_a_walk_goes_from_the_root_to_the_tip():
     assert [t.tokens for t in two_samples().trajectories()] == [[1, 2, 3, 4, 5], [1, 2, 6, 7, 8]]
 
 
+def test_printed_it_names_its_task_and_rewards_and_not_its_tokens():
+    episode = two_samples()
+    assert repr(episode) == "Episode('t', 5 spans, leaves with rewards [0, 1])"
+    last = list(episode.trajectories())[1]
+    assert repr(last) == "Trajectory('t', leaf 1, reward 1, truncated, 5 tokens, text '7')"
+
+
 def test_json_round_trip_is_exact():
     episode = two_samples()
     line = episode.dumps()

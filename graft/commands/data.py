@@ -47,7 +47,7 @@ def show(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Print how a file of rows is read, how long rows are, and which are bad. Exit 1: a run would stop."""
+    """Print how a file of rows is read. How long rows are, and which are bad; exit 1: a run would stop."""
     from graft.data.show import inspect
     from graft.rewards.sources import SOURCES
 
@@ -85,7 +85,7 @@ def make(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Write tasks of an environment as rows: examples for `graft sft`, or questions with answers."""
+    """Write tasks of an environment as rows. They are examples for `graft sft`, or questions with answers."""
     from graft.commands.envs import open_env
     from graft.config import ConfigError
     from graft.datagen.demonstrations import make_rows, share_out
@@ -142,7 +142,7 @@ def sample(
     trust: Trust = False,
     as_json: AsJson = False,
 ) -> None:
-    """Let a model attempt tasks, and write the good attempts as examples for `graft sft`."""
+    """Let a model attempt tasks, and keep its good attempts. They are examples for `graft sft`."""
     from graft.config import ConfigError
     from graft.datagen.rejection_sampling import sample_rows
 
@@ -234,7 +234,7 @@ def countdown(
     phrases: Annotated[str, typer.Option(help="Phrases to count, with commas.")] = "",
     as_json: AsJson = False,
 ) -> None:
-    """Count calls, calls with invalid numbers and planning phrases in attempts at countdown."""
+    """Count calls in attempts at countdown. Also calls with invalid numbers, and planning phrases."""
     from graft.evaluate.countdown import WHICH, countdown_report, read_attempts
     from graft.rewards.countdown_use import PHRASES
 

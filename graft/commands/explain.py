@@ -23,7 +23,7 @@ def explain(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Print what a metric or label means, when it is healthy, and what to try when it is not."""
+    """Print what a metric or label means. When it is healthy, and what to try when it is not."""
     from graft.train.monitor.metric_docs import METRICS, PAGE
     from graft.train.monitor.metric_docs import explain as explain_word
 

@@ -65,7 +65,7 @@ def export(
     trust: Trust = False,
     as_json: AsJson = False,
 ) -> None:
-    """Write a checkpoint as a Hugging Face folder (--out), a GGUF file (--gguf), or both."""
+    """Write a checkpoint as a Hugging Face folder or a GGUF file. --out, --gguf, or both."""
     from graft.config import ConfigError
     from graft.models.io.hub import check_push, push_folder
 

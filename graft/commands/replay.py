@@ -29,7 +29,7 @@ def replay(
     trust: Trust = False,
     as_json: AsJson = False,
 ) -> None:
-    """Compute a step's credit, loss and gradients again; print where they differ from the record.
+    """Compute a step's credit, loss and gradients again. Prints where they differ from the record.
 
     With key=value of algo.* or train.*: also the step under these settings.
     """

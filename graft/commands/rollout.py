@@ -42,7 +42,7 @@ def rollout(
     trust: Trust = False,
     as_json: AsJson = False,
 ) -> None:
-    """Let a trained policy attempt one task with its tools, and print the conversation."""
+    """Let a trained policy attempt one task with its tools. Prints the conversation."""
     from graft.config import ConfigError
     from graft.datagen.single_task import attempt
     from graft.train.monitor.display import Display

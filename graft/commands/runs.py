@@ -26,7 +26,7 @@ def runs(
     folder: Annotated[str, typer.Argument(metavar="DIR", help="The folder of the runs.")] = "runs",
     as_json: AsJson = False,
 ) -> None:
-    """List runs: status, progress, scores, and the settings in which they differ."""
+    """List runs: status, progress, scores, settings that differ."""
     from graft.config import ConfigError
     from graft.runs import RunRecord, find_runs
     from graft.runs.settings import differing, in_short
@@ -47,11 +47,11 @@ def runs(
     elif listed:
         typer.echo("\n".join(table(listed, in_short(configs))))
     else:
-        typer.echo(f"no runs in {folder}/; `graft train quickstart` makes one in a minute")
+        typer.echo(f"no runs in {folder}/; `graft train quickstart` makes one in minutes")
 
 
 def watch(run: Run, as_json: AsJson = False) -> None:
-    """Follow a run until it ends: a live table in a terminal, a line per step elsewhere."""
+    """Follow a run until it ends. A live table in a terminal, a line per step elsewhere."""
     from graft.runs import find_run
     from graft.runs.follower import Follower, StepClock
     from graft.train.monitor.display import Display

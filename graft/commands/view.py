@@ -24,7 +24,7 @@ def view(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Show runs in the browser: curves, steps, episodes as trees, every token with its numbers."""
+    """Show runs in the browser. Curves, steps, episodes as trees, every token with its numbers."""
     from graft.config import ConfigError
     from graft.http import is_loopback
     from graft.serving.guard import new_token
@@ -72,7 +72,7 @@ def report(
     ] = "",
     as_json: AsJson = False,
 ) -> None:
-    """Save the viewer's page as one HTML file: scores, curves, best and worst tasks, settings, time.
+    """Save the viewer's page as one HTML file. Scores, curves, best and worst tasks, settings, time.
 
     The file opens in any browser without graft and loads nothing from the network.
     """

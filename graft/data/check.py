@@ -141,7 +141,7 @@ def check(
             known[key] = _check(table, layout, purpose)
         verdict = known[key]
         if not is_spared(len(verdict.bad), len(table), skip_bad):
-            raise DataError(refusal(table.source, verdict, len(table)))
+            raise DataError(refusal(table.source, verdict, len(table), purpose))
         if verdict.bad and not verdict.is_reported:
             verdict.is_reported = True
             log.warning(
@@ -182,7 +182,10 @@ def described(source: str, fault: RowFault) -> str:
     return fault.why if is_complete else f"{source}, row {fault.row}: {fault.why}"
 
 
-def refusal(source: str, verdict: Verdict, size: int) -> str:
+RECIPE_KEYS = {"task": "task.args.skip_bad", "chat": "sft.skip_bad"}
+
+
+def refusal(source: str, verdict: Verdict, size: int, purpose: str) -> str:
     first = described(source, verdict.faults[0])
     bad = len(verdict.bad)
     if bad == size:
@@ -191,4 +194,4 @@ def refusal(source: str, verdict: Verdict, size: int) -> str:
         why = f"{size - 1:,} of {size:,} rows are fine; skip_bad=true leaves this one out"
     else:
         why = f"{bad:,} of {size:,} rows are bad; `graft data show` lists them, skip_bad=true leaves them out"
-    return f"{first} ({why})"
+    return f"{first} ({why}; in a recipe {RECIPE_KEYS[purpose]}=true)"

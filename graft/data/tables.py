@@ -134,7 +134,8 @@ def files_of(path: str | Path, split: str | None = None) -> list[Path]:
     elif found.is_file():
         files = [found]
     else:
-        raise DataError(f"no file or folder {str(path)!r}")
+        start = "" if found.is_absolute() else f" in {Path.cwd()}"
+        raise DataError(f"no file or folder {str(path)!r}{start}")
     if len({ending_of(file) for file in files}) > 1:
         names = ", ".join(file.name for file in files)
         raise DataError(f"{found} holds the same rows in several formats ({names}): name one file")

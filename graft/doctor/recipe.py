@@ -69,7 +69,7 @@ from graft.train.monitor.run_check import (
 from graft.train.monitor.settings_check import positions_check, settings_checks
 from graft.train.rollouts.agents import EXTERNAL
 from graft.train.step_metrics import commonest_failure
-from graft.train.tasks import TaskStream
+from graft.train.tasks import TaskStream, held_out_check
 from graft.types import Episode, Task, Trajectory
 from graft.user_code import source_of as source_code_of
 
@@ -198,6 +198,9 @@ class Examination:
             for task in self._tasks(1):
                 yield self._first_prompt(task, self.chat)
             self.has_env = bool(self.config.task.env)
+            held_out = env_factory(self.config, self.chat.tokenizer, held_out=True)
+            if (shared := held_out_check(self.config, self._make_env, held_out)) is not None:
+                yield shared
 
     def _first_prompt(self, task: Task, chat: Chat) -> Check:
         config = self.config

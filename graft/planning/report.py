@@ -316,8 +316,8 @@ def _gpus(count: int, tp: int) -> str:
 def _span(seconds: float) -> str:
     """
     >>> _span(0.00123), _span(2.5), _span(5400)
-    ('0.0012', '2.5', '1:30:00')
+    ('0.0012 s', '2.5 s', '1:30:00')
     """
     if seconds >= 100:
         return clock_face(seconds)
-    return f"{seconds:.2g}" if seconds < 1 else f"{seconds:.1f}"
+    return f"{seconds:.2g} s" if seconds < 1 else f"{seconds:.1f} s"

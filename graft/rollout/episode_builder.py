@@ -122,7 +122,9 @@ class EpisodeBuilder(EpisodeDraft):
                 self.tools = info.get("tools")
                 tokens, self.transcript = self.prompt_tokens(messages)
         except ValueError as error:
-            raise UserCodeError(f"the prompt of {who} cannot be written: {error}") from error
+            row = getattr(getattr(self._env, "unwrapped", self._env), "where", "")
+            what = f"the prompt of {who}" + (f" ({row})" if row else "")
+            raise UserCodeError(f"{what} cannot be written: {error}") from error
         if not tokens:
             raise UserCodeError(f"the prompt of {who} is empty; there is nothing to continue")
         text = "".join(str(message.get("content") or "") for message in messages)

@@ -259,5 +259,5 @@ def test_overrides_of_a_run():
         graft.train("quickstart", 3)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=r"unknown key 'train.lrr'"):
         graft.train("quickstart", {"train.lrr": 3})
-    with pytest.raises(ConfigError, match=r"no recipe 'quickstat'.*Did you mean 'quickstart'"):
+    with pytest.raises(ConfigError, match=r"no recipe 'quickstat'.*did you mean 'quickstart'"):
         graft.sft("quickstat")

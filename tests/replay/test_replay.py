@@ -12,7 +12,7 @@ import torch
 import typer
 from safetensors.torch import load_file, save_file
 
-from graft.cli import _complain
+from graft.commands.errors import complain
 from graft.commands.replay import replay as command
 from graft.commands.replay import table
 from graft.config import ConfigError
@@ -276,7 +276,7 @@ def call(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str,
     try:
         code = app(list(arguments), standalone_mode=False) or 0
     except Exception as error:
-        code = _complain(error)
+        code = complain(error)
     out, errors = capsys.readouterr()
     return code, out, errors
 
