@@ -100,7 +100,7 @@ MORE_THAN_ONE_FILE: dict[str, set[str]] = {
     "transformers": {
         "graft/models/transformers/files.py",
         "graft/models/io/gguf_read.py",
-        "graft/text/tokenizer.py",
+        "graft/text/tokenizer_files.py",
     },
     # one reads such files, the other writes them
     "gguf": {"graft/models/io/gguf_read.py", "graft/models/io/gguf_write.py"},

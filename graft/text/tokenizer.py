@@ -1,13 +1,12 @@
 """Text to ids and back: `tokenizers.Tokenizer` with its special tokens by name.
 
-A Hugging Face folder is read without transformers, whose import takes seconds. Two tiny tokenizers
-are built in: one token per character of an alphabet, and one token per byte.
+Two tiny tokenizers are built in: one token per character of an alphabet, and one token per byte.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -17,32 +16,16 @@ from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers
 
 from graft.files import write_text
 from graft.text.marks import Interval
+from graft.text.space_prefix import EVERYWHERE, parts_of, prefix_of, without_prefix
 from graft.text.template import PLAIN
-from graft.trust.bounds import parse_json, read_bytes, read_text
+from graft.text.tokenizer_files import MORE_TEMPLATES, read_tokenizer, unusable
 
-MOST_GROWTH = 1000.0
-"""Of a text, by all replacements of a tokenizer."""
 MOST_CONTROL_TOKENS = 20_000
 """Models have up to some thousand. Every text is searched for them."""
-MOST_BYTES = 1 << 26
-"""Of a tokenizer.json: Gemma's has 33 MB."""
-NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
-"""The roles a special token can have; chat templates read them as variables."""
-
-MORE_TEMPLATES = "additional_chat_templates"
-"""Folder beside tokenizer.json with chat templates by name, as transformers writes it."""
-
-FIRST, EVERYWHERE = "first", "everywhere"
-"""Where a tokenizer adds a blank before a text: at the very beginning only, or also after each added
-token."""
 
 
 class UnknownCharacter(ValueError):
     """A character outside the alphabet; as `<unk>` it would train garbage silently."""
-
-
-class TokenizerNotFound(ValueError):
-    """A path without a readable tokenizer; the message says what is missing."""
 
 
 class FastTokenizer:
@@ -96,8 +79,8 @@ class FastTokenizer:
         self.unk_id = self._id("unk_token")
         self._is_strict = isinstance(backend.model, models.WordLevel)
         self._added = {index: token.content for index, token in added.items()}
-        self._prefix = _prefix_of(backend)
-        self._strips = any(node.get("start") for node in _parts(backend.decoder))
+        self._prefix = prefix_of(backend)
+        self._strips = any(node.get("start") for node in parts_of(backend.decoder))
         self._twins = {(False, False): backend}  # others are made on first use
 
     def encode(self, text: str) -> list[int]:
@@ -174,7 +157,7 @@ class FastTokenizer:
         if twin is None:
             spec = self._backend.to_str()
             if which[1]:
-                spec = json.dumps(_without_prefix(json.loads(spec)))
+                spec = json.dumps(without_prefix(json.loads(spec)))
             twin = tokenizers.Tokenizer.from_str(spec)
             twin.encode_special_tokens = is_plain
             self._twins[which] = twin
@@ -230,35 +213,11 @@ class FastTokenizer:
     @classmethod
     def load(cls, path: str | Path) -> FastTokenizer:
         """Read a Hugging Face folder, or a `tokenizer.json` together with the files beside it."""
-        path = Path(path)
-        if not path.exists():
-            raise TokenizerNotFound(
-                f"no tokenizer at '{path}': no such file or folder; pass a downloaded model folder "
-                f"with tokenizer.json, or the path of a tokenizer.json"
-            )
-        folder, file = (path, path / "tokenizer.json") if path.is_dir() else (path.parent, path)
-        if not file.exists():
-            return _through_transformers(folder)
-        config = _read_json(folder / "tokenizer_config.json")
+        found = read_tokenizer(Path(path))
         try:
-            backend = tokenizers.Tokenizer.from_str(read_text(file, MOST_BYTES))
-        except Exception as error:  # the Rust side raises plain Exception
-            raise TokenizerNotFound(f"'{file}' is not a tokenizer.json: {error}") from error
-        for part in (backend.normalizer, backend.decoder):
-            _refuse_growth(part, file)
-        try:
-            _declare_from_config(backend, config)
-            names = {**_read_json(folder / "special_tokens_map.json"), **config}
-            special = {name: _content(names[name]) for name in NAMED if names.get(name)}
-            templates = _read_templates(folder, config)
-            return cls(backend, special, templates, config, read_eos_ids(folder))
+            return cls(*found)
         except (KeyError, TypeError, AttributeError, ValueError, OverflowError) as error:
-            if isinstance(error, TokenizerNotFound):
-                raise
-            raise TokenizerNotFound(
-                f"the tokenizer in '{folder}' cannot be used ({type(error).__name__}: {error}); download "
-                "its files again"
-            ) from error
+            raise unusable(Path(path), error) from error
 
     def save(self, folder: str | Path) -> None:
         """Write the files from which `load` and transformers' AutoTokenizer get this tokenizer."""
@@ -294,80 +253,6 @@ class FastTokenizer:
                 )
 
 
-def _prefix_of(backend: tokenizers.Tokenizer) -> str:
-    """FIRST or EVERYWHERE; "" if nothing is added before a text."""
-    kinds = {
-        _prefix_kind(node)
-        for part in (backend.normalizer, backend.pre_tokenizer)
-        for node in _parts(part)
-    }
-    return EVERYWHERE if EVERYWHERE in kinds else FIRST if FIRST in kinds else ""
-
-
-def _parts(part: Any) -> Iterator[dict[str, Any]]:
-    """A normalizer, pre-tokenizer or decoder and those inside it, as in a tokenizer.json."""
-    return _nodes(None if part is None else json.loads(part.__getstate__()))
-
-
-def _nodes(spec: Any) -> Iterator[dict[str, Any]]:
-    if isinstance(spec, dict):
-        yield spec
-    if isinstance(spec, dict | list):
-        for child in spec.values() if isinstance(spec, dict) else spec:
-            yield from _nodes(child)
-
-
-def _prefix_kind(node: Mapping[str, Any]) -> str:
-    if node.get("type") == "Prepend":
-        return EVERYWHERE
-    if node.get("type") == "Metaspace":
-        scheme = node.get("prepend_scheme", "always" if node.get("add_prefix_space") else "never")
-        return {"always": EVERYWHERE, "first": FIRST}.get(scheme, "")
-    return EVERYWHERE if node.get("type") == "ByteLevel" and node.get("add_prefix_space") else ""
-
-
-def _refuse_growth(part: Any, file: Path) -> None:
-    """Refuse replacements that double a text again and again: "1" -> "11", forty times."""
-    growth = 1.0
-    for node in _parts(part):
-        if node.get("type") == "Replace":
-            pattern = node.get("pattern") or {}
-            growth *= max(
-                1.0, len(str(node.get("content", ""))) / len(pattern.get("String") or "a")
-            )
-    if growth > MOST_GROWTH:
-        raise TokenizerNotFound(
-            f"'{file}' makes a text up to {growth:.3g} times as long before it is split: it is made to fill "
-            "the memory, and is not used"
-        )
-
-
-def _without_prefix(spec: dict[str, Any]) -> dict[str, Any]:
-    """A tokenizer.json that neither puts a blank before a text nor takes one away."""
-
-    def changed(node: Any) -> Any:
-        if isinstance(node, list):
-            return [changed(child) for child in node if not _is_prepend(child)]
-        if not isinstance(node, dict):
-            return node
-        node = {key: changed(value) for key, value in node.items()}
-        if node.get("type") == "Metaspace":
-            node = {**node, "prepend_scheme": "never"}
-            node.pop("add_prefix_space", None)
-        elif node.get("type") == "ByteLevel":
-            node["add_prefix_space"] = False
-        elif node.get("type") == "Strip" and "start" in node:  # a decoder's
-            node["start"] = 0
-        return node
-
-    parts = {key: spec[key] for key in ("normalizer", "pre_tokenizer", "decoder")}
-    return spec | {key: None if _is_prepend(part) else changed(part) for key, part in parts.items()}
-
-
-def _is_prepend(node: Any) -> bool:
-    return isinstance(node, dict) and node.get("type") == "Prepend"
-
-
 def _declare(backend: tokenizers.Tokenizer, names: Iterable[str]) -> None:
     """Make the tokenizer recognise these tokens as a whole; special ones keep their flags."""
     known = {t.content for t in backend.get_added_tokens_decoder().values() if t.special}
@@ -375,105 +260,10 @@ def _declare(backend: tokenizers.Tokenizer, names: Iterable[str]) -> None:
     backend.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in new])
 
 
-def _declare_from_config(backend: tokenizers.Tokenizer, config: Mapping[str, Any]) -> None:
-    """Add the tokens that only `tokenizer_config.json` lists, as in older folders."""
-    listed = config.get("added_tokens_decoder") or {}
-    for index, entry in sorted(listed.items(), key=lambda item: int(item[0])):
-        if backend.token_to_id(entry["content"]) is not None:
-            continue
-        flags = ("lstrip", "rstrip", "single_word", "normalized", "special")
-        token = AddedToken(entry["content"], **{f: bool(entry.get(f, False)) for f in flags})
-        backend.add_special_tokens([token]) if token.special else backend.add_tokens([token])
-        got = backend.token_to_id(entry["content"])
-        if got != int(index):
-            raise TokenizerNotFound(
-                f"tokenizer_config.json gives {entry['content']!r} the id {index}, tokenizer.json "
-                f"makes it {got}; the two files do not belong together"
-            )
-
-
-def read_eos_ids(folder: Path) -> list[int]:
-    """The ids at which transformers stops sampling from the model in this folder.
-
-    generation_config.json {"eos_token_id": [151645, 151643]}; without it those of config.json.
-    """
-    for file in (folder / "generation_config.json", folder / "config.json"):
-        given = _read_json(file).get("eos_token_id")
-        if given is None:
-            continue
-        ends = given if isinstance(given, list) else [given]
-        if any(isinstance(end, bool) or not isinstance(end, int) or end < 0 for end in ends):
-            raise TokenizerNotFound(
-                f"'{file}' has eos_token_id={given!r}; expected the id of a token, or a list of ids"
-            )
-        return ends
-    return []
-
-
 def _default_template(templates: Mapping[str, str]) -> str | None:
     """The one called default, or the only one there is."""
     only = next(iter(templates.values())) if len(templates) == 1 else None
     return templates.get("default", only)
-
-
-def _content(entry: Any) -> str:
-    """ "<eos>" from "<eos>" or {"content": "<eos>", "special": true, ...}."""
-    return str(entry["content"]) if isinstance(entry, Mapping) else str(entry)
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    if not path.exists():
-        return {}
-    try:
-        data = parse_json(read_bytes(path))
-    except (ValueError, OSError) as error:
-        raise TokenizerNotFound(f"'{path}' is not valid JSON: {error}") from error
-    if not isinstance(data, dict):
-        raise TokenizerNotFound(f"'{path}' holds a {type(data).__name__}; expected a JSON object")
-    return data
-
-
-def _read_templates(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
-    """Templates by name; files win over `tokenizer_config.json`, as in transformers."""
-    stored = config.get("chat_template") or {}
-    if isinstance(stored, str):
-        stored = {"default": stored}
-    elif isinstance(stored, list):  # [{"name": "default", "template": "..."}, ...]
-        stored = {entry["name"]: entry["template"] for entry in stored}
-    default = folder / "chat_template.jinja"
-    files = {"default": default} if default.exists() else {}
-    files |= {p.stem: p for p in sorted(folder.glob(f"{MORE_TEMPLATES}/*.jinja"))}
-    if not files:
-        return dict(stored)
-    try:
-        return {name: read_text(file) for name, file in files.items()}
-    except (OSError, ValueError) as error:
-        raise TokenizerNotFound(f"a chat template of '{folder}' cannot be read: {error}") from error
-
-
-def _through_transformers(folder: Path) -> FastTokenizer:
-    """Folders with only a SentencePiece model or a vocabulary list: let transformers convert it."""
-    from transformers import AutoTokenizer
-
-    held = ", ".join(sorted(p.name for p in folder.iterdir())[:12]) or "nothing"
-    try:
-        found = AutoTokenizer.from_pretrained(
-            str(folder), local_files_only=True, trust_remote_code=False
-        )
-    except (OSError, ValueError, ImportError, KeyError) as error:
-        raise TokenizerNotFound(
-            f"'{folder}' has no tokenizer.json, and transformers cannot read it either "
-            f"({type(error).__name__}: {str(error).strip().splitlines()[0]}); it holds: {held}"
-        ) from error
-    backend = getattr(found, "backend_tokenizer", None)
-    if backend is None:
-        raise TokenizerNotFound(
-            f"'{folder}' gives a {type(found).__name__}, which is pure Python and has no "
-            f"tokenizer.json form; convert it to one, or choose another model folder"
-        )
-    stored = found.chat_template or {}
-    templates = {"default": stored} if isinstance(stored, str) else dict(stored)
-    return FastTokenizer(backend, found.special_tokens_map, templates, eos_ids=read_eos_ids(folder))
 
 
 def _byte_characters() -> list[str]:

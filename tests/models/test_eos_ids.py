@@ -16,7 +16,8 @@ from graft.files import write_json
 from graft.models.decoder import Decoder
 from graft.models.io.gguf_read import open_tokenizer
 from graft.models.io.save import save_model
-from graft.text.tokenizer import FastTokenizer, TokenizerNotFound
+from graft.text.tokenizer import FastTokenizer
+from graft.text.tokenizer_files import TokenizerNotFound
 from graft.train.build import build_run
 from graft.train.model import load_tokenizer, new_shape
 from graft.train.run_dir.checkpoint import latest_model

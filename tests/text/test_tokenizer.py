@@ -18,7 +18,8 @@ from tokenizers import AddedToken, models, pre_tokenizers
 
 from graft.protocols import Tokenizer as TokenizerProtocol
 from graft.text.template import CHATML, PLAIN, render
-from graft.text.tokenizer import FastTokenizer, TokenizerNotFound, UnknownCharacter
+from graft.text.tokenizer import FastTokenizer, UnknownCharacter
+from graft.text.tokenizer_files import TokenizerNotFound
 
 DIGITS = "0123456789+="
 BYTES = FastTokenizer.bytes()

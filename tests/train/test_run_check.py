@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from graft.algos.presets import build, resolve_preset
+from graft.algos.presets import PRESETS, build, resolve_preset
 from graft.config import check
 from graft.rollout.batching import trajectories_of
 from graft.rollout.branches.branch import independent
@@ -31,6 +31,7 @@ from graft.train.monitor.run_check import (
     recomputed,
     spread,
 )
+from graft.train.monitor.settings_check import reads_rewards
 from graft.train.phases import reinforcement
 from graft.train.run_dir.folder import RunStopped
 from graft.train.tasks import TaskStream
@@ -211,6 +212,11 @@ def test_attempts_that_all_reach_their_limit_are_a_warning(healthy):
     found = eos(trajectories_of(faulty), components.chat)
     assert found.verdict == "warn"
     assert "none of 8 attempts ended with an end token" in found.seen
+
+
+def test_rewards_that_no_credit_reads_need_not_differ():
+    read = {name: reads_rewards(PRESETS[name]) for name in ("grpo", "mopd", "opd", "gkd", "sdpo")}
+    assert read == {"grpo": True, "mopd": True, "opd": False, "gkd": False, "sdpo": False}
 
 
 def test_equal_rewards_are_a_warning():

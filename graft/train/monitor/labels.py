@@ -30,6 +30,8 @@ WATCHED: tuple[WatchedMetric, ...] = (
     WatchedMetric("reward_std", "spread", "{:.3f}".format, is_brief=False),
     WatchedMetric("entropy", "entropy", "{:.3f}".format),
     WatchedMetric("completions/mean_length", "length", "{:,.0f}".format, is_brief=False),
+    WatchedMetric("distill/kl", "teacher", "{:.3f}".format),
+    WatchedMetric("distill/divergence", "divergence", "{:.4f}".format),
     WatchedMetric("tools/rate", "tools", "{:.0%}".format),
     WatchedMetric("sampling/sampling_logp_difference/mean", "gap", "{:.1e}".format, is_brief=False),
     WatchedMetric("clip_ratio/region_mean", "clipped", "{:.1%}".format, is_brief=False),

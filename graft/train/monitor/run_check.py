@@ -48,11 +48,12 @@ def check_attempts(
     temperature: float,
     stop: Sequence[str] = (),
     max_tokens: int = 0,
+    reads_rewards: bool = True,
 ) -> list[Check]:
     """Check attempts that were sampled with the current weights.
 
     `stop` are the strings that end a turn in this environment, `max_tokens` is the limit of a turn (0: not
-    checked). A check that raises becomes a warning.
+    checked). Rewards need not differ where no credit reads them. A check that raises becomes a warning.
     """
     answered = [row for row in trajectories_of(episodes) if any(turns_of(row))]
     rows = few(answered, learner.tokens_per_micro)
@@ -63,8 +64,9 @@ def check_attempts(
         "mask": lambda: mask(answered),
         "eos": lambda: eos(answered, chat),
         "log-probs": lambda: agreement(learner, rows, temperature),
-        "rewards": lambda: spread(episodes),
     }
+    if reads_rewards:
+        checks["rewards"] = lambda: spread(episodes)
     if max_tokens:
         checks["answers"] = lambda: answers(episodes, chat, max_tokens)
     found: list[Check] = []

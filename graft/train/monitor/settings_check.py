@@ -43,6 +43,11 @@ def compares_attempts(preset: Preset) -> str:
     return next((name for name, made in _credits(preset) if made in GROUP_RELATIVE), "")
 
 
+def reads_rewards(preset: Preset) -> bool:
+    """Whether a credit reads rewards; those of a teacher alone do not."""
+    return any(made is not CREDITS["teacher_kl"] for _, made in _credits(preset))
+
+
 def _credits(preset: Preset) -> list[tuple[str, Any]]:
     names = [part[0] if isinstance(part, tuple) else part for part in preset.credit]
     return [(name, resolve(name, CREDITS, "credit")) for name in names]

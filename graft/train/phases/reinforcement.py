@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from graft.rollout.collector import RolloutRequest
+from graft.train.algorithm import preset_of
 from graft.train.learner import Learner
 from graft.train.learner_build import make_learner
 from graft.train.memory.frozen_shapes import REFERENCE
@@ -12,6 +13,7 @@ from graft.train.memory.plan import has_reference
 from graft.train.monitor.check import FAIL, PASS
 from graft.train.monitor.labels import PHASE_WORDS
 from graft.train.monitor.run_check import check_attempts
+from graft.train.monitor.settings_check import reads_rewards
 from graft.train.phases.context import RunContext
 from graft.train.phases.evaluation import evaluate_held_out
 from graft.train.phases.reference import frozen_policy, keep_policy
@@ -103,7 +105,8 @@ def _check_attempts(
     stop = [text for probe in probes for text in probe.stop]
     rollout = run.config.rollout
     chat, limit = components.chat, rollout.max_tokens
-    for check in check_attempts(learner, episodes, chat, rollout.temperature, stop, limit):
+    is_read = reads_rewards(preset_of(run.config))
+    for check in check_attempts(learner, episodes, chat, rollout.temperature, stop, limit, is_read):
         if check.verdict != PASS:
             run.display.note(str(check))
         if check.verdict == FAIL:

@@ -1,0 +1,183 @@
+"""The files of a tokenizer, read without transformers, whose import takes seconds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import tokenizers
+from tokenizers import AddedToken
+
+from graft.text.space_prefix import parts_of
+from graft.trust.bounds import parse_json, read_bytes, read_text
+
+MOST_GROWTH = 1000.0
+"""Of a text, by all replacements of a tokenizer."""
+MOST_BYTES = 1 << 26
+"""Of a tokenizer.json: Gemma's has 33 MB."""
+NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+"""The roles a special token can have; chat templates read them as variables."""
+MORE_TEMPLATES = "additional_chat_templates"
+"""Folder beside tokenizer.json with chat templates by name, as transformers writes it."""
+
+
+class TokenizerNotFound(ValueError):
+    """A path without a readable tokenizer; the message says what is missing."""
+
+
+class TokenizerFiles(NamedTuple):
+    backend: tokenizers.Tokenizer
+    special_tokens: Mapping[str, str]
+    chat_templates: Mapping[str, str]
+    config: Mapping[str, Any]
+    eos_ids: list[int]
+
+
+def read_tokenizer(path: Path) -> TokenizerFiles:
+    """Read a Hugging Face folder, or a `tokenizer.json` together with the files beside it."""
+    if not path.exists():
+        raise TokenizerNotFound(
+            f"no tokenizer at '{path}': no such file or folder; pass a downloaded model folder "
+            f"with tokenizer.json, or the path of a tokenizer.json"
+        )
+    folder, file = (path, path / "tokenizer.json") if path.is_dir() else (path.parent, path)
+    if not file.exists():
+        return _through_transformers(folder)
+    config = _read_json(folder / "tokenizer_config.json")
+    try:
+        backend = tokenizers.Tokenizer.from_str(read_text(file, MOST_BYTES))
+    except Exception as error:  # the Rust side raises plain Exception
+        raise TokenizerNotFound(f"'{file}' is not a tokenizer.json: {error}") from error
+    for part in (backend.normalizer, backend.decoder):
+        _refuse_growth(part, file)
+    try:
+        _declare_from_config(backend, config)
+        names = {**_read_json(folder / "special_tokens_map.json"), **config}
+        special = {name: _content(names[name]) for name in NAMED if names.get(name)}
+        templates = _read_templates(folder, config)
+        return TokenizerFiles(backend, special, templates, config, read_eos_ids(folder))
+    except TokenizerNotFound:
+        raise
+    except (KeyError, TypeError, AttributeError, ValueError, OverflowError) as error:
+        raise unusable(folder, error) from error
+
+
+def unusable(path: Path, error: Exception) -> TokenizerNotFound:
+    """The error about files that hold no tokenizer that works."""
+    folder = path if path.is_dir() else path.parent
+    return TokenizerNotFound(
+        f"the tokenizer in '{folder}' cannot be used ({type(error).__name__}: {error}); download "
+        "its files again"
+    )
+
+
+def _refuse_growth(part: Any, file: Path) -> None:
+    """Refuse replacements that double a text again and again: "1" -> "11", forty times."""
+    growth = 1.0
+    for node in parts_of(part):
+        if node.get("type") == "Replace":
+            pattern = node.get("pattern") or {}
+            growth *= max(
+                1.0, len(str(node.get("content", ""))) / len(pattern.get("String") or "a")
+            )
+    if growth > MOST_GROWTH:
+        raise TokenizerNotFound(
+            f"'{file}' makes a text up to {growth:.3g} times as long before it is split: it is made to fill "
+            "the memory, and is not used"
+        )
+
+
+def _declare_from_config(backend: tokenizers.Tokenizer, config: Mapping[str, Any]) -> None:
+    """Add the tokens that only `tokenizer_config.json` lists, as in older folders."""
+    listed = config.get("added_tokens_decoder") or {}
+    for index, entry in sorted(listed.items(), key=lambda item: int(item[0])):
+        if backend.token_to_id(entry["content"]) is not None:
+            continue
+        flags = ("lstrip", "rstrip", "single_word", "normalized", "special")
+        token = AddedToken(entry["content"], **{f: bool(entry.get(f, False)) for f in flags})
+        backend.add_special_tokens([token]) if token.special else backend.add_tokens([token])
+        got = backend.token_to_id(entry["content"])
+        if got != int(index):
+            raise TokenizerNotFound(
+                f"tokenizer_config.json gives {entry['content']!r} the id {index}, tokenizer.json "
+                f"makes it {got}; the two files do not belong together"
+            )
+
+
+def read_eos_ids(folder: Path) -> list[int]:
+    """The ids at which transformers stops sampling from the model in this folder.
+
+    generation_config.json {"eos_token_id": [151645, 151643]}; without it those of config.json.
+    """
+    for file in (folder / "generation_config.json", folder / "config.json"):
+        given = _read_json(file).get("eos_token_id")
+        if given is None:
+            continue
+        ends = given if isinstance(given, list) else [given]
+        if any(isinstance(end, bool) or not isinstance(end, int) or end < 0 for end in ends):
+            raise TokenizerNotFound(
+                f"'{file}' has eos_token_id={given!r}; expected the id of a token, or a list of ids"
+            )
+        return ends
+    return []
+
+
+def _content(entry: Any) -> str:
+    """ "<eos>" from "<eos>" or {"content": "<eos>", "special": true, ...}."""
+    return str(entry["content"]) if isinstance(entry, Mapping) else str(entry)
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    if not path.exists():
+        return {}
+    try:
+        data = parse_json(read_bytes(path))
+    except (ValueError, OSError) as error:
+        raise TokenizerNotFound(f"'{path}' is not valid JSON: {error}") from error
+    if not isinstance(data, dict):
+        raise TokenizerNotFound(f"'{path}' holds a {type(data).__name__}; expected a JSON object")
+    return data
+
+
+def _read_templates(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
+    """Templates by name; files win over `tokenizer_config.json`, as in transformers."""
+    stored = config.get("chat_template") or {}
+    if isinstance(stored, str):
+        stored = {"default": stored}
+    elif isinstance(stored, list):  # [{"name": "default", "template": "..."}, ...]
+        stored = {entry["name"]: entry["template"] for entry in stored}
+    default = folder / "chat_template.jinja"
+    files = {"default": default} if default.exists() else {}
+    files |= {p.stem: p for p in sorted(folder.glob(f"{MORE_TEMPLATES}/*.jinja"))}
+    if not files:
+        return dict(stored)
+    try:
+        return {name: read_text(file) for name, file in files.items()}
+    except (OSError, ValueError) as error:
+        raise TokenizerNotFound(f"a chat template of '{folder}' cannot be read: {error}") from error
+
+
+def _through_transformers(folder: Path) -> TokenizerFiles:
+    """Folders with only a SentencePiece model or a vocabulary list: let transformers convert it."""
+    from transformers import AutoTokenizer
+
+    held = ", ".join(sorted(p.name for p in folder.iterdir())[:12]) or "nothing"
+    try:
+        found = AutoTokenizer.from_pretrained(
+            str(folder), local_files_only=True, trust_remote_code=False
+        )
+    except (OSError, ValueError, ImportError, KeyError) as error:
+        raise TokenizerNotFound(
+            f"'{folder}' has no tokenizer.json, and transformers cannot read it either "
+            f"({type(error).__name__}: {str(error).strip().splitlines()[0]}); it holds: {held}"
+        ) from error
+    backend = getattr(found, "backend_tokenizer", None)
+    if backend is None:
+        raise TokenizerNotFound(
+            f"'{folder}' gives a {type(found).__name__}, which is pure Python and has no "
+            f"tokenizer.json form; convert it to one, or choose another model folder"
+        )
+    stored = found.chat_template or {}
+    templates = {"default": stored} if isinstance(stored, str) else dict(stored)
+    return TokenizerFiles(backend, found.special_tokens_map, templates, {}, read_eos_ids(folder))
