@@ -55,7 +55,7 @@ class PackedTokens(Protocol):
     actions: Tensor
     modes: Tensor
 
-    def attention(self, heads: int, kv_heads: int) -> Attend: ...
+    def attention(self, heads: int, kv_heads: int, in_order: bool = False) -> Attend: ...
 
 
 BIAS_COLUMNS = 8
@@ -117,14 +117,15 @@ class Block(nn.Module):
         if self.order is not None and self.order.block is not None:
             x, normed = norm(x, delta)
             return x, self.order.product(normed, linear.weight, linear.bias)
-        return norm_linear(x, delta, norm.weight, norm.eps, linear.weight, linear.bias)
+        how = norm.weight, norm.eps, linear.weight, linear.bias
+        return norm_linear(x, delta, *how, self.order)
 
     def _add_linear(
         self, x: Tensor, y: Tensor, linear: nn.Linear, gate: bool = False
     ) -> tuple[Tensor, Tensor | None]:
         if self.order is not None and self.order.block is not None:
             return x, self.order.product(silu_gate(y) if gate else y, linear.weight, linear.bias)
-        return add_linear(x, y, linear.weight, linear.bias, gate)
+        return add_linear(x, y, linear.weight, linear.bias, gate, self.order)
 
     def _attend(
         self, qkv: Tensor, cos: Tensor, sin: Tensor, attend: Attend, kv_slots: KVSlots | None
@@ -300,7 +301,7 @@ class Decoder(nn.Module):
 
     def _over(self, forest: PackedTokens, then: Callable[[Tensor], Any]) -> Any:
         """`then` of the hidden states of a forest."""
-        attention = forest.attention(*self.own_heads)
+        attention = forest.attention(*self.own_heads, self.order is not None)
         return self(forest.tokens, forest.positions, attention, then=then)
 
     @torch.no_grad()

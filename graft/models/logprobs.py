@@ -154,7 +154,7 @@ def score_actions(
     if has_kernels(hidden.device):
         from graft.models.kernels.head import head_logprobs
 
-        how = {"vocab_size": vocab_size, "truncation": truncation}
+        how = {"vocab_size": vocab_size, "truncation": truncation, "order": order}
         return head_logprobs(hidden, weight, actions, modes, allowed, temperature, **how)
     # a sorted chunk takes four times its memory
     chunk = chunk_of(hidden.device, len(weight) * (1 if truncation is None else 4))

@@ -19,6 +19,7 @@ from torch import Tensor
 from graft.models.device import has_kernels
 from graft.models.head_rotation import HeadRotation
 from graft.models.kv_slots import KVSlots
+from graft.models.row_order import RowOrder
 
 
 class _RmsNorm(torch.autograd.Function):
@@ -145,31 +146,43 @@ def has_few_rows(x: Tensor) -> bool:
 
 
 def norm_linear(
-    x: Tensor, delta: Tensor | None, scale: Tensor, eps: float, weight: Tensor, bias: Tensor | None
+    x: Tensor,
+    delta: Tensor | None,
+    scale: Tensor,
+    eps: float,
+    weight: Tensor,
+    bias: Tensor | None,
+    order: RowOrder | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """x + delta, and the product of its norm with weight [N, D]."""
-    if has_few_rows(x):
+    """x + delta, and the product of its norm with weight [N, D], in the `order` if there is one."""
+    if order is None and has_few_rows(x):
         from graft.models.kernels.skinny import skinny_linear
 
         return skinny_linear(x, weight, bias, norm=(delta, scale, eps))
     if has_kernels(x.device):
         from graft.models.kernels import products
 
-        return products.norm_linear(x, delta, scale, eps, weight, bias)
+        return products.norm_linear(x, delta, scale, eps, weight, bias, order)
     total, normed = add_norm(x, delta, scale, eps)
     return total, F.linear(normed, weight, bias)
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, gate: bool = False) -> Tensor:
+def linear(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    gate: bool = False,
+    order: RowOrder | None = None,
+) -> Tensor:
     """x @ weight.T + bias; with a gate x is gate|up, and silu(gate) * up is multiplied."""
-    if has_few_rows(x):
+    if order is None and has_few_rows(x):
         from graft.models.kernels.skinny import skinny_linear
 
         return skinny_linear(x, weight, bias, gate=gate)[1]
     if has_kernels(x.device):
         from graft.models.kernels import products
 
-        return products.linear(x, weight, bias, gate)
+        return products.linear(x, weight, bias, gate, order)
     return F.linear(silu_gate(x) if gate else x, weight, bias)
 
 
@@ -186,14 +199,19 @@ def embed(tokens: Tensor, weight: Tensor) -> Tensor:
 
 
 def add_linear(
-    x: Tensor, y: Tensor, weight: Tensor, bias: Tensor | None, gate: bool = False
+    x: Tensor,
+    y: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    gate: bool = False,
+    order: RowOrder | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """The stream and its pending addition (or None); their sum is x + linear(y).
 
     A CPU adds inside the matrix product if there is no bias; on a GPU the next norm adds.
     """
-    if x.is_cuda or bias is not None:
-        return x, linear(y, weight, bias, gate)
+    if x.is_cuda or bias is not None or has_kernels(x.device):
+        return x, linear(y, weight, bias, gate, order)
     return torch.addmm(x, silu_gate(y) if gate else y, weight.t()), None
 
 

@@ -1,13 +1,14 @@
-"""Rows whose bits do not depend on the rows beside them: how a CPU's library is made to do that.
+"""Rows whose bits do not depend on the rows beside them: how a machine's library is made to do that.
 
     T rows of a flat list of tokens, D width, N rows of a weight
 
 Engine and learner compute the same function of a token and its path, with other tokens beside it: 8 that
 decode, or 2,000 of a micro-batch. A library chooses its instructions by the number of rows, and may then
-add in another order; the log-probs differ in their last bits. Two measures avoid that:
+add in another order; the log-probs differ in their last bits. Three measures avoid that:
 
     least    fewer rows are padded to this number: a product with one row is another routine
     block    products take this many rows at a time, the last ones padded; only where `least` is not enough
+    fixed    products of these shapes are our own kernel's (`kernels.fixed_product`), on a GPU
 
 `order_probe.find_order` finds out on the machine itself which of them hold.
 """
@@ -31,6 +32,12 @@ class RowOrder:
     block: int | None = None
     any_columns: bool = True
     """Whether a product with some rows of the head has the bits of the product with all of them."""
+    fixed: frozenset[tuple[int, int]] = frozenset()
+    """Shapes [N, K] of weights whose products with few rows the library adds in another order."""
+
+    def is_fixed(self, weight: Tensor) -> bool:
+        """Whether products with this weight are our own kernel's."""
+        return tuple(weight.shape) in self.fixed
 
     def padded(self, x: Tensor) -> Tensor:
         """x [T, ...] with zero rows at the end, if it has too few."""
@@ -49,6 +56,10 @@ class RowOrder:
 
     def product(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         """x @ weight.T + bias, [T, N]."""
+        if self.is_fixed(weight):
+            from graft.models.kernels.fixed_product import fixed_linear
+
+            return fixed_linear(x, weight, bias)
         count = len(x)
         if self.block is None:
             return F.linear(self.padded(x), weight, bias)[:count]

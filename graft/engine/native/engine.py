@@ -27,6 +27,7 @@ from graft.engine.stop_strings import StopStrings, TokenPieces
 from graft.models.decoder import Decoder
 from graft.models.device import has_kernels
 from graft.models.shape import ModelShape
+from graft.models.tree.path_blocks import BLOCK
 from graft.protocols import Grammar, Tokenizer
 from graft.types import Sampling
 
@@ -101,7 +102,7 @@ class NativeEngine:
         if kernels:
             from graft.engine.native.cuda.runner import CudaRunner
 
-            _check_kernels(shape, page_size)
+            _check_kernels(shape, page_size, decoder.order is not None)
             runner = CudaRunner(decoder, self._tree, space, self._masks, seed)
         else:
             runner = CpuRunner(decoder, self._tree, self._masks, seed)
@@ -312,7 +313,12 @@ def _check_space(space: ActionSpace, shape: ModelShape) -> None:
         )
 
 
-def _check_kernels(shape: ModelShape, page_size: int) -> None:
+def _check_kernels(shape: ModelShape, page_size: int, in_order: bool) -> None:
+    if in_order and page_size != BLOCK:
+        raise ValueError(
+            f"page_size={page_size}, but with model.exact=gpu attention adds in blocks of {BLOCK} "
+            f"positions, which are pages; leave engine.page_size out, or set it to {BLOCK}"
+        )
     if page_size & (page_size - 1) or page_size < 16:
         raise ValueError(f"page_size={page_size}: the kernels need a power of two of 16 or more")
     if shape.heads > MAX_GROUP * shape.kv_heads:

@@ -141,7 +141,8 @@ def _score_part(
         },
         device,
     )
-    attend = attention_over(rows.runs, torch.tensor(rows.ends), *decoder.own_heads, device)
+    ends, in_order = torch.tensor(rows.ends), decoder.order is not None
+    attend = attention_over(rows.runs, ends, *decoder.own_heads, device, in_order)
     hidden = decoder(moved["tokens"], moved["positions"], attend)
     logp, _ = decoder.score_hidden(
         hidden.index_select(0, moved["before"]),

@@ -27,7 +27,9 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from graft.models.grad_sum import grad_sum_of
+from graft.models.kernels.fixed_product import fixed_linear
 from graft.models.kernels.products import add_product_
+from graft.models.row_order import RowOrder
 from graft.models.truncation import Truncation
 
 CHUNK_BYTES = 650_000_000
@@ -96,6 +98,7 @@ def _forward_kernel(
     vocab_size,
     row_length,
     scale,
+    scales_ptr,  # [u] instead of `scale`, or None
     STEPS: tl.constexpr,  # blocks in a row: one number per model
     BLOCK: tl.constexpr,
     STAGES: tl.constexpr,
@@ -105,6 +108,8 @@ def _forward_kernel(
     allowed = None
     if allowed_ptr is not None:
         allowed = allowed_ptr + tl.load(modes_ptr + row).to(tl.int64) * row_length
+    if scales_ptr is not None:
+        scale = tl.load(scales_ptr + row)
 
     action = tl.load(actions_ptr + row).to(tl.int64)
     floor = None
@@ -217,6 +222,14 @@ def empty_logits(rows: int, num_actions: int, like: Tensor) -> Tensor:
     return torch.empty(rows, length, dtype=like.dtype, device=like.device)
 
 
+def write_logits(hidden: Tensor, weight: Tensor, out: Tensor, order: RowOrder | None) -> None:
+    """hidden weightᵀ to `out` [u, V]."""
+    if order is not None and order.is_fixed(weight):
+        fixed_linear(hidden, weight, out=out)
+    else:
+        torch.mm(hidden, weight.T, out=out)
+
+
 def widen(allowed: Tensor | None) -> Tensor | None:
     """`allowed` [modes, V] as bytes [modes, W], laid out like the logits: no action beyond V."""
     if allowed is None:
@@ -242,6 +255,7 @@ class _KernelHead(torch.autograd.Function):
         is_kept: bool,
         vocab_size: int | None,
         truncation: Truncation | None,
+        order: RowOrder | None,
     ) -> tuple[Tensor, ...]:
         rows, num_actions = len(actions), len(weight)
         allowed = widen(allowed)
@@ -253,7 +267,7 @@ class _KernelHead(torch.autograd.Function):
         for start in range(0, rows, chunk):
             part = slice(start, min(start + chunk, rows))
             here = logits[: part.stop - start]
-            torch.mm(hidden[part], weight.T, out=here[:, :num_actions])
+            write_logits(hidden[part], weight, here[:, :num_actions], order)
             if truncation is not None and floors is not None:
                 _find_floors(
                     here[:, :num_actions], allowed, _at(modes, part), truncation, temperature,
@@ -262,7 +276,7 @@ class _KernelHead(torch.autograd.Function):
             _forward_kernel[(len(here),)](
                 here, actions[part], _at(modes, part), allowed,
                 logp[part], entropy[part], norm[part], _at(vocab_logp, part), _at(floors, part),
-                num_actions, vocab_size or num_actions, here.shape[1], LOG2_E / temperature,
+                num_actions, vocab_size or num_actions, here.shape[1], LOG2_E / temperature, None,
                 STEPS=triton.cdiv(num_actions, BLOCK), BLOCK=BLOCK, STAGES=FORWARD_STAGES,
                 num_warps=FORWARD_WARPS,
             )  # fmt: skip
@@ -271,6 +285,7 @@ class _KernelHead(torch.autograd.Function):
         ctx.vocab_size = vocab_size or num_actions
         ctx.logits = logits if is_kept else None
         ctx.temperature, ctx.chunk, ctx.grad_sum = temperature, chunk, grad_sum_of(weight)
+        ctx.order = order
         ctx.set_materialize_grads(False)  # an unused entropy has gradient None, not zeros
         return (logp, entropy) if vocab_logp is None else (logp, entropy, vocab_logp)
 
@@ -296,7 +311,7 @@ class _KernelHead(torch.autograd.Function):
             here = logits[: part.stop - start]
             d_logits = here[:, :num_actions]
             if kept is None:
-                torch.mm(hidden[part], weight.T, out=d_logits)
+                write_logits(hidden[part], weight, d_logits, ctx.order)
             _backward_kernel[(len(here) * triton.cdiv(here.shape[1], BLOCK),)](
                 here, actions[part], _at(modes, part), allowed,
                 norm[part], entropy[part], _at(vocab_logp, part),
@@ -311,7 +326,7 @@ class _KernelHead(torch.autograd.Function):
                 add_product_(grad_weight, d_logits.T, hidden[part])
         is_own = grad_weight is not None and ctx.grad_sum is None
         own = grad_weight.to(weight.dtype) if is_own else None
-        return grad_hidden, own, *[None] * 8
+        return grad_hidden, own, *[None] * 9
 
 
 def _find_floors(
@@ -356,6 +371,7 @@ def head_logprobs(
     chunk: int | None = None,
     vocab_size: int | None = None,
     truncation: Truncation | None = None,
+    order: RowOrder | None = None,
 ) -> tuple[Tensor, ...]:
     """`logprobs.score_actions` where there are kernels; `chunk` rows at a time."""
     is_kept = torch.is_grad_enabled() and fits_whole(len(actions), len(weight), hidden)
@@ -373,4 +389,38 @@ def head_logprobs(
         is_kept and chunk >= len(actions),
         vocab_size,
         truncation,
+        order,
     )
+
+
+def logits_in_rows(
+    hidden: Tensor, weight: Tensor, order: RowOrder | None
+) -> tuple[Tensor, Tensor]:
+    """Logits as the learner's head holds them: rows [u, W], and the first V columns of them."""
+    rows = empty_logits(len(hidden), len(weight), hidden)
+    logits = rows[:, : len(weight)]
+    write_logits(hidden, weight, logits, order)
+    return rows, logits
+
+
+def score_logit_rows(
+    rows: Tensor,
+    actions: Tensor,
+    modes: Tensor | None,
+    allowed: Tensor | None,
+    scales: Tensor,
+    num_actions: int,
+) -> tuple[Tensor, Tensor]:
+    """Log-prob and entropy [u] as the learner computes them; scales [u] are log2 e / temperature.
+
+    rows [u, W] and `allowed` [modes, W] have the layout of `empty_logits` and `widen`: how a kernel
+    reads, and in which order it adds, depends on it.
+    """
+    logp, entropy, norm = (torch.empty_like(scales) for _ in range(3))
+    _forward_kernel[(len(rows),)](
+        rows, actions, modes, allowed, logp, entropy, norm, None, None,
+        num_actions, num_actions, rows.shape[1], 1.0, scales,
+        STEPS=triton.cdiv(num_actions, BLOCK), BLOCK=BLOCK, STAGES=FORWARD_STAGES,
+        num_warps=FORWARD_WARPS,
+    )  # fmt: skip
+    return logp, entropy

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from graft.models.grad_sum import grad_sum_of
 from graft.models.kernels import gate, norm
+from graft.models.row_order import RowOrder
 
 
 def add_product_(total: Tensor, left: Tensor, right: Tensor) -> None:
@@ -36,6 +37,10 @@ def _grad_weight(ctx: Any, grad: Tensor, product_input: Tensor) -> Tensor | None
     return None
 
 
+def _product(x: Tensor, weight: Tensor, bias: Tensor | None, order: RowOrder | None) -> Tensor:
+    return F.linear(x, weight, bias) if order is None else order.product(x, weight, bias)
+
+
 class _NormLinear(torch.autograd.Function):
     @staticmethod
     def forward(  # type: ignore[override]
@@ -46,12 +51,13 @@ class _NormLinear(torch.autograd.Function):
         eps: float,
         weight: Tensor,
         bias: Tensor | None,
+        order: RowOrder | None,
     ) -> Any:
         total, normed, rstd = norm.normalise(x, delta, scale, eps)
         ctx.save_for_backward(total, scale, rstd, weight)
         ctx.set_materialize_grads(False)
         ctx.grad_sum = grad_sum_of(weight)
-        out = F.linear(normed, weight, bias)
+        out = _product(normed, weight, bias, order)
         return out if delta is None else (total, out)
 
     @staticmethod
@@ -60,7 +66,7 @@ class _NormLinear(torch.autograd.Function):
         grad_total, grad = grads if len(grads) == 2 else (None, grads[0])
         if grad is None:  # the product was not used
             grad_delta = None if grad_total is None else grad_total.to(scale.dtype)
-            return grad_total, grad_delta, None, None, None, None
+            return grad_total, grad_delta, *[None] * 5
         has = ctx.needs_input_grad
         normed = torch.empty_like(total, dtype=scale.dtype) if has[4] else None
         grad_x, grad_delta, grad_scale = norm.differentiate(
@@ -69,18 +75,23 @@ class _NormLinear(torch.autograd.Function):
         grad_weight = None if normed is None else _grad_weight(ctx, grad, normed)
         grad_bias = grad.sum(0) if has[5] else None
         grad_delta = grad_delta if len(grads) == 2 else None
-        return grad_x, grad_delta, grad_scale, None, grad_weight, grad_bias
+        return grad_x, grad_delta, grad_scale, None, grad_weight, grad_bias, None
 
 
 class _Linear(torch.autograd.Function):
     @staticmethod
     def forward(  # type: ignore[override]
-        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, has_gate: bool
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        has_gate: bool,
+        order: RowOrder | None,
     ) -> Tensor:
         x = x.contiguous()
         ctx.save_for_backward(x, weight)
         ctx.has_gate, ctx.grad_sum = has_gate, grad_sum_of(weight)
-        return F.linear(gate.gated(x) if has_gate else x, weight, bias)
+        return _product(gate.gated(x) if has_gate else x, weight, bias, order)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
@@ -95,7 +106,7 @@ class _Linear(torch.autograd.Function):
             grad_x = gate.differentiate(x, grad_x, product_input)
         grad_weight = _grad_weight(ctx, grad, product_input) if has[1] else None
         grad_bias = grad.sum(0) if has[2] else None
-        return grad_x, grad_weight, grad_bias, None
+        return grad_x, grad_weight, grad_bias, None, None
 
 
 class _Embed(torch.autograd.Function):
@@ -123,14 +134,26 @@ def embed(tokens: Tensor, weight: Tensor) -> Tensor:
 
 
 def norm_linear(
-    x: Tensor, delta: Tensor | None, scale: Tensor, eps: float, weight: Tensor, bias: Tensor | None
+    x: Tensor,
+    delta: Tensor | None,
+    scale: Tensor,
+    eps: float,
+    weight: Tensor,
+    bias: Tensor | None,
+    order: RowOrder | None = None,
 ) -> tuple[Tensor, Tensor]:
     """x + delta, and the product of its norm with the weight."""
     if delta is None:
-        return x, _NormLinear.apply(x, None, scale, eps, weight, bias)
-    return _NormLinear.apply(x, delta, scale, eps, weight, bias)
+        return x, _NormLinear.apply(x, None, scale, eps, weight, bias, order)
+    return _NormLinear.apply(x, delta, scale, eps, weight, bias, order)
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None, has_gate: bool = False) -> Tensor:
+def linear(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    has_gate: bool = False,
+    order: RowOrder | None = None,
+) -> Tensor:
     """x @ weight.T + bias; with a gate x is gate|up."""
-    return _Linear.apply(x, weight, bias, has_gate)
+    return _Linear.apply(x, weight, bias, has_gate, order)

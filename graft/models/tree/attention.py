@@ -18,14 +18,23 @@ from graft.models.ops import gather_rows
 from graft.models.tile_attention import attend_rows, padded_length
 from graft.models.tree.block_lists import BlockLists
 from graft.models.tree.packing import TokenRun
+from graft.models.tree.path_blocks import PathBlocks
 
 
 def attention_over(
-    runs: list[TokenRun], ends: Tensor, heads: int, kv_heads: int, device: torch.device
+    runs: list[TokenRun],
+    ends: Tensor,
+    heads: int,
+    kv_heads: int,
+    device: torch.device,
+    in_order: bool = False,
 ) -> Attend:
-    """`attend` for the forest of these runs; `ends` [L] of its tokens, on the CPU."""
+    """`attend` for the forest of these runs; `ends` [L] of its tokens, on the CPU.
+
+    in_order   kernels add keys in the order of `kernels.path_attention`, as the engine does
+    """
     if has_kernels(device) and len(ends):
-        return KernelAttention(runs, ends, heads, kv_heads, device)
+        return KernelAttention(runs, ends, heads, kv_heads, device, in_order)
     return TreeAttention(runs, heads, kv_heads, device)
 
 
@@ -33,9 +42,16 @@ class KernelAttention:
     """`attend` with the interval kernel; run by run for head sizes and GPUs that it does not support."""
 
     def __init__(
-        self, runs: list[TokenRun], ends: Tensor, heads: int, kv_heads: int, device: torch.device
+        self,
+        runs: list[TokenRun],
+        ends: Tensor,
+        heads: int,
+        kv_heads: int,
+        device: torch.device,
+        in_order: bool = False,
     ) -> None:
         self.blocks = BlockLists.of(ends, device)
+        self.path = PathBlocks.of(runs, device) if in_order else None
         self._forest = (runs, heads, kv_heads, device)
         self._plain: TreeAttention | None = None
 
@@ -43,6 +59,10 @@ class KernelAttention:
         from graft.models.kernels.interval import interval_attention
 
         if not why_no_kernel(q.shape[-1], q.dtype, q.device):
+            if self.path is not None:
+                from graft.models.kernels.path_attention import path_attention
+
+                return path_attention(q, k, v, self.path, self.blocks)
             return interval_attention(q, k, v, self.blocks)
         if self._plain is None:
             self._plain = TreeAttention(*self._forest)

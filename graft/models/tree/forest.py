@@ -61,14 +61,14 @@ class Forest:
         self.slots_NT = moved["slots"]  # U, the index of a zero, where nothing is trained
         self.runs = shorten(packed.runs, new_row)
         self.ends = new_row[packed.ends[kept]]  # [K] on the CPU
-        self._attentions: dict[tuple[int, int], Attend] = {}
+        self._attentions: dict[tuple[int, int, bool], Attend] = {}
 
-    def attention(self, heads: int, kv_heads: int) -> Attend:
-        """Attention among these tokens, for a model with this many heads."""
-        key = heads, kv_heads
+    def attention(self, heads: int, kv_heads: int, in_order: bool = False) -> Attend:
+        """Attention among these tokens, for a model with this many heads; see `attention_over`."""
+        key = heads, kv_heads, in_order
         if key not in self._attentions:
             self._attentions[key] = attention_over(
-                self.runs, self.ends, heads, kv_heads, self.tokens.device
+                self.runs, self.ends, heads, kv_heads, self.tokens.device, in_order
             )
         return self._attentions[key]
 

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from graft.engine.native.cuda.kernels.decode import ITEM_FIELDS
+from graft.engine.native.cuda.kernels.decode import ITEM_FIELDS, LOG2_E
 from graft.engine.native.cuda.kernels.draw import FIELDS, DrawField
 from graft.engine.native.kv.sharing import PageSharing
 from graft.engine.native.request import Draw, SampleRequest
@@ -38,6 +38,8 @@ class GraphKey(NamedTuple):
     is_penalized: bool = False
     grammar_sizes: tuple[int, int] = (0, 0)
     """Of the grammar's tables, see `DeviceGrammar.load`."""
+    in_order: bool = False
+    """Attention and log-probs have the bits of the learner's, see `learner_bits`."""
 
 
 class DecodeState:
@@ -56,6 +58,7 @@ class DecodeState:
         self.inv_temperature = zeros(rows)  # 1 / temperature
         self.truncations = zeros(3, rows)  # top-k, top-p, min-p
         self.penalty = zeros(rows)  # repetition penalty
+        self.exponents = zeros(rows)  # log2 e / temperature, as the learner divides
         self.results = zeros(3, MAX_STEPS, rows)  # action, log-prob, entropy
         self.row = torch.arange(rows, dtype=torch.int64, device=device)
         self._width = width
@@ -138,6 +141,10 @@ class DecodeState:
             "truncations": (truncations, self.truncations),
             "penalty": (penalty, self.penalty),
         }
+        if key.in_order:
+            exponents = np.ones(key.rows)
+            exponents[:count] = [LOG2_E / (s.temperature or 1.0) for s in samplings]
+            targets["exponents"] = (exponents.astype(np.float32), self.exponents)
         arrays = {name: torch.from_numpy(array) for name, (array, _) in targets.items()}
         moved = transfer(arrays, self.device)
         for name, (_, buffer) in targets.items():

@@ -20,6 +20,7 @@ from graft.engine.native.cuda.kernels.extend import BLOCK, BLOCK_FIELDS, extend
 from graft.engine.native.kv.sequences import SequenceTree
 from graft.engine.native.scheduler import PlannedWork
 from graft.models.decoder import Decoder
+from graft.models.kernels.path_attention import attend_pages
 from graft.models.kv_slots import KVSlots
 from graft.transfer import transfer
 
@@ -43,7 +44,7 @@ class Prefill:
 
     def __init__(self, decoder: Decoder, tree: SequenceTree, graphs: Graphs | None) -> None:
         self.decoder, self.tree, self.graphs = decoder, tree, graphs
-        self.device = decoder.device
+        self.device, self.in_order = decoder.device, decoder.order is not None
         self.widest = -(-decoder.shape.max_positions // tree.pages.size)
         self._captured: dict[int, tuple[PrefillChunk, Callable[[], None]]] = {}
 
@@ -105,8 +106,10 @@ class Prefill:
     def _forward(self, chunk: PrefillChunk) -> None:
         pool = self.tree.pages.pool
 
+        attention = attend_pages if self.in_order else extend
+
         def attend(layer: int, q: Tensor, *_: None) -> Tensor:
-            return extend(q, pool[layer, 0], pool[layer, 1], chunk.table, chunk.blocks)
+            return attention(q, pool[layer, 0], pool[layer, 1], chunk.table, chunk.blocks)
 
         kv_slots = KVSlots(pool, chunk.table, chunk.rows, chunk.positions, chunk.alive)
         self.decoder(chunk.tokens, chunk.positions, attend, kv_slots)

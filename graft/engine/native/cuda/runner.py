@@ -23,7 +23,13 @@ from graft.engine.native.cuda.burst import MAX_STEPS, DecodeState, GraphKey, Inf
 from graft.engine.native.cuda.graphs import Graphs
 from graft.engine.native.cuda.kernels.decode import decode, scratch
 from graft.engine.native.cuda.kernels.draw import DrawField, draw, occupied_chunks
+from graft.engine.native.cuda.kernels.segments import (
+    decode_segments,
+    num_segments,
+    share_segments,
+)
 from graft.engine.native.cuda.kernels.truncation import truncation_floors
+from graft.engine.native.cuda.learner_scores import LearnerScores
 from graft.engine.native.cuda.prefill import Prefill
 from graft.engine.native.kv.sequences import SequenceTree
 from graft.engine.native.kv.sharing import find_sharing
@@ -33,6 +39,7 @@ from graft.engine.native.sampling.masks import Masks
 from graft.engine.native.sampling.sampler import penalize
 from graft.engine.native.scheduler import PlannedWork
 from graft.models.decoder import Decoder
+from graft.models.kernels.head import logits_in_rows
 from graft.models.kv_slots import KVSlots
 from graft.protocols import Grammar
 
@@ -62,6 +69,8 @@ class CudaRunner:
         self.occupied = None if masks.allowed is None else occupied_chunks(masks.allowed)
         self.graphs = Graphs() if self.device.type == "cuda" else None  # else: the interpreter
         self.prefill = Prefill(decoder, tree, self.graphs)
+        self.in_order = decoder.order is not None
+        self.scores = LearnerScores(masks.allowed) if self.in_order else None
         self._states: dict[int, DecodeState] = {}
         self._captured: dict[GraphKey, Callable[[], None]] = {}
         self._prefill_steps = 0
@@ -132,20 +141,27 @@ class CudaRunner:
         splits = num_splits(size, kv_heads)
         width = max(len(work.sequence.pages) for work in works)
         table = self.tree.table[[work.sequence.row for work in works], :width]
-        sharing = find_sharing(table, self.group, kv_heads, splits)
+        if self.in_order:
+            sharing = share_segments(table, self.group, kv_heads)
+            longest = max(work.sequence.cached for work in works) + MAX_STEPS
+            slots = round_up(num_segments(longest))
+        else:
+            sharing = find_sharing(table, self.group, kv_heads, splits)
+            slots = splits + round_up(int(sharing.slots.max()))
         works = [works[i] for i in sharing.order.tolist()]
         requests = [work.request for work in works if work.request is not None]
         samplings = [request.sampling for request in requests]
         key = GraphKey(
             rows=size,
             splits=splits,
-            slots=splits + round_up(int(sharing.slots.max())),
+            slots=slots,
             items=round_up(len(sharing.items)),
             tile_rows=sharing.tile_rows,
             stops=round_up(max(len(request.stop_tokens) for request in requests)),
             is_truncated=any(s.is_truncating and s.temperature > 0 for s in samplings),
             is_penalized=any(s.repetition_penalty != 1 for s in samplings),
             grammar_sizes=self._load_grammar(requests),
+            in_order=self.in_order,
         )
         if size not in self._states:
             self._states[size] = DecodeState(
@@ -177,24 +193,18 @@ class CudaRunner:
         """One token for each row."""
         state, pool, shape = decode_state.state, self.tree.pages.pool, self.decoder.own_shape
         items, stops = decode_state.items(key.items), decode_state.stops(key.stops)
-        # with one slot the kernel writes the output directly
-        rows = key.rows if key.slots > 1 else 0
+        # with one slot `decode` writes the output directly
+        rows = key.rows if key.slots > 1 or key.in_order else 0
         space = scratch(rows, key.slots, shape.heads, shape.head_dim, self.device)
 
         def attend(layer: int, q: Tensor, *_: None) -> Tensor:
+            pages = pool[layer, 0], pool[layer, 1], decode_state.table
+            rows = state[DrawField.LENGTH], state[DrawField.TAIL], items
+            how = {"splits": key.splits, "slots": key.slots, "space": space}
+            if key.in_order:
+                return decode_segments(q, *pages, *rows, **how)
             return decode(
-                q,
-                pool[layer, 0],
-                pool[layer, 1],
-                decode_state.table,
-                state[DrawField.LENGTH],
-                state[DrawField.TAIL],
-                items,
-                state[DrawField.SHARED],
-                splits=key.splits,
-                slots=key.slots,
-                tile_rows=key.tile_rows,
-                space=space,
+                q, *pages, *rows, state[DrawField.SHARED], tile_rows=key.tile_rows, **how
             )
 
         position = state[DrawField.POSITION]
@@ -202,7 +212,11 @@ class CudaRunner:
             pool, decode_state.table, decode_state.row, position, state[DrawField.LENGTH]
         )
         hidden = self.decoder(state[DrawField.TOKEN], position, attend, kv_slots)
-        logits = self.decoder.logits(hidden)
+        scores = self.scores
+        if scores is None:
+            whole = logits = self.decoder.logits(hidden)
+        else:
+            whole, logits = logits_in_rows(*self.decoder.biased(hidden), self.decoder.order)
         if key.is_penalized:
             logits = penalize(logits, decode_state.seen, decode_state.penalty)
         inputs = (logits, state, decode_state.inv_temperature, stops)
@@ -210,6 +224,7 @@ class CudaRunner:
         floors = None
         if key.is_truncated:
             floors = truncation_floors(*inputs, *decode_state.truncations, allowed=allowed)
+        before = None if scores is None else scores.before(decode_state)
         draw(
             *inputs,
             decode_state.results,
@@ -218,6 +233,9 @@ class CudaRunner:
             floors=floors,
             grammar=self.grammar.tables(key.grammar_sizes),
         )
+        # of a truncated or penalized distribution the learner has another view
+        if scores is not None and before is not None and not key.is_truncated | key.is_penalized:
+            scores.replace(decode_state, before, whole, logits.shape[1])
         if key.is_penalized:  # the next input of each row
             decode_state.seen.scatter_(1, state[DrawField.TOKEN, :, None], True)
 

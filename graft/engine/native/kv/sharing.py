@@ -49,13 +49,19 @@ class PageSharing:
     """Query rows of a kernel tile: 16, or 32 where larger groups of siblings fill them."""
 
 
-def find_sharing(table: Ints, group: int, kv_heads: int, splits: int) -> PageSharing:
-    """Spans for the rows of `table`; the first `splits` slots are those of the tails."""
+def find_sharing(
+    table: Ints, group: int, kv_heads: int, splits: int, tile_rows: int | None = None
+) -> PageSharing:
+    """Spans for the rows of `table`; the first `splits` slots are those of the tails.
+
+    tile_rows   of the kernel; None: 16 or 32, by the number of siblings
+    """
     order = np.lexsort(table.T[::-1])
     table = table[order]
     spans = _spans(table)
     widest = max((count for _, count, _, _ in spans), default=1)
-    tile_rows = 32 if widest * group > 16 else 16
+    if tile_rows is None:
+        tile_rows = 32 if widest * group > 16 else 16
     most = max(tile_rows // group, 1)  # rows of an item
     tiles = sum(-(-count // most) * (stop - start) for _, count, start, stop in spans)
     low, high = SPAN_PAGES

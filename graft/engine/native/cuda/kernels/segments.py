@@ -1,0 +1,162 @@
+"""`decode` in the order of positions: its bits are those of the prompt's kernel and of the learner's.
+
+    B sequences, H query heads in K groups of G, d head size, slots: segments of the longest sequence
+
+A segment of a sequence is always computed by one program, which writes its softmax (weighted values,
+maximum, sum) to the segment's own slot; `_merge` then goes over the slots from first to last. Which program
+computes which segment changes nothing. As in `decode`, segments that siblings share are work items, read
+once for all of them, and those after them are the tail of a row, every SPLITS-th segment in one program.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from graft.engine.native.kv.pages import PAD_PAGE
+from graft.engine.native.kv.sharing import Ints, PageSharing, find_sharing
+from graft.models.kernels.path_attention import (
+    ROWS,
+    empty_segment,
+    fold_block,
+    merge_segment,
+    sizes,
+)
+from graft.models.tree.path_blocks import BLOCK, SEGMENT
+
+
+@triton.jit(do_not_specialize=["table_stride", "tails_count"])
+def _attend(
+    q,  # [B, H, d]
+    k_pool,  # [pages, K, BLOCK, d]
+    v_pool,
+    table,  # [B, P]
+    table_stride,
+    lengths,  # [B] tokens to attend to, the new one included; 0: an unused row
+    tails,  # [B] first segment of the row's tail
+    items,  # [n, 5] first row, rows, first segment, last segment + 1, -; all zero: unused
+    tails_count,  # B * SPLITS programs work on tails, the rest on items
+    partial,  # [B, SLOTS, H, d] float32
+    stats,  # [B, SLOTS, H, 2] float32: maximum, sum
+    SCALE: tl.constexpr, HEADS: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, W: tl.constexpr,
+    BLOCK: tl.constexpr, SEGMENT: tl.constexpr, ROWS: tl.constexpr,
+    SPLITS: tl.constexpr, SLOTS: tl.constexpr,
+):  # fmt: skip
+    head = tl.program_id(0)
+    work = tl.program_id(1)
+    if work < tails_count:
+        row = work // SPLITS
+        rows = 1
+        length = tl.load(lengths + row).to(tl.int32)
+        start = tl.load(tails + row).to(tl.int32) + work % SPLITS
+        stop = tl.cdiv(length, SEGMENT * BLOCK)
+        step = SPLITS
+    else:
+        item = items + (work - tails_count) * 5
+        row = tl.load(item).to(tl.int32)
+        rows = tl.load(item + 1).to(tl.int32)
+        start = tl.load(item + 2).to(tl.int32)
+        stop = tl.load(item + 3).to(tl.int32)
+        length = stop * (SEGMENT * BLOCK)  # shared segments are full
+        step = 1
+    tile_row = tl.arange(0, ROWS)
+    sequence = (row + tile_row // GROUP).to(tl.int64)
+    query_head = head * GROUP + tile_row % GROUP
+    is_used = tile_row < rows * GROUP
+    column = tl.arange(0, W)
+    in_size = (column < D)[None, :]
+    inside = is_used[:, None] & in_size
+    at = (sequence * (HEADS * GROUP) + query_head)[:, None] * D + column[None, :]
+    query = tl.load(q + at, mask=inside, other=0.0)
+    key = tl.arange(0, BLOCK)
+    tile = key[:, None] * D + column[None, :]
+    pages = table + row.to(tl.int64) * table_stride
+    for segment in tl.range(start, stop, step):
+        top, total, acc = empty_segment(ROWS, W)
+        last = tl.minimum((segment + 1) * SEGMENT, tl.cdiv(length, BLOCK))
+        for number in tl.range(segment * SEGMENT, last):
+            page = tl.load(pages + number).to(tl.int64)
+            base = (page * HEADS + head) * (BLOCK * D)
+            is_past = number * BLOCK + key < length
+            present = is_past[:, None] & in_size
+            keys = tl.load(k_pool + base + tile, mask=present, other=0.0)
+            values = tl.load(v_pool + base + tile, mask=present, other=0.0)
+            is_seen = is_used[:, None] & is_past[None, :]
+            top, total, acc = fold_block(top, total, acc, query, keys, values, is_seen, SCALE)
+        at_slot = (sequence * SLOTS + segment) * (HEADS * GROUP) + query_head
+        tl.store(partial + at_slot[:, None] * D + column[None, :], acc, mask=inside)
+        tl.store(stats + at_slot * 2, top, mask=is_used)
+        tl.store(stats + at_slot * 2 + 1, total, mask=is_used)
+
+
+@triton.jit
+def _merge(
+    partial, stats, lengths, out,
+    HEADS: tl.constexpr, D: tl.constexpr, W: tl.constexpr,
+    SPAN: tl.constexpr, SLOTS: tl.constexpr, MERGED_HEADS: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    head = tl.program_id(1) * MERGED_HEADS + tl.arange(0, MERGED_HEADS)
+    column = tl.arange(0, W)
+    is_head = head < HEADS
+    inside = is_head[:, None] & (column < D)[None, :]
+    top, total, acc = empty_segment(MERGED_HEADS, W)
+    used = tl.cdiv(tl.load(lengths + row).to(tl.int32), SPAN)
+    for slot in tl.range(0, used):
+        at_slot = (row * SLOTS + slot) * HEADS + head
+        its_top = tl.load(stats + at_slot * 2, mask=is_head, other=float("-inf"))
+        its_total = tl.load(stats + at_slot * 2 + 1, mask=is_head, other=0.0)
+        at_acc = at_slot[:, None] * D + column[None, :]
+        its_acc = tl.load(partial + at_acc, mask=inside, other=0.0)
+        top, total, acc = merge_segment(top, total, acc, its_top, its_total, its_acc)
+    total = tl.where(total == 0, 1.0, total)
+    at = (row * HEADS + head)[:, None] * D + column[None, :]
+    tl.store(out + at, (acc / total[:, None]).to(out.dtype.element_ty), mask=inside)
+
+
+def share_segments(table: Ints, group: int, kv_heads: int) -> PageSharing:
+    """`find_sharing` of whole segments: tails and items count segments instead of pages."""
+    padding = -table.shape[1] % SEGMENT
+    table = np.pad(table, ((0, 0), (0, padding)), constant_values=PAD_PAGE)
+    last = table[:, SEGMENT - 1 :: SEGMENT]  # who shares the last page of a segment shares all of it
+    return find_sharing(last, group, kv_heads, splits=0, tile_rows=ROWS)
+
+
+def num_segments(length: int) -> int:
+    """Of a sequence."""
+    return -(-length // (SEGMENT * BLOCK))
+
+
+def decode_segments(
+    q: Tensor,
+    k_pool: Tensor,
+    v_pool: Tensor,
+    table: Tensor,
+    lengths: Tensor,
+    tails: Tensor,
+    items: Tensor,
+    *,
+    splits: int,
+    slots: int,
+    space: tuple[Tensor, Tensor],
+) -> Tensor:
+    """Attention of q [B,H,d], see the module; `space` is `decode.scratch` of `slots` per row."""
+    batch, heads, _ = q.shape
+    kv_heads = k_pool.shape[1]
+    partial, stats = space
+    q = q.contiguous()
+    out = torch.empty_like(q)
+    shared = sizes(q, kv_heads)
+    _attend[(kv_heads, batch * splits + len(items))](
+        q, k_pool, v_pool, table, table.stride(0), lengths, tails, items, batch * splits,
+        partial, stats, HEADS=kv_heads, SPLITS=splits, SLOTS=slots, **shared,
+    )  # fmt: skip
+    merged = min(triton.next_power_of_2(heads), 4)
+    _merge[(batch, triton.cdiv(heads, merged))](
+        partial, stats, lengths, out, HEADS=heads, D=shared["D"], W=shared["W"],
+        SPAN=BLOCK * SEGMENT, SLOTS=slots, MERGED_HEADS=merged, num_warps=4,
+    )  # fmt: skip
+    return out

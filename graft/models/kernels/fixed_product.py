@@ -1,0 +1,64 @@
+"""Matrix products that add along K in one order, however many rows there are.
+
+    M rows, K inputs, N outputs, weight [N, K]
+
+Libraries divide K between programs where there are few rows, and add the parts up at the end: another order
+than with many rows. Here a program has all of K, in steps of BLOCK_K. Few rows take smaller tiles, which is
+the same order of adding on a GPU whose instructions fix it; `order_probe` compares.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+BLOCK_K = 64
+FEW_ROWS = 128
+"""Up to as many rows tiles are small, to fill the device."""
+
+
+@triton.jit(do_not_specialize=["rows", "x_stride", "out_stride"])
+def _product(
+    x,  # [M, K]
+    weight,  # [N, K]
+    bias,  # [N] or None
+    out,  # [M, N], rows `out_stride` apart
+    rows, x_stride, out_stride,
+    N: tl.constexpr, K: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M)
+    output = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    is_row, is_output = row < rows, output < N
+    at_x = x + row.to(tl.int64)[:, None] * x_stride
+    at_weight = weight + output.to(tl.int64)[:, None] * K
+    acc = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+    for start in tl.range(0, K, BLOCK_K):
+        column = start + tl.arange(0, BLOCK_K)
+        inside = (column < K)[None, :]
+        left = tl.load(at_x + column[None, :], mask=is_row[:, None] & inside, other=0.0)
+        right = tl.load(at_weight + column[None, :], mask=is_output[:, None] & inside, other=0.0)
+        acc = tl.dot(left, tl.trans(right), acc, input_precision="ieee")
+    if bias is not None:
+        acc += tl.load(bias + output, mask=is_output, other=0.0).to(tl.float32)[None, :]
+    at_out = out + row.to(tl.int64)[:, None] * out_stride + output[None, :]
+    tl.store(at_out, acc.to(out.dtype.element_ty), mask=is_row[:, None] & is_output[None, :])
+
+
+def fixed_linear(
+    x: Tensor, weight: Tensor, bias: Tensor | None = None, out: Tensor | None = None
+) -> Tensor:
+    """x @ weight.T + bias, [M, N], written to `out` if given. No gradient."""
+    x = x if x.stride(-1) == 1 else x.contiguous()
+    weight = weight.contiguous()
+    rows, (outputs, inputs) = len(x), weight.shape
+    if out is None:
+        out = x.new_empty(rows, outputs)
+    block_m, block_n, num_warps = (64, 32, 4) if rows <= FEW_ROWS else (128, 128, 8)
+    _product[(triton.cdiv(outputs, block_n), triton.cdiv(rows, block_m))](
+        x, weight, bias, out, rows, x.stride(0), out.stride(0), N=outputs, K=inputs,
+        BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_K=BLOCK_K, num_warps=num_warps, num_stages=3,
+    )  # fmt: skip
+    return out

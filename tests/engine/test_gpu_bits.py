@@ -1,0 +1,153 @@
+"""The GPU's order of adding: decoding, prompts and the learner have the same bits.
+
+The kernels run on the GPU, or in Triton's interpreter.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from burst_kit import engine_on, small_decoder
+from engine_kit import VOCAB, prompt
+from test_bits import Trees, num_unequal
+from torch import Tensor
+
+from graft.actions.grammar import Automaton
+from graft.actions.space import ActionSpace
+from graft.models.decoder import Decoder
+from graft.models.row_order import RowOrder
+from graft.models.tree.packing import TokenRun
+from graft.models.tree.path_blocks import BLOCK, SEGMENT, PathBlocks
+
+pytest.importorskip("triton")
+
+from graft.engine.native.cuda.kernels.decode import scratch
+from graft.engine.native.cuda.kernels.segments import (
+    decode_segments,
+    num_segments,
+    share_segments,
+)
+from graft.models.kernels.path_attention import attend_pages, path_attention
+from graft.models.tree.block_lists import BlockLists
+
+SPAN = BLOCK * SEGMENT
+
+
+class Fork:
+    """A prompt and two answers, packed for the learner and in pages of the engine."""
+
+    def __init__(self, prompt: int, answers: int, dtype: torch.dtype, device: torch.device) -> None:
+        self.prompt, self.answers = prompt, answers
+        stops = [prompt + answers * n for n in range(3)]
+        self.runs = [TokenRun(0, prompt, [])]
+        self.runs += [TokenRun(a, b, [(0, prompt)]) for a, b in zip(stops, stops[1:], strict=False)]
+        ends = [stops[2]] * prompt + [stops[1]] * answers + [stops[2]] * answers
+        torch.manual_seed(0)
+        q, k, v = (torch.randn(len(ends), heads, 16).to(device, dtype) for heads in (2, 1, 1))
+        path = PathBlocks.of(self.runs, device)
+        self.learner = path_attention(q, k, v, path, BlockLists.of(torch.tensor(ends), device))
+        self.q, self.length = q, prompt + answers
+        self.rows = [[*range(prompt), *range(run.start, run.stop)] for run in self.runs[1:]]
+        shared = prompt // BLOCK
+        own = -(-self.length // BLOCK) - shared
+        table = [
+            [*range(1, shared + 1), *range(first, first + own)]
+            for first in (shared + 1, shared + 1 + own)
+        ]
+        self.table = np.array(table, dtype=np.int64)
+        # what is not written is not a number
+        self.pool = torch.full((2, self.table.max() + 1, 1, BLOCK, 16), torch.nan).to(device, dtype)
+        for rows, pages in zip(self.rows, self.table, strict=True):
+            for index, tensor in enumerate((k, v)):
+                for position, row in enumerate(rows):
+                    page = self.pool[index, pages[position // BLOCK]]
+                    page[:, position % BLOCK] = tensor[row]
+
+
+@pytest.mark.parametrize("splits", [1, 2])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_decoding_has_the_learners_bits(
+    dtype: torch.dtype, splits: int, kernel_device: torch.device
+) -> None:
+    """Two rows at different positions, a shared segment and tails; and a row that is over."""
+    fork = Fork(SPAN + 10, 70, dtype, kernel_device)
+    ends = [fork.length, SPAN + 30]
+    table = np.concatenate([fork.table, fork.table[:1]])
+    sharing = share_segments(table[:2], group=2, kv_heads=1)
+    items = np.concatenate([sharing.items, [[0, 2, 0, 1, 0]]])[-1:]  # a span of one is not worth it
+    lengths = torch.tensor([*ends, 0], device=kernel_device)
+    tails = torch.tensor([1, 1, 0], device=kernel_device)
+    last = [rows[end - 1] for rows, end in zip(fork.rows, ends, strict=True)]
+    q = fork.q[torch.tensor([*last, 0], device=kernel_device)]
+    slots = num_segments(fork.length)
+    space = scratch(3, slots, 2, 16, kernel_device)
+    for buffer in space:
+        buffer.fill_(torch.nan)
+    found = decode_segments(
+        q,
+        *fork.pool,
+        torch.tensor(table, dtype=torch.int32, device=kernel_device),
+        lengths,
+        tails,
+        torch.tensor(items, dtype=torch.int32, device=kernel_device),
+        splits=splits,
+        slots=slots,
+        space=space,
+    )
+    assert slots == 2 and torch.equal(found[:2], fork.learner[last])
+
+
+def test_prompts_in_pages_have_the_learners_bits(kernel_device: torch.device) -> None:
+    """The answers' tokens in two pieces, which begin where no tile of the learner does."""
+    fork = Fork(SPAN - 30, 60, torch.float32, kernel_device)
+    pieces = [(row, start, start + 30) for row in (0, 1) for start in range(fork.prompt, fork.length, 30)]
+    tiles = [[n * 30, 30, start, row] for n, (row, start, _) in enumerate(pieces)]
+    tokens = [token for row, start, stop in pieces for token in fork.rows[row][start:stop]]
+    found = attend_pages(
+        fork.q[torch.tensor(tokens, device=kernel_device)],
+        *fork.pool,
+        torch.tensor(fork.table, dtype=torch.int32, device=kernel_device),
+        torch.tensor(tiles, dtype=torch.int32, device=kernel_device),
+    )
+    assert torch.equal(found, fork.learner[tokens])
+
+
+def test_whole_segments_are_shared_and_parts_are_not() -> None:
+    table = np.arange(1, 14)[None].repeat(3, 0)
+    table[1, 9:] += 100  # shares two segments and a page
+    table[2, 3:] += 200  # shares three pages
+    sharing = share_segments(table, group=2, kv_heads=8)
+    assert sharing.tails[np.argsort(sharing.order)].tolist() == [2, 2, 0]
+    assert [item[:4].tolist() for item in sharing.items] == [[0, 2, 0, 2]]
+    assert len(share_segments(table[:, :2], 2, 8).items) == 0
+
+
+def in_order(monkeypatch: pytest.MonkeyPatch, device: torch.device, **changes: Any) -> Decoder:
+    """A decoder whose kernels run on both sides; all products are in a fixed order."""
+    for module in ("ops", "decoder", "logprobs", "tree.attention"):
+        monkeypatch.setattr(f"graft.models.{module}.has_kernels", lambda _: True)
+    decoder = small_decoder(**changes).to(device)
+    weights = [parameter for parameter in decoder.parameters() if parameter.ndim == 2]
+    shapes = {(len(weight), weight.shape[1]) for weight in (*weights, decoder.head_weight)}
+    decoder.use_order(RowOrder(fixed=frozenset(shapes)))
+    return decoder
+
+
+def grow(decoder: Decoder, seed: int, trees: int, longest: int, grammar: Any = None, **options: Any):
+    engine = engine_on(decoder.device, decoder=decoder, page_size=BLOCK, **options)
+    rng = random.Random(seed)
+    rows = Trees(engine, {"temperature": 0.7}, rng, longest, grammar).grow(trees)
+    return engine, rows, rng
+
+
+def test_the_log_probs_of_a_tree_have_the_learners_bits(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decoder = in_order(monkeypatch, device)
+    _, rows, rng = grow(decoder, 0, trees=1, longest=4)
+    unequal, total = num_unequal(decoder, rows, rng, temperature=0.7)
+    assert (unequal, total > 5) == (0, True)
