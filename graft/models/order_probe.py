@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from graft.models.decoder import Decoder
+from graft.models.product_probe import find_kernel_order
 from graft.models.row_order import RowOrder
 from graft.models.tile_attention import attend_rows, padded_length
 
@@ -36,8 +37,13 @@ MAX_FLOPS = 1e9
 _found: dict[tuple[str, int], RowOrder | None] = {}
 
 
-def find_order(decoder: Decoder) -> RowOrder | None:
-    """The cheapest order that holds on this machine; None: none does, or it is not float32 on a CPU."""
+def find_order(decoder: Decoder, on_gpu: bool = False) -> RowOrder | None:
+    """The cheapest order that holds on this machine; None: none does, or it is not float32 on a CPU.
+
+    on_gpu   on a GPU too (`product_probe`)
+    """
+    if on_gpu and decoder.device.type == "cuda":
+        return find_kernel_order(decoder)[0]
     if decoder.device.type != "cpu" or decoder.dtype != torch.float32 or not decoder.is_whole:
         return None
     key = repr(replace(decoder.shape, layers=1)), torch.get_num_threads()

@@ -16,6 +16,7 @@ from graft.envs.tool_env import ToolEnv
 from graft.models.decoder import Decoder
 from graft.models.device import choose_device, choose_dtype, has_kernels
 from graft.models.lora.training import num_trained
+from graft.models.product_probe import find_kernel_order
 from graft.models.shape import ModelShape
 from graft.models.tree.attention import why_no_kernel
 from graft.protocols import Engine, Env
@@ -101,7 +102,7 @@ def build_run(
     setup = replace(make_setup(config, engine, chat, env, actions), agent=agents)
     players = frozen_players(config, tokenizer, policy, env, processes)
     notes = [note, *policy_notes(policy), tool_note(config, env), stale_note(config, preset)]
-    notes += [entropy_note(config, engine), history]
+    notes += [order_note(config, policy), entropy_note(config, engine), history]
     notes += [str(held_out_check(config, env, held_out) or "")]
     notes += [external_note(config, agents, processes.is_first)]
     return RunComponents(
@@ -191,6 +192,16 @@ def policy_notes(policy: Any) -> list[str]:
         ]
     why = why_no_kernel(policy.shape.head_dim, policy.dtype, policy.device)
     return [f"training attention runs in plain PyTorch, slower: {why}"] if why else []
+
+
+def order_note(config: Config, policy: Any) -> str:
+    """What `model.exact=gpu` found on this GPU."""
+    if config.model.exact != "gpu" or is_external(config) or policy.device.type != "cuda":
+        return ""
+    order, note = find_kernel_order(policy)
+    if order is not None and policy.order is None:
+        return "model.exact=gpu has no effect: the engine is split over processes"
+    return note
 
 
 def is_chatty(config: Config, env: Callable[[Task], Env]) -> bool:

@@ -109,7 +109,7 @@ def open_policy(
             policy = plain.to(device=device, dtype=dtype)
             policy.recompute = recompute
             if config.model.exact and not is_external(config) and group is None:
-                policy.use_order(find_order(policy))
+                policy.use_order(find_order(policy, on_gpu=config.model.exact == "gpu"))
         if not has_sampler or is_shared:
             return policy, policy, actions
         if group is not None:

@@ -11,19 +11,23 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from burst_kit import engine_on, small_decoder
-from engine_kit import VOCAB, prompt
+from burst_kit import engine_on, open_forks, small_decoder
+from engine_kit import VOCAB, prompt, sample_all
 from test_bits import Trees, num_unequal
-from torch import Tensor
 
 from graft.actions.grammar import Automaton
 from graft.actions.space import ActionSpace
 from graft.models.decoder import Decoder
 from graft.models.row_order import RowOrder
+from graft.models.tree.forest import Forest
 from graft.models.tree.packing import TokenRun
 from graft.models.tree.path_blocks import BLOCK, SEGMENT, PathBlocks
+from graft.rollout.batching import to_batch
+from graft.types import Author, Episode, Leaf, Sampling, Span, Task, Trajectory
 
 pytest.importorskip("triton")
+
+import itertools
 
 from graft.engine.native.cuda.kernels.decode import scratch
 from graft.engine.native.cuda.kernels.segments import (
@@ -40,19 +44,19 @@ SPAN = BLOCK * SEGMENT
 class Fork:
     """A prompt and two answers, packed for the learner and in pages of the engine."""
 
-    def __init__(self, prompt: int, answers: int, dtype: torch.dtype, device: torch.device) -> None:
-        self.prompt, self.answers = prompt, answers
-        stops = [prompt + answers * n for n in range(3)]
-        self.runs = [TokenRun(0, prompt, [])]
-        self.runs += [TokenRun(a, b, [(0, prompt)]) for a, b in zip(stops, stops[1:], strict=False)]
-        ends = [stops[2]] * prompt + [stops[1]] * answers + [stops[2]] * answers
+    def __init__(self, start: int, answers: int, dtype: torch.dtype, device: torch.device) -> None:
+        self.start = start
+        stops = [start + answers * n for n in range(3)]
+        self.runs = [TokenRun(0, start, [])]
+        self.runs += [TokenRun(a, b, [(0, start)]) for a, b in itertools.pairwise(stops)]
+        ends = [stops[2]] * start + [stops[1]] * answers + [stops[2]] * answers
         torch.manual_seed(0)
         q, k, v = (torch.randn(len(ends), heads, 16).to(device, dtype) for heads in (2, 1, 1))
         path = PathBlocks.of(self.runs, device)
         self.learner = path_attention(q, k, v, path, BlockLists.of(torch.tensor(ends), device))
-        self.q, self.length = q, prompt + answers
-        self.rows = [[*range(prompt), *range(run.start, run.stop)] for run in self.runs[1:]]
-        shared = prompt // BLOCK
+        self.q, self.length = q, start + answers
+        self.rows = [[*range(start), *range(run.start, run.stop)] for run in self.runs[1:]]
+        shared = start // BLOCK
         own = -(-self.length // BLOCK) - shared
         table = [
             [*range(1, shared + 1), *range(first, first + own)]
@@ -78,7 +82,8 @@ def test_decoding_has_the_learners_bits(
     ends = [fork.length, SPAN + 30]
     table = np.concatenate([fork.table, fork.table[:1]])
     sharing = share_segments(table[:2], group=2, kv_heads=1)
-    items = np.concatenate([sharing.items, [[0, 2, 0, 1, 0]]])[-1:]  # a span of one is not worth it
+    assert not len(sharing.items)  # a segment of two rows is not worth it; here it is shared
+    items = np.array([[0, 2, 0, 1, 0]])
     lengths = torch.tensor([*ends, 0], device=kernel_device)
     tails = torch.tensor([1, 1, 0], device=kernel_device)
     last = [rows[end - 1] for rows, end in zip(fork.rows, ends, strict=True)]
@@ -104,7 +109,9 @@ def test_decoding_has_the_learners_bits(
 def test_prompts_in_pages_have_the_learners_bits(kernel_device: torch.device) -> None:
     """The answers' tokens in two pieces, which begin where no tile of the learner does."""
     fork = Fork(SPAN - 30, 60, torch.float32, kernel_device)
-    pieces = [(row, start, start + 30) for row in (0, 1) for start in range(fork.prompt, fork.length, 30)]
+    pieces = [
+        (row, start, start + 30) for row in (0, 1) for start in range(fork.start, fork.length, 30)
+    ]
     tiles = [[n * 30, 30, start, row] for n, (row, start, _) in enumerate(pieces)]
     tokens = [token for row, start, stop in pieces for token in fork.rows[row][start:stop]]
     found = attend_pages(
@@ -137,17 +144,84 @@ def in_order(monkeypatch: pytest.MonkeyPatch, device: torch.device, **changes: A
     return decoder
 
 
-def grow(decoder: Decoder, seed: int, trees: int, longest: int, grammar: Any = None, **options: Any):
+def grow(
+    decoder: Decoder, seed: int, trees: int, longest: int, grammar: Any = None, **options: Any
+):
     engine = engine_on(decoder.device, decoder=decoder, page_size=BLOCK, **options)
     rng = random.Random(seed)
     rows = Trees(engine, {"temperature": 0.7}, rng, longest, grammar).grow(trees)
     return engine, rows, rng
 
 
+def answered(
+    decoder: Decoder, length: int, forks: int, sampling: Sampling, **options: Any
+) -> list[Trajectory]:
+    """Answers to one prompt, sampled by an engine with kernels."""
+    engine = engine_on(decoder.device, decoder=decoder, page_size=BLOCK, **options)
+    episode = Episode(Task("0", "test"))
+    root = episode.append(Span(None, Author.TASK, prompt(length)))
+    for done in sample_all(open_forks(engine, (length, forks)), sampling):
+        parts = done.tokens, done.actions, done.logprobs, done.entropies, done.modes
+        answer = Span(root, Author.POLICY, *parts, mask=[True] * len(done.tokens))
+        episode.leaves.append(Leaf((episode.append(answer),)))
+    return list(episode.trajectories())
+
+
+def test_the_log_probs_of_forks_have_the_learners_bits(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Embedding to log-prob in kernels; entropies too."""
+    decoder = in_order(monkeypatch, device, width=16, ff=16)
+    rows = answered(decoder, 3, 2, Sampling(temperature=0.7, max_tokens=2))
+    batch = to_batch(rows)
+    with torch.no_grad():
+        found = Forest(rows, batch.mask, device).logprobs(decoder, 0.7)
+    for mine, its in zip(found, (batch.logprobs, batch.entropies), strict=True):
+        assert torch.equal(mine.cpu()[batch.mask], its[batch.mask])
+
+
+@pytest.mark.slow
 def test_the_log_probs_of_a_tree_have_the_learners_bits(
     device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Forks, tool results, preemption; micro-batches of other rows."""
     decoder = in_order(monkeypatch, device)
-    _, rows, rng = grow(decoder, 0, trees=1, longest=4)
+    engine, rows, rng = grow(decoder, 0, trees=1, longest=6, kv_tokens=BLOCK * 5, max_running=3)
     unequal, total = num_unequal(decoder, rows, rng, temperature=0.7)
-    assert (unequal, total > 5) == (0, True)
+    assert engine.stats["preemptions"] + engine.stats["evictions"] > 0
+    assert (unequal, total > 20) == (0, True)
+
+
+@pytest.mark.slow
+def test_the_log_probs_of_long_paths_have_the_learners_bits(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Prompts of more than a segment, so that segments are shared, and tails merged to them."""
+    decoder = in_order(monkeypatch, device)
+    rows = answered(decoder, 2 * SPAN + 30, 3, Sampling(max_tokens=3), kv_tokens=4096)
+    assert num_unequal(decoder, rows, random.Random(0)) == (0, 9)
+
+
+@pytest.mark.slow
+def test_masked_actions_have_the_learners_bits(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decoder = in_order(monkeypatch, device, extra=3, vocab_size=VOCAB)
+    table = torch.zeros(2, VOCAB + 3, dtype=torch.bool)
+    table[0] = table[1, [2, 3, 5]] = True
+    space = ActionSpace(VOCAB, 3, table.numpy())
+    writes = {(0, VOCAB): (3, 4), (0, VOCAB + 1): (5,), (0, VOCAB + 2): (6, 7, 8)}
+    grammar = Automaton(1, {(0, 7): 1, (1, 2): 0}, writes=writes)
+    _, rows, rng = grow(decoder, 4, trees=2, longest=8, grammar=grammar, space=space)
+    allowed = torch.zeros(2, decoder.shape.head_rows, dtype=torch.bool)
+    allowed[:, : VOCAB + 3] = table
+    unequal, total = num_unequal(decoder, rows, rng, temperature=0.7, allowed=allowed)
+    modes = {mode for row in rows for span in row.spans for mode in span.modes}
+    assert (unequal, modes) == (0, {0, 1}) and total > 20
+
+
+def test_pages_of_another_size_are_refused(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(ValueError, match=r"page_size=16, but with model.exact=gpu .* of 64"):
+        engine_on(device, decoder=in_order(monkeypatch, device), page_size=16)

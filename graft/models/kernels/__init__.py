@@ -8,6 +8,8 @@
     interval  attention over a packed forest            tree.attention.TreeAttention
     head      log-probs and entropies from logits       logprobs
 
+    path_attention, fixed_product    attention and products in one order of adding (`model.exact`)
+
 Tests compare the two on random ragged shapes, on a GPU or, without one, in Triton's interpreter. The
 kernels are used on devices for which `graft.models.device.has_kernels` is true.
 """

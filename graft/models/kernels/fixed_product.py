@@ -9,7 +9,6 @@ the same order of adding on a GPU whose instructions fix it; `order_probe` compa
 
 from __future__ import annotations
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor

@@ -393,9 +393,7 @@ def head_logprobs(
     )
 
 
-def logits_in_rows(
-    hidden: Tensor, weight: Tensor, order: RowOrder | None
-) -> tuple[Tensor, Tensor]:
+def logits_in_rows(hidden: Tensor, weight: Tensor, order: RowOrder | None) -> tuple[Tensor, Tensor]:
     """Logits as the learner's head holds them: rows [u, W], and the first V columns of them."""
     rows = empty_logits(len(hidden), len(weight), hidden)
     logits = rows[:, : len(weight)]

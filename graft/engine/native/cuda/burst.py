@@ -39,7 +39,7 @@ class GraphKey(NamedTuple):
     grammar_sizes: tuple[int, int] = (0, 0)
     """Of the grammar's tables, see `DeviceGrammar.load`."""
     in_order: bool = False
-    """Attention and log-probs have the bits of the learner's, see `learner_bits`."""
+    """Attention and log-probs have the bits of the learner's, see `learner_scores`."""
 
 
 class DecodeState:

@@ -27,7 +27,9 @@ class LearnerScores:
         state = decode_state.state
         return torch.stack([state[DrawField.MODE], state[DrawField.DRAWN]])
 
-    def replace(self, decode_state: DecodeState, before: Tensor, logits: Tensor, width: int) -> None:
+    def replace(
+        self, decode_state: DecodeState, before: Tensor, logits: Tensor, width: int
+    ) -> None:
         """Overwrite the results of the draw that was made from logits [B, W], of `width` actions."""
         mode, drawn = before
         results, after = decode_state.results, decode_state.state[DrawField.DRAWN]
@@ -38,6 +40,9 @@ class LearnerScores:
         scores = score_logit_rows(
             logits, action.clamp(min=0), modes, self.allowed, decode_state.exponents, width
         )
-        # NaN: nothing was allowed; -1: the middle of a description
+        # -1: the middle of a description; NaN: nothing was allowed
         is_new = (after > drawn) & (action >= 0) & ~last[1].isnan()
+        # a row with a penalty or a truncation keeps its own: they are not in these logits
+        top_k, top_p, min_p = decode_state.truncations
+        is_new &= (decode_state.penalty == 1) & (top_k >= width) & (top_p >= 1) & (min_p <= 0)
         results[1:].scatter_(1, at[1:], torch.where(is_new, torch.stack(scores), last[1:])[:, None])

@@ -203,9 +203,7 @@ class CudaRunner:
             how = {"splits": key.splits, "slots": key.slots, "space": space}
             if key.in_order:
                 return decode_segments(q, *pages, *rows, **how)
-            return decode(
-                q, *pages, *rows, state[DrawField.SHARED], tile_rows=key.tile_rows, **how
-            )
+            return decode(q, *pages, *rows, state[DrawField.SHARED], tile_rows=key.tile_rows, **how)
 
         position = state[DrawField.POSITION]
         kv_slots = KVSlots(
@@ -233,8 +231,7 @@ class CudaRunner:
             floors=floors,
             grammar=self.grammar.tables(key.grammar_sizes),
         )
-        # of a truncated or penalized distribution the learner has another view
-        if scores is not None and before is not None and not key.is_truncated | key.is_penalized:
+        if scores is not None and before is not None:
             scores.replace(decode_state, before, whole, logits.shape[1])
         if key.is_penalized:  # the next input of each row
             decode_state.seen.scatter_(1, state[DrawField.TOKEN, :, None], True)

@@ -121,7 +121,9 @@ def share_segments(table: Ints, group: int, kv_heads: int) -> PageSharing:
     """`find_sharing` of whole segments: tails and items count segments instead of pages."""
     padding = -table.shape[1] % SEGMENT
     table = np.pad(table, ((0, 0), (0, padding)), constant_values=PAD_PAGE)
-    last = table[:, SEGMENT - 1 :: SEGMENT]  # who shares the last page of a segment shares all of it
+    last = table[
+        :, SEGMENT - 1 :: SEGMENT
+    ]  # who shares the last page of a segment shares all of it
     return find_sharing(last, group, kv_heads, splits=0, tile_rows=ROWS)
 
 

@@ -1,0 +1,87 @@
+"""Compiles kernels for a Hopper GPU, which needs none, and prints how each multiplies and adds.
+
+Run by `test_compiled_order` without Triton's interpreter: {kernel: [instructions, layouts of sums]}.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable
+from typing import Any
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from graft.engine.native.cuda.kernels import segments
+from graft.models.kernels import head, path_attention, rope
+
+POINTERS = {"tiles": "*i32", "table": "*i32", "index": "*i32", "items": "*i32", "lse": "*fp32"}
+POINTERS |= dict.fromkeys(("partial", "stats", "logp_ptr", "entropy_ptr", "norm_ptr"), "*fp32")
+POINTERS |= dict.fromkeys(("scales_ptr", "floors_ptr", "vocab_logp_ptr"), "*fp32")
+POINTERS |= dict.fromkeys(("lengths", "tails", "actions_ptr", "modes_ptr"), "*i64")
+POINTERS |= dict.fromkeys(("q", "k", "v", "k_pool", "v_pool", "out", "logits_ptr"), "*bf16")
+POINTERS |= dict.fromkeys(("cos_ptr", "sin_ptr", "rstd_ptr"), "*fp32")
+POINTERS |= dict.fromkeys(("rows_ptr", "positions_ptr", "lengths_ptr"), "*i64")
+POINTERS |= dict.fromkeys(("qkv_ptr", "q_weight_ptr", "k_weight_ptr"), "*bf16")
+POINTERS |= dict.fromkeys(("q_ptr", "k_ptr", "v_ptr"), "*bf16")
+POINTERS |= {"allowed_ptr": "*u8", "table_ptr": "*i32"}
+
+
+def compiled(kernel: Any, constants: dict[str, Any], aligned: Iterable[str] = ()) -> list[Any]:
+    """The product instructions, in order, and the layouts of all that is reduced."""
+    options = {name: constants.pop(name) for name in ("num_warps", "num_stages")}
+    names = kernel.arg_names
+    types = {"scale": "fp32", "eps": "fp32", **POINTERS, **dict.fromkeys(constants, "constexpr")}
+    signature = {name: types.get(name, "i32") for name in names}
+    aligned = {*aligned, *(name for name in names if signature[name].startswith("*"))}
+    source = ASTSource(
+        kernel,
+        signature,
+        {(names.index(name),): value for name, value in constants.items()},
+        {(names.index(name),): [["tt.divisibility", 16]] for name in aligned},
+    )
+    made = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options).asm
+    layouts = dict(re.findall(r"^(#\w+) = (.*)$", made["ttgir"], re.MULTILINE))
+    reduced = re.findall(r"\}\) : \(tensor<(\w+), (#\w+)>\)", made["ttgir"])
+    products = re.findall(r"wgmma\.mma_async\.[\w.]+|mma\.sync[\w.]+", made["ptx"])
+    return [products, [[shape, layouts[name]] for shape, name in reduced]]
+
+
+def main() -> dict[str, list[Any]]:
+    import torch
+
+    found: dict[str, list[Any]] = {}
+    strides = ("q_stride", "q_head", "k_stride", "k_head", "v_stride", "v_head")
+    for size in (64, 128):
+        shared = path_attention.sizes(torch.empty(1, 16, size), kv_heads=8)
+        walk = {**shared, "HEADS": 16}
+        pages = {**walk, "index": None, "lse": None}
+        found[f"learner {size}"] = compiled(path_attention._walk, walk, strides)
+        found[f"prompts {size}"] = compiled(path_attention._walk, pages, strides)
+        decode = {**shared, "HEADS": 8, "SPLITS": 2, "SLOTS": 4}
+        found[f"decoding {size}"] = compiled(segments._attend, decode)
+        heads, pairs, warps = rope._tile(32, size // 2)
+        rotation = {"H": 16, "K": 8, "HALF": size // 2, "HEADS": heads, "PAIRS": pairs}
+        rotation |= {"num_warps": warps, "num_stages": 3}
+        slots = dict.fromkeys(("table_ptr", "rows_ptr", "positions_ptr", "lengths_ptr"))
+        engine = {**rotation, "PAGE": 64, "rstd_ptr": None}
+        found[f"rotation of the engine {size}"] = compiled(rope._forward, engine, ["qkv_stride"])
+        learner = {**rotation, "PAGE": 1, **slots}
+        found[f"rotation of the learner {size}"] = compiled(rope._forward, learner, ["qkv_stride"])
+    numbers = ("num_actions", "vocab_size", "row_length")
+    fixed = {"STEPS": 38, "BLOCK": head.BLOCK, "STAGES": head.FORWARD_STAGES}
+    fixed |= {"num_warps": head.FORWARD_WARPS, "num_stages": 3, "vocab_logp_ptr": None}
+    fixed |= {"floors_ptr": None}
+    for name, masks in (("", {"allowed_ptr": None, "modes_ptr": None}), (" masked", {})):
+        found[f"head of the engine{name}"] = compiled(
+            head._forward_kernel, {**fixed, **masks}, numbers
+        )
+        learner = {**fixed, **masks, "scales_ptr": None}
+        found[f"head of the learner{name}"] = compiled(head._forward_kernel, learner, numbers)
+    return found
+
+
+if __name__ == "__main__":
+    print(json.dumps(main()))

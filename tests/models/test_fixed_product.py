@@ -1,0 +1,107 @@
+"""Products in one order of adding, and the probe that finds out where they are needed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from graft.models import product_probe
+from graft.models.decoder import Decoder
+from graft.models.row_order import RowOrder
+from graft.models.shape import ModelShape
+
+pytest.importorskip("triton")
+
+from graft.models.kernels import fixed_product
+from graft.models.kernels.fixed_product import fixed_linear
+
+
+@pytest.mark.parametrize("rows", [1, 3, 130])
+def test_the_product_is_torchs(rows: int, kernel_device: torch.device) -> None:
+    torch.manual_seed(0)
+    x, weight, bias = torch.randn(rows, 70), torch.randn(33, 70), torch.randn(33)
+    x, weight, bias = (tensor.to(kernel_device) for tensor in (x, weight, bias))
+    want = torch.nn.functional.linear(x, weight, bias)
+    torch.testing.assert_close(fixed_linear(x, weight, bias), want, atol=2e-5, rtol=1e-5)
+    wide = torch.full((rows, 40), 7.0, device=kernel_device)
+    fixed_linear(x, weight, out=wide[:, :33])
+    torch.testing.assert_close(wide[:, :33], want - bias, atol=2e-5, rtol=1e-5)
+    assert (wide[:, 33:] == 7.0).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_row_alone_has_the_bits_that_it_has_among_others(
+    dtype: torch.dtype, kernel_device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With tiles of one size: whether others add alike is the device's, and the probe's to find out."""
+    monkeypatch.setattr(fixed_product, "FEW_ROWS", 1 << 20)
+    torch.manual_seed(0)
+    x, weight = (torch.randn(n, 150).to(kernel_device, dtype) for n in (70, 48))
+    whole = fixed_linear(x, weight)
+    for start, stop in ((0, 1), (5, 8), (3, 67)):
+        assert torch.equal(fixed_linear(x[start:stop], weight), whole[start:stop])
+
+
+def by_rows(change: float) -> Any:
+    """A product whose rows depend on their number below 9, as where K is divided."""
+    linear = torch.nn.functional.linear
+    return lambda x, *args: linear(x, *args) + (change if len(x) < 9 else 0.0)
+
+
+@pytest.fixture
+def decoder(monkeypatch: pytest.MonkeyPatch) -> Decoder:
+    """With products that hold, in the library and in our own kernel."""
+    shape = ModelShape(vocab_size=30, width=32, layers=1, heads=2, kv_heads=1, head_dim=16, ff=48)
+    monkeypatch.setattr(product_probe, "_found", {})
+    monkeypatch.setattr(product_probe, "why_not", lambda decoder: "")
+    monkeypatch.setattr(product_probe, "COUNTS", (1, 5, 16, 20))
+    monkeypatch.setattr(product_probe, "MOST_ROWS", 32)
+
+    def product(x: Tensor, weight: Tensor, bias: Tensor | None = None, **how: Any) -> Tensor:
+        found = (x[:, None, :].double() * weight.double()).sum(-1).float()
+        return found if "out" not in how else how["out"].copy_(found)
+
+    monkeypatch.setattr(torch.nn.functional, "linear", product)
+    monkeypatch.setattr("graft.models.kernels.fixed_product.fixed_linear", product)
+    monkeypatch.setattr("graft.models.kernels.head.fixed_linear", product)
+    monkeypatch.setattr(torch, "mm", lambda x, w, out: product(x, w.T, out=out))
+    return Decoder(shape).initialise(0)
+
+
+def test_where_rows_do_not_depend_on_their_number_the_library_multiplies(decoder: Decoder) -> None:
+    order, note = product_probe.find_kernel_order(decoder)
+    assert order == RowOrder()
+    assert "of 5 shapes of products our own kernel computes none" in note
+
+
+def test_where_they_do_our_own_kernel_multiplies(
+    decoder: Decoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    linear = torch.nn.functional.linear
+
+    def splits_k(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        is_changed = weight.shape[1] == 48 and len(x) < 9  # the last product of a block
+        return linear(x, weight, bias) + (1e-6 if is_changed else 0.0)
+
+    monkeypatch.setattr(torch.nn.functional, "linear", splits_k)
+    order, note = product_probe.find_kernel_order(decoder)
+    assert order == RowOrder(fixed=frozenset({(32, 48)})) and "computes 32 x 48;" in note
+
+
+def test_where_neither_holds_there_is_no_order(
+    decoder: Decoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    changed = by_rows(1e-6)
+    monkeypatch.setattr(torch.nn.functional, "linear", changed)
+    monkeypatch.setattr("graft.models.kernels.fixed_product.fixed_linear", changed)
+    order, note = product_probe.find_kernel_order(decoder)
+    assert order is None and "depend on their number" in note
+
+
+def test_on_a_cpu_the_probe_says_why_it_does_nothing() -> None:
+    shape = ModelShape(vocab_size=30, width=32, layers=1, heads=2, kv_heads=1, head_dim=16, ff=48)
+    order, note = product_probe.find_kernel_order(Decoder(shape))
+    assert order is None and note == "model.exact=gpu has no effect: the device is cpu"
