@@ -40,7 +40,7 @@ async def attempt(graft: httpx.AsyncClient, openai: AsyncOpenAI) -> None:
     claimed = answer.raise_for_status().json()
     client = openai.with_options(base_url=claimed["openai_base_url"], api_key=claimed["key"])
     agent = Agent("calculator", tools=[calc], model=OpenAIResponsesModel("policy", client))
-    # a call of a tool that does not exist, or too many turns: the attempt ends as it is
+    # a call of a tool that does not exist, too many turns, a limit of the run: the attempt ends as it is
     with suppress(AgentsException, OpenAIError):
         await Runner.run(agent, claimed["task"]["prompt"][0]["content"], max_turns=4)
     await graft.post(f"/graft/sessions/{claimed['id']}/end", json={})

@@ -136,7 +136,10 @@ def _outcome(session: WatchedSession) -> Check:
     if refusals:
         return Check("agent", WARN, seen, "change what the refusal names")
     if counts["retries"] or counts["dropped"]:
-        remedy = "raise the timeout of the agent's client: it does not wait for the answer"
+        remedy = (
+            "raise the timeout of the agent's client if it does not wait; for several answers to the same "
+            "request ask for n, or with another seed"
+        )
         return Check("agent", WARN, seen, remedy)
     return Check("agent", PASS, seen)
 

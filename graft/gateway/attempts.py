@@ -192,6 +192,7 @@ class AgentAttempt:
         except RolloutFailure as failure:
             return Outcome(), failure
         finally:
+            await client.close()
             if fault := agents.address.app.faults.pop(session.id, None):
                 raise fault
 

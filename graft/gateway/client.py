@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
+from inspect import isawaitable
 from typing import Any
 
 from graft.gateway.dialects import openai_chat
@@ -32,17 +33,29 @@ class AgentClient:
         self.base_url = base_url
         """For OpenAI's clients: it ends with /v1."""
         self.anthropic_base_url = anthropic_base_url
+        self._opened: list[Any] = []
 
     def openai(self, **options: Any) -> Any:
         """An openai.AsyncOpenAI for this session; in a blocking agent an openai.OpenAI."""
-        openai = _imported("openai")
-        return openai.AsyncOpenAI(base_url=self.base_url, api_key=self.api_key, **options)
+        return self.opened("openai", "AsyncOpenAI", self.base_url, options)
 
     def anthropic(self, **options: Any) -> Any:
         """An anthropic.AsyncAnthropic; in a blocking agent an anthropic.Anthropic."""
-        anthropic = _imported("anthropic")
-        url = self.anthropic_base_url
-        return anthropic.AsyncAnthropic(base_url=url, api_key=self.api_key, **options)
+        return self.opened("anthropic", "AsyncAnthropic", self.anthropic_base_url, options)
+
+    def opened(self, library: str, kind: str, url: str, options: Mapping[str, Any]) -> Any:
+        """A client of a provider's library, which `close` closes."""
+        made = getattr(_imported(library), kind)(base_url=url, api_key=self.api_key, **options)
+        if "http_client" not in options:  # else the connections are the agent's own
+            self._opened.append(made)
+        return made
+
+    async def close(self) -> None:
+        """Close the connections of the attempt; an agent that returns need not."""
+        for client in self._opened:
+            closing = client.close()
+            if isawaitable(closing):
+                await closing
 
     async def chat(
         self,
@@ -83,13 +96,10 @@ class BlockingClient:
         self.base_url, self.anthropic_base_url = inner.base_url, inner.anthropic_base_url
 
     def openai(self, **options: Any) -> Any:
-        openai = _imported("openai")
-        return openai.OpenAI(base_url=self.base_url, api_key=self.api_key, **options)
+        return self._inner.opened("openai", "OpenAI", self.base_url, options)
 
     def anthropic(self, **options: Any) -> Any:
-        anthropic = _imported("anthropic")
-        url = self.anthropic_base_url
-        return anthropic.Anthropic(base_url=url, api_key=self.api_key, **options)
+        return self._inner.opened("anthropic", "Anthropic", self.anthropic_base_url, options)
 
     def chat(
         self,

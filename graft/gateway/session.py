@@ -201,7 +201,8 @@ class AgentSession:
         refused: RefusedRequest | None = None
         if calls > policy.max_calls:
             refused = RefusedRequest(
-                f"this attempt has made its {policy.max_calls} calls (rollout.max_turns)"
+                f"this attempt may make {policy.max_calls} calls of the policy and has made them "
+                "(rollout.max_turns)"
             )
         elif len(prompt.tokens) >= policy.max_context:
             refused = RefusedRequest(

@@ -8,6 +8,7 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -97,6 +98,47 @@ def test_an_async_function_is_an_agent_and_its_rows_are_exact():
         check_exact(episode, gateway, sampled)
 
 
+class FakeLibrary:
+    """A provider's library; its clients only know whether they were closed."""
+
+    def __init__(self, **options: Any) -> None:
+        self.options, self.is_closed = options, False
+
+
+class OpenAI(FakeLibrary):
+    def close(self) -> None:
+        self.is_closed = True
+
+
+class AsyncOpenAI(FakeLibrary):
+    async def close(self) -> None:
+        self.is_closed = True
+
+
+@pytest.mark.parametrize("is_blocking", [False, True])
+def test_the_clients_of_an_attempt_are_closed_at_its_end(
+    is_blocking: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: list[Any] = []
+
+    def block(task: Task, client: Any) -> float:
+        given.extend([client.openai(), client.openai(http_client="mine")])
+        assert not given[0].is_closed
+        client.chat(task.prompt)
+        return 1.0
+
+    async def wait(task: Task, client: Any) -> float:
+        given.extend([client.openai(), client.openai(http_client="mine")])
+        await client.chat(task.prompt)
+        raise ValueError("closed after an error too")
+
+    library = SimpleNamespace(OpenAI=OpenAI, AsyncOpenAI=AsyncOpenAI)
+    monkeypatch.setitem(sys.modules, "openai", library)
+    attempts(block if is_blocking else wait, samples=1)
+    assert [type(one) for one in given] == [OpenAI if is_blocking else AsyncOpenAI] * 2
+    assert [one.is_closed for one in given] == [True, False]  # connections of its own stay open
+
+
 def test_attempts_of_one_seed_are_the_same_whatever_runs_beside_them():
     first, _ = attempts(two_turns, tasks=3, samples=2)
     alone, _ = attempts(two_turns, tasks=1, samples=2)
@@ -162,7 +204,7 @@ async def talkative(task: Task, client: Any) -> float:
         (broken, Status.ENV_ERROR, "KeyError: 'no such tool'"),
         (idle, Status.ENV_ERROR, "without a call"),
         (slow, Status.TIMEOUT, "waited 0.5 s"),
-        (talkative, Status.TRUNCATED, "has made its 3 calls"),
+        (talkative, Status.TRUNCATED, "may make 3 calls of the policy"),
     ],
 )
 def test_a_failed_attempt_is_a_status(agent: Any, status: Status, error: str):

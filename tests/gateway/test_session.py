@@ -281,7 +281,7 @@ def test_limits_end_in_refusals_and_a_truncated_leaf():
         assert refused.value.kind == "context_length"
         await session.answer(asks("2+3?"))
         await session.answer(asks("2+4?"))
-        with pytest.raises(RefusedRequest, match="has made its 2 calls"):
+        with pytest.raises(RefusedRequest, match="may make 2 calls of the policy"):
             await session.answer(asks("2+5?"))
 
     run(talk())
