@@ -14,6 +14,7 @@ from graft.algos.credits.returns import discounted, reinforce
 from graft.algos.credits.scaling import rebn, whiten
 from graft.algos.credits.table import CREDITS
 from graft.algos.credits.trees import share_over_spans
+from graft.algos.parts import make
 
 NAN = float("nan")
 MASK = [[1, 1], [0, 1], [1, 0]]
@@ -357,3 +358,11 @@ def test_adding_a_constant_to_all_rewards_changes_nothing(full_batch, rewards, c
     torch.testing.assert_close(
         credit(one.zeros(), one), credit(other.zeros(), other), atol=1e-4, rtol=0
     )
+
+
+@pytest.mark.parametrize(
+    "part", [("gae", {"lam": 3}), ("discounted", {"gamma": 1.1}), ("gigpo", {"gamma": -1})]
+)
+def test_a_discount_that_grows_is_refused(part):
+    with pytest.raises(ValueError, match=r"must lie in \[0, 1\]"):
+        make(part, CREDITS, "credit")

@@ -11,12 +11,16 @@ from typing import Any
 import pytest
 
 from graft.config import ConfigError, load_config
+from graft.engine.errors import EngineError
+from graft.models.io.gguf_read import open_tokenizer
 from graft.models.io.load import load_model
 from graft.models.io.save import save_model
 from graft.replay.replay import replay
 from graft.rollout.examples import is_unsampled
 from graft.types import Episode
+from tests.train.test_teachers import vllm_like
 from tests.training import train_recipe
+from tests.web_server import Reply, Seen
 
 pytestmark = pytest.mark.slow
 SHAPE = {"layers": 1, "heads": 2, "kv_heads": 1, "head_dim": 16, "max_positions": 96}
@@ -142,6 +146,31 @@ def test_a_teacher_that_follows_the_policy_is_resumed_and_replayed(tmp_path):
     assert untimed(tmp_path / "parts") == whole
     found = replay(tmp_path / "parts", 4)
     assert all(finding.verdict == "PASS" for finding in found.findings), found.findings
+
+
+def test_a_server_that_dies_stops_the_run_by_its_name_and_a_resumed_run_is_the_same(
+    tmp_path, teacher, monkeypatch
+):
+    monkeypatch.setattr("graft.http.FIRST_PAUSE", 0.01)
+    monkeypatch.setattr("graft.engine.remote.endpoint.RETRIES", 1)
+    newest = max((teacher / "checkpoints").iterdir())
+    left = [10_000]  # answers until it dies
+
+    def spoil(seen: Seen) -> Reply | None:
+        left[0] -= seen.path == "/v1/completions"
+        return None if left[0] >= 0 else Reply(503, b"gone")
+
+    with vllm_like(load_model(newest), open_tokenizer(newest), spoil) as (url, _):
+        own = {"algo": {"name": "opd"}, "distill": {"teacher": url}}
+        recipe = recipe_in(tmp_path, "whole", **own)
+        train_recipe(recipe)
+        left[0] = 1 + 3 * 8  # the check at the start, and the rows of three steps
+        with pytest.raises(EngineError, match="503: gone"):
+            train_recipe(recipe, "run.name=parts")
+        assert len(metrics(tmp_path / "parts")) == 3
+        left[0] = 10_000
+        train_recipe(recipe, "run.name=parts")
+    assert untimed(tmp_path / "parts") == untimed(tmp_path / "whole")
 
 
 def test_a_student_learns_while_the_engine_is_steps_ahead_and_is_resumed(tmp_path, teacher):

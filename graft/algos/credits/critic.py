@@ -10,7 +10,7 @@ from torch import Tensor
 
 from graft.algos.batch import Batch
 from graft.algos.credits.credit import Credit
-from graft.algos.credits.steps import estimate, grid
+from graft.algos.credits.steps import check_discounts, estimate, grid
 from graft.algos.masked import first_of, number, segment_count, segment_sum
 
 
@@ -42,6 +42,7 @@ def gae_returns(gamma: float = 1.0, lam: float = 0.95, per: str = "token") -> Cr
 
 
 def _gae_credit(gamma: float, lam: float, per: str, is_return: bool) -> Credit:
+    check_discounts("gae", gamma=gamma, lam=lam)
     if per not in ("token", "turn"):
         raise ValueError(f"gae(per={per!r}): give 'token' or 'turn'")
 

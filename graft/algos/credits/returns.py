@@ -11,7 +11,7 @@ from torch import Tensor
 from graft.algos.batch import Batch
 from graft.algos.credits.credit import Credit, on_all_tokens
 from graft.algos.credits.critic import gae
-from graft.algos.credits.steps import estimate, grid
+from graft.algos.credits.steps import check_discounts, estimate, grid
 from graft.algos.masked import keep, number, segment_sum
 
 
@@ -35,6 +35,7 @@ def discounted(gamma: float = 1.0, per: str = "turn") -> Credit:
     """
     if per not in ("token", "turn"):
         raise ValueError(f"discounted(per={per!r}): give 'token' or 'turn'")
+    check_discounts("discounted", gamma=gamma)
     # a return is the advantage over a critic that is always 0
     return _per_turn(gamma) if per == "turn" else _per_token(gamma)
 

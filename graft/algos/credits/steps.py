@@ -11,6 +11,13 @@ from torch import Tensor
 from graft.algos.masked import keep, segment_count
 
 
+def check_discounts(credit: str, **given: float) -> None:
+    """Refuse gammas and lambdas that would weigh what lies further away more."""
+    for name, value in given.items():
+        if not 0 <= value <= 1:
+            raise ValueError(f"{credit}({name}={value}): it must lie in [0, 1]; 1 is no discount")
+
+
 def grid(x_M: Tensor, leaf_M: Tensor, num_leaves: int) -> tuple[Tensor, Tensor, Tensor]:
     """Entries sorted by leaf, laid out one leaf per row: x_LS, count_L, column of each entry.
 
