@@ -11,6 +11,7 @@ import pytest
 from tiny import CALCULATOR, TASK, asks, said
 
 from graft.gateway.dialects.dialect import DIALECTS
+from graft.gateway.gateway import Gateway
 from graft.gateway.policy import ServedPolicy
 from graft.gateway.reading import read_answer
 from graft.gateway.request import AgentRequest, PolicyAnswer, RefusedRequest
@@ -97,9 +98,13 @@ def policy(monkeypatch: pytest.MonkeyPatch) -> Iterator[WrittenPolicy]:
     made.engine.close()
 
 
-def talk(policy: WrittenPolicy, *requests: Any) -> tuple[Any, list[PolicyAnswer]]:
+def talk(
+    policy: WrittenPolicy, *requests: Any, history: str = "append"
+) -> tuple[Any, list[PolicyAnswer]]:
     """The session and its answers; a request may be a function of the answer before it."""
-    session = policy.gateway().open(TASK)
+    chat = Chat(policy.tokenizer, history=history)
+    gateway = Gateway(policy.engine, chat, sampling=Sampling(max_tokens=999), max_context=9999)
+    session = gateway.open(TASK)
 
     async def ask() -> list[PolicyAnswer]:
         answers: list[PolicyAnswer] = []
@@ -163,6 +168,18 @@ def test_a_call_in_the_middle_of_a_conversation_is_begun_in_its_context(
     assert second.calls and len(session.contexts) == 1
     span = session.forest.episode().spans[2]
     assert span.text.endswith('1+2?\n<tool_call>\n{"name": "add", "arguments":')
+
+
+def test_a_template_that_is_followed_exactly_writes_the_begun_call_as_it_is(
+    policy: WrittenPolicy,
+) -> None:
+    session, (first, second) = talk(
+        policy,
+        asks("1+2?", tools=TOOLS, tool_choice="add"),
+        lambda one: asks("1+2?", said(one), *results(one), tools=TOOLS),
+        history="template",
+    )
+    assert first.calls and second.content == "done" and len(session.contexts) == 1
 
 
 def test_what_is_no_call_after_all_is_text(policy: WrittenPolicy) -> None:
