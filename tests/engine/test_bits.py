@@ -85,9 +85,9 @@ def num_unequal(
         size = rng.choice([1, 2, 5, 40])
         micro, rows = rows[:size], rows[size:]
         batch = to_batch(micro)
-        forest = Forest(micro, batch.mask, torch.device("cpu"))
+        forest = Forest(micro, batch.mask, decoder.device)
         logp, _ = forest.logprobs(decoder, temperature, allowed, truncation)
-        unequal += int((logp.detach() != batch.logprobs)[batch.mask].sum())
+        unequal += int((logp.detach().cpu() != batch.logprobs)[batch.mask].sum())
         total += batch.num_tokens
     return unequal, total
 
@@ -186,6 +186,11 @@ def test_a_library_whose_rows_depend_on_their_number_is_found_out(
     )
     monkeypatch.setattr(order_probe, "_found", {})
     assert find_order(decoder) is None
+
+
+def test_on_a_cpu_the_order_for_gpus_changes_nothing() -> None:
+    decoder = tiny_decoder()
+    assert find_order(decoder, on_gpu=True) == find_order(decoder)
 
 
 @pytest.mark.slow

@@ -18,6 +18,7 @@ from test_bits import Trees, num_unequal
 from graft.actions.grammar import Automaton
 from graft.actions.space import ActionSpace
 from graft.models.decoder import Decoder
+from graft.models.order_probe import find_order
 from graft.models.row_order import RowOrder
 from graft.models.tree.forest import Forest
 from graft.models.tree.packing import TokenRun
@@ -134,13 +135,18 @@ def test_whole_segments_are_shared_and_parts_are_not() -> None:
 
 
 def in_order(monkeypatch: pytest.MonkeyPatch, device: torch.device, **changes: Any) -> Decoder:
-    """A decoder whose kernels run on both sides; all products are in a fixed order."""
-    for module in ("ops", "decoder", "logprobs", "tree.attention"):
-        monkeypatch.setattr(f"graft.models.{module}.has_kernels", lambda _: True)
-    decoder = small_decoder(**changes).to(device)
-    weights = [parameter for parameter in decoder.parameters() if parameter.ndim == 2]
-    shapes = {(len(weight), weight.shape[1]) for weight in (*weights, decoder.head_weight)}
-    decoder.use_order(RowOrder(fixed=frozenset(shapes)))
+    """A decoder as `model.exact=gpu` makes it; in the interpreter all products are our own."""
+    decoder = small_decoder(**changes)
+    if device.type == "cuda":
+        decoder = decoder.to(device, torch.bfloat16)
+        order = find_order(decoder, on_gpu=True)
+        assert order is not None, "products with these shapes depend on the number of rows"
+    else:
+        for module in ("ops", "decoder", "logprobs", "tree.attention"):
+            monkeypatch.setattr(f"graft.models.{module}.has_kernels", lambda _: True)
+        weights = [weight for weight in decoder.parameters() if weight.ndim == 2]
+        order = RowOrder(fixed=frozenset((len(w), w.shape[1]) for w in weights))
+    decoder.use_order(order)
     return decoder
 
 
@@ -215,6 +221,7 @@ def test_masked_actions_have_the_learners_bits(
     _, rows, rng = grow(decoder, 4, trees=2, longest=8, grammar=grammar, space=space)
     allowed = torch.zeros(2, decoder.shape.head_rows, dtype=torch.bool)
     allowed[:, : VOCAB + 3] = table
+    allowed = allowed.to(device)
     unequal, total = num_unequal(decoder, rows, rng, temperature=0.7, allowed=allowed)
     modes = {mode for row in rows for span in row.spans for mode in span.modes}
     assert (unequal, modes) == (0, {0, 1}) and total > 20
