@@ -19,7 +19,7 @@ import pytest
 from graft.envs.base import BaseEnv
 from graft.envs.tool_env import ToolEnv
 from graft.protocols import Tool
-from graft.tools import event_loop, make_tools, mcp_link, mcp_time
+from graft.tools import event_loop, make_tools, mcp_bounds, mcp_link, mcp_time
 from graft.tools.errors import ToolError
 from graft.tools.mcp import McpTools, read_config
 from graft.trust.masking import mask
@@ -322,7 +322,7 @@ def test_the_time_server_prints_its_usage(arguments: list[str]):
 
 @pytest.mark.parametrize("answer", ["json", "event", "compressed"])
 def test_a_long_answer_over_http_is_refused(answer: str, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(mcp_link, "MAX_MESSAGE", 10_000)
+    monkeypatch.setattr(mcp_bounds, "MAX_MESSAGE", 10_000)
     body, kind = b'{"jsonrpc": "2.0", "id": 0, "result": "' + b"x" * 20_000, "application/json"
     headers = {"Content-Encoding": "gzip"} if answer == "compressed" else {}
     if answer == "event":
@@ -338,7 +338,7 @@ def test_a_long_answer_over_http_is_refused(answer: str, monkeypatch: pytest.Mon
 def test_a_long_line_of_a_command_is_the_error_of_its_call(
     odd: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(mcp_link, "MAX_MESSAGE", 10_000)
+    monkeypatch.setattr(mcp_bounds, "MAX_MESSAGE", 10_000)
     assert len(odd["repeat"]("x" * 4000)) == 4000
     answer = odd["repeat"]("x" * 20_000)
     assert answer.startswith("Error: the server sent more than")

@@ -55,6 +55,6 @@ GAMES: dict[str, EnvEntry] = {
         "": (False, 3, 30), "-easy": (False, 3, 30), "-hard": (True, 3, 40), "-random": (None, 3, 20)}),
     **variants("WordSearch", "wordsearch", "hardcore num_words max_turns", {
         "": (False, 5, 20), "-easy": (False, 5, 20), "-hard": (True, 5, 20), "-random": (None, 5, 20)}),
-    **variants("WikiGame", "wikigame", "max_turns", {"": (30,), "-easy": (30,), "-hard": (15,)}),
+    **variants("WikiGame", "wiki.game", "max_turns", {"": (30,), "-easy": (30,), "-hard": (15,)}),
 }
 # fmt: on

@@ -15,9 +15,9 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 import pytest
 
-from graft.envs.games.wiki_pages import WikiError
-from graft.envs.games.wiki_servers import Kiwix, MediaWiki, ServedWiki, title_of
-from graft.envs.games.wikigame import WikiGame
+from graft.envs.games.wiki.game import WikiGame
+from graft.envs.games.wiki.pages import WikiError
+from graft.envs.games.wiki.servers import Kiwix, MediaWiki, ServedWiki, title_of
 
 PAGES = {
     "Apple": ["Tree", "Old Name", "Nowhere"],

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from graft.envs import make
-from graft.envs.games.wiki_pages import BUNDLED, LocalWiki, read_pages
-from graft.envs.games.wikigame import WikiGame
+from graft.envs.games.wiki.game import WikiGame
+from graft.envs.games.wiki.pages import BUNDLED, LocalWiki, read_pages
 
 PAGES = {
     "A": ["B", "C", "Trap"],

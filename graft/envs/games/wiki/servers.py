@@ -11,7 +11,7 @@ from html.parser import HTMLParser
 from string import ascii_lowercase
 from typing import Any
 
-from graft.envs.games.wiki_pages import MAX_DRAWS, Page, WikiError
+from graft.envs.games.wiki.pages import MAX_DRAWS, Page, WikiError
 from graft.http import HttpClient, HttpFault
 
 MAX_REDIRECTS = 5

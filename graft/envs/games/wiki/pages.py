@@ -18,7 +18,7 @@ from graft.data.rows import read_rows
 
 Page = dict[str, Any]
 
-BUNDLED = Path(__file__).parent / "data" / "wiki.jsonl"
+BUNDLED = Path(__file__).parents[1] / "data" / "wiki.jsonl"
 MAX_DRAWS = 50
 """Pages drawn until one fits."""
 

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from graft.envs.games.base import Game, echo, last_box
-from graft.envs.games.wiki_pages import MAX_DRAWS, LocalWiki, Page, WikiError, trail
-from graft.envs.games.wiki_servers import Kiwix, MediaWiki, ServedWiki
+from graft.envs.games.wiki.pages import MAX_DRAWS, LocalWiki, Page, WikiError, trail
+from graft.envs.games.wiki.servers import Kiwix, MediaWiki, ServedWiki
 from graft.registry import resolve
 from graft.types import Turn
 

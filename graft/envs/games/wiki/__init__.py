@@ -1,0 +1,1 @@
+"""The wiki game: pages, servers that have them, and the game."""
