@@ -7,12 +7,10 @@ A recipe is a YAML file (or the name of a bundled one), `key=value` overrides co
 
 from __future__ import annotations
 
-import os
-import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from io import StringIO
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from pydantic import PrivateAttr, ValidationError, model_validator
 
@@ -36,10 +34,17 @@ from graft.recipe_keys import (
     TaskSection,
     TrainSection,
 )
+from graft.recipe_references import (
+    Reference,
+    check_references,
+    escaped,
+    masked_secret,
+    references_in,
+    remember_secrets,
+)
 from graft.registry import nearest
-from graft.trust import check_program, stranger
-from graft.trust.bounds import PLAIN_KEY, check_interpolations, interpolations, read_yaml
-from graft.trust.masking import looks_secret, mask, masked, remember, remember_all
+from graft.trust.bounds import read_yaml
+from graft.trust.masking import mask, masked
 
 
 class ConfigError(ValueError):
@@ -47,16 +52,6 @@ class ConfigError(ValueError):
 
     def __init__(self, text: str = "") -> None:
         super().__init__(mask(text))
-
-
-class Reference(NamedTuple):
-    """A text of the recipe that names environment variables, and what it stands for in this process."""
-
-    path: tuple[str | int, ...]
-    """("task", "args", "token")"""
-    text: str
-    """As in the recipe: "Bearer ${oc.env:MCP_TOKEN}"."""
-    value: str
 
 
 class Config(Section):
@@ -309,22 +304,23 @@ def load_config(
         for override in overrides:  # set, not merge: model.shape={} really is empty then
             key = override.partition("=")[0]
             given = OmegaConf.to_container(OmegaConf.from_dotlist([override]))
-            value = OmegaConf.select(OmegaConf.create(_escaped(given)), key)
+            value = OmegaConf.select(OmegaConf.create(escaped(given)), key)
             if OmegaConf.is_config(value):
                 value = OmegaConf.to_container(value, resolve=True)
             _check_colons(override, value)
             value = "" if override == f"{key}=" else value  # None is written as null
             OmegaConf.update(base, key, value, merge=False, force_add=True)
-        _check_interpolations(OmegaConf.to_container(base), str(path), is_resolved)
-        plain = OmegaConf.create(_escaped(OmegaConf.to_container(base)))
+        check_references(OmegaConf.to_container(base), str(path), is_resolved)
+        plain = OmegaConf.create(escaped(OmegaConf.to_container(base)))
         unresolved: Any = OmegaConf.to_container(plain, resolve=True)
         values = OmegaConf.to_container(base, resolve=True) if is_resolved else unresolved
     except (YAMLError, OmegaConfBaseException, ValueError, RecursionError) as error:
         raise ConfigError(f"{path} with {masked(list(overrides))}: {error}") from error
-    references = list(_references_in(unresolved, values))
+    references = list(references_in(unresolved, values))
     if is_resolved:
-        _remember(values, references)
-        _check_masked(values)
+        remember_secrets(values, references)
+        if problem := masked_secret(values):
+            raise ConfigError(problem)
     config = check(values, where=str(path))
     config._references = references
     return config if config.run.name else config.changed({"run.name": name})
@@ -333,76 +329,10 @@ def load_config(
 def unpacked(packed: Mapping[str, Any]) -> Config:
     """The recipe of another process, from its `Config.packed`."""
     references = [Reference(tuple(path), *rest) for path, *rest in packed["references"]]
-    _remember(packed["values"], references)
+    remember_secrets(packed["values"], references)
     config = check(packed["values"])
     config._references = references
     return config
-
-
-VARIABLE = re.compile(r"oc\.env:\s*(\w+)")
-
-
-def _escaped(value: Any) -> Any:
-    """Texts that name environment variables with every ${ escaped, so that they are not resolved."""
-    if isinstance(value, dict):
-        return {key: _escaped(one) for key, one in value.items()}
-    if isinstance(value, list):
-        return [_escaped(one) for one in value]
-    if isinstance(value, str) and VARIABLE.search(value):
-        return re.sub(r"(?<!\\)\$\{", r"\\${", value)
-    return value
-
-
-def _references_in(
-    unresolved: Any, values: Any, path: tuple[str | int, ...] = ()
-) -> Iterator[Reference]:
-    """Where the same recipe, read in both ways, has different texts."""
-    if isinstance(unresolved, dict) and isinstance(values, dict):
-        for key in unresolved:
-            yield from _references_in(unresolved[key], values[key], (*path, key))
-    elif isinstance(unresolved, list) and isinstance(values, list):
-        for index, pair in enumerate(zip(unresolved, values, strict=True)):
-            yield from _references_in(*pair, (*path, index))
-    elif isinstance(unresolved, str) and isinstance(values, str) and unresolved != values:
-        yield Reference(path, unresolved, values)
-
-
-def _remember(values: Any, references: Sequence[Reference]) -> None:
-    """Have secrets masked in all texts: those in clear, and those that references stand for."""
-    remember_all(values)
-    for path, text, value in references:
-        for name in VARIABLE.findall(text):
-            secret = os.environ.get(name, "").strip()
-            if secret and (looks_secret(name, secret) or masked(value, str(path[-1])) != value):
-                remember(secret, f"${{oc.env:{name}}}")
-
-
-MASKED = re.compile(r"^\*\*\*$|://\*\*\*@|=\*\*\*|(?i:bearer|basic) \*\*\*")
-
-
-def _check_masked(values: Any, path: str = "") -> None:
-    """Refuse a secret of which a run's config.yaml has only the mask."""
-    if isinstance(values, dict):
-        for key, one in values.items():
-            _check_masked(one, f"{path}.{key}" if path else str(key))
-    elif isinstance(values, list):
-        for index, one in enumerate(values):
-            _check_masked(one, f"{path}.{index}")
-    elif isinstance(values, str) and MASKED.search(values):
-        raise ConfigError(
-            f"{path}={values!r}: a secret that stood in the recipe in clear, which a run does not store. "
-            f"Put it into an environment variable and name that: {path}='${{oc.env:NAME}}'"
-        )
-
-
-def _check_interpolations(values: Any, where: str, is_resolved: bool) -> None:
-    """Refuse interpolations that have no end; in a stranger's file also what reads the environment."""
-    check_interpolations(values, where)
-    if stranger() is None or not is_resolved:
-        return
-    for key in interpolations(values):
-        if not PLAIN_KEY.fullmatch(key):
-            check_program(f"the interpolation ${{{key}}}, which can read environment variables")
 
 
 def read_arguments(given: Sequence[str]) -> dict[str, Any]:

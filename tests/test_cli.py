@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from graft import cli
+from graft.commands.errors import complain
 from graft.config import ConfigError
 from tests.command_line import graft
 
@@ -233,9 +233,7 @@ def test_an_error_shows_control_characters_and_does_not_send_them(
     monkeypatch.setattr(
         sys.stderr, "isatty", lambda: True, raising=False
     )  # else typer drops colours
-    assert (
-        cli._complain(ConfigError("env 'a\x1b[2J\x1b]0;owned\x07\u202eb': no such file\nnext")) == 2
-    )
+    assert complain(ConfigError("env 'a\x1b[2J\x1b]0;owned\x07\u202eb': no such file\nnext")) == 2
     seen = capsys.readouterr().err
     assert seen == "graft: env 'a\\x1b[2J\\x1b]0;owned\\x07\\u202eb': no such file\nnext\n"
 
@@ -244,7 +242,7 @@ def test_a_full_device_is_an_error_without_traceback(capsys: pytest.CaptureFixtu
     error = torch.OutOfMemoryError(
         "CUDA out of memory. Tried to allocate 46.00 MiB. If reserved but unallocated memory is large"
     )
-    assert cli._complain(error) == 1
+    assert complain(error) == 1
     stderr = capsys.readouterr().err
     assert "Tried to allocate 46.00 MiB." in stderr and "train.tokens_per_micro" in stderr
     assert "Traceback" not in stderr and "If reserved" not in stderr
@@ -254,6 +252,6 @@ def test_a_traceback_shows_control_characters_and_no_secrets(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     monkeypatch.delenv("GRAFT_DEBUG", raising=False)
-    assert cli._complain(RuntimeError("\x1b[2J sk-proj-abcdefghijklmnopqrstuvwxyz0123456789")) == 1
+    assert complain(RuntimeError("\x1b[2J sk-proj-abcdefghijklmnopqrstuvwxyz0123456789")) == 1
     shown = capsys.readouterr().err
     assert "\\x1b[2J" in shown and "\x1b" not in shown and "abcdefghij" not in shown

@@ -55,7 +55,7 @@ def test_what_cannot_work_is_refused_with_the_way_out(overrides, complaint):
 
 
 def test_a_recipe_that_is_not_there_names_the_nearest():
-    with pytest.raises(ConfigError, match="Did you mean 'quickstart'"):
+    with pytest.raises(ConfigError, match="did you mean 'quickstart'"):
         find_recipe("quickstrat")
 
 

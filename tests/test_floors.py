@@ -32,6 +32,7 @@ GROUND = {
     "config",
     "peer_keys",
     "recipe_keys",
+    "recipe_references",
     "version",
     "files",
     "http",

@@ -97,6 +97,8 @@ def state_of(record: RunRecord, now: float) -> dict[str, Any]:
 
 def table(states: Sequence[dict[str, Any]], settings: Sequence[str]) -> list[str]:
     """One line per run under a line of titles; empty columns are left out."""
+    from rich.cells import cell_len  # some characters take two columns
+
     from graft.train.monitor.formatting import visible
     from graft.train.monitor.labels import RUN_COLUMNS
 
@@ -104,11 +106,12 @@ def table(states: Sequence[dict[str, Any]], settings: Sequence[str]) -> list[str
     shown = [column for column in range(len(RUN_COLUMNS)) if any(row[column] for row in cells)]
     rows = [[row[column] for column in shown] for row in (RUN_COLUMNS, *cells)]
     plain = [[visible(cell).replace("\n", " ").replace("\t", " ") for cell in row] for row in rows]
-    widths = [max(len(row[column]) for row in plain) for column in range(len(shown))]
-    return [
-        "  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip()
+    widths = [max(cell_len(row[column]) for row in plain) for column in range(len(shown))]
+    padded = (
+        (cell + " " * (width - cell_len(cell)) for cell, width in zip(row, widths, strict=True))
         for row in plain
-    ]
+    )
+    return ["  ".join(row).rstrip() for row in padded]
 
 
 def _cells(state: dict[str, Any], settings: str) -> tuple[str, ...]:

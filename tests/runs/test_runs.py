@@ -98,6 +98,13 @@ def test_the_table_has_a_line_per_run_the_latest_first(tmp_path):
     assert "3 min ago" in second and "steps 400" in second
 
 
+def test_columns_are_even_where_characters_take_two_of_them(tmp_path):
+    for name in ("plain", "数据"):  # five columns and four
+        make_run(tmp_path / name, step(4, reward=0.5))
+    lines = sorted(output_of("runs", str(tmp_path)).splitlines()[1:])
+    assert [line.partition("reinforce")[0].count(" ") for line in lines] == [4, 5]
+
+
 def test_settings_in_which_runs_differ_have_a_column_and_json_has_all(tmp_path):
     recipe = "algo: {{name: {}}}\nrun: {{name: {}, seed: {}}}\ntrain: {{steps: 4, lr: {}}}\n"
     for name, algo, seed, lr in (
