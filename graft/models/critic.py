@@ -21,7 +21,9 @@ class Critic(nn.Module):
         nn.init.zeros_(self.value.weight)
         nn.init.zeros_(self.value.bias)
 
-    def forward(self, tokens: Tensor, positions: Tensor, attend: Attend) -> Tensor:
-        """[T] values in fp32."""
-        hidden = self.body(tokens, positions, attend)
+    def forward(
+        self, tokens: Tensor, positions: Tensor, attend: Attend, rows: Tensor | None = None
+    ) -> Tensor:
+        """[T] values in fp32; with `rows` [R] only theirs."""
+        hidden = self.body(tokens, positions, attend, rows=rows)
         return self.value(hidden.float())[:, 0]

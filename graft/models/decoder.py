@@ -104,9 +104,13 @@ class Block(nn.Module):
         sin: Tensor,
         attend: Attend,
         kv_slots: KVSlots | None = None,
+        rows: Tensor | None = None,
     ) -> tuple[Tensor, Tensor | None]:
+        """The stream after the block; with `rows` [R] only theirs, in this order."""
         x, qkv = self._norm_linear(x, delta, self.attn_norm, self.qkv)
         attended = self._attend(qkv, cos, sin, attend, kv_slots)
+        if rows is not None:
+            x, attended = gather_rows(x, rows), gather_rows(attended, rows)
         x, delta = self._add_linear(x, attended, self.out)
         x, gate_up = self._norm_linear(x, delta, self.mlp_norm, self.gate_up)
         return self._add_linear(x, gate_up, self.down, gate=True)
@@ -245,24 +249,30 @@ class Decoder(nn.Module):
         attend: Attend,
         kv_slots: KVSlots | None = None,
         then: Callable[[Tensor], Any] | None = None,
+        rows: Tensor | None = None,
     ) -> Any:
         """Hidden states after the last norm, [T, D], of tokens [T] at positions [T].
+
+        With `rows` [R] only those of these tokens, [R, D], in this order: of the others the last block
+        computes keys and values, which `rows` attend to, and nothing else.
 
         With `kv_slots` keys and values are written there, and `attend` reads them from there. With
         `then` its result on the hidden states is returned instead: heads run in here, because a
         sharded model has its weights gathered only during the forward pass.
         """
-        count = len(tokens)
+        count = len(tokens) if rows is None else len(rows)
         if self.order is not None:
+            attend = self.order.padded_attend(attend, len(tokens))
             tokens, positions = self.order.padded(tokens), self.order.padded(positions)
-            attend = self.order.padded_attend(attend, count)
+            rows = None if rows is None else self.order.padded(rows)
         x, delta = self._embed(tokens), None
         cos, sin = self.rope(positions)
-        for block in self.blocks:
+        for index, block in enumerate(self.blocks, start=1):
+            inputs = x, delta, cos, sin, attend, kv_slots, rows if index == len(self.blocks) else None
             if self.recompute and torch.is_grad_enabled():
-                x, delta = checkpoint(block, x, delta, cos, sin, attend, use_reentrant=False)
+                x, delta = checkpoint(block, *inputs, use_reentrant=False)
             else:
-                x, delta = block(x, delta, cos, sin, attend, kv_slots)
+                x, delta = block(*inputs)
         hidden = self.norm(x, delta)[1]
         if count < len(hidden):
             hidden = hidden[:count]
@@ -286,8 +296,7 @@ class Decoder(nn.Module):
         With `compare` also its result on the hidden states [U, D] before the actions and the head [V, D].
         """
 
-        def score(hidden: Tensor) -> tuple[Tensor, ...]:
-            before = gather_rows(hidden, forest.before)
+        def score(before: Tensor) -> tuple[Tensor, ...]:
             how = allowed, temperature, vocab_size, truncation
             found = self.score_hidden(before, forest.actions, forest.modes, *how)
             return found if compare is None else (*found, compare(*self.biased(before)))
@@ -297,22 +306,19 @@ class Decoder(nn.Module):
     @torch.no_grad()
     def states_before(self, forest: PackedTokens) -> tuple[Tensor, Tensor]:
         """Hidden states [U, D] before the scored actions of a forest, and the head [V, D] they meet."""
-        return self._over(forest, lambda hidden: self.biased(gather_rows(hidden, forest.before)))
+        return self._over(forest, self.biased)
 
     def _over(self, forest: PackedTokens, then: Callable[[Tensor], Any]) -> Any:
-        """`then` of the hidden states of a forest."""
+        """`then` of the hidden states [U, D] before the scored actions of a forest."""
         attention = forest.attention(*self.own_heads, self.order is not None)
-        return self(forest.tokens, forest.positions, attention, then=then)
+        return self(forest.tokens, forest.positions, attention, then=then, rows=forest.before)
 
     @torch.no_grad()
     def greedy_match(
         self, forest: PackedTokens, allowed: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         """Log-prob [U] of each trained action, and whether it is the likeliest one."""
-        return self._over(
-            forest,
-            lambda hidden: self._likeliest(gather_rows(hidden, forest.before), forest, allowed),
-        )
+        return self._over(forest, lambda before: self._likeliest(before, forest, allowed))
 
     def score_hidden(
         self,

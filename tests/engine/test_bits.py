@@ -14,8 +14,9 @@ from engine_kit import VOCAB, prompt, tiny_decoder
 from graft.actions.grammar import Automaton
 from graft.actions.space import ActionSpace
 from graft.engine.native.context import NativeContext
+from graft.engine.native.cpu import decode_batch
 from graft.engine.native.engine import NativeEngine
-from graft.models import order_probe
+from graft.models import order_probe, tile_attention
 from graft.models.decoder import Decoder
 from graft.models.order_probe import find_order
 from graft.models.row_order import RowOrder
@@ -120,7 +121,11 @@ def test_the_log_probs_of_random_trees_have_the_learners_bits(changes: dict[str,
     assert total > 200 and unequal == 0
 
 
-def test_paths_of_several_tiles_and_shared_tiles_have_the_learners_bits() -> None:
+def test_paths_of_several_tiles_and_shared_tiles_have_the_learners_bits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for module in (tile_attention, decode_batch):  # short paths, so that the test is quick
+        monkeypatch.setattr(module, "TILE", 128)
     decoder, rng = ordered(layers=1), random.Random(2)
     engine = NativeEngine(decoder, kv_tokens=16_384, page_size=16)
     rows = Trees(engine, {}, rng, longest=150).grow(2)

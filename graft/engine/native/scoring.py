@@ -143,9 +143,9 @@ def _score_part(
     )
     ends, in_order = torch.tensor(rows.ends), decoder.order is not None
     attend = attention_over(rows.runs, ends, *decoder.own_heads, device, in_order)
-    hidden = decoder(moved["tokens"], moved["positions"], attend)
+    before = decoder(moved["tokens"], moved["positions"], attend, rows=moved["before"])
     logp, _ = decoder.score_hidden(
-        hidden.index_select(0, moved["before"]),
+        before,
         moved["actions"],
         modes=torch.full_like(moved["actions"], mode),
         allowed=allowed,

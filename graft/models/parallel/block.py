@@ -12,7 +12,7 @@ from torch.distributed.tensor import DTensor
 from graft.models.decoder import Attend, Norm
 from graft.models.head_rotation import HeadRotation
 from graft.models.kv_slots import KVSlots
-from graft.models.ops import add_linear, add_norm, linear, norm_linear, qk_rotate
+from graft.models.ops import add_linear, add_norm, gather_rows, linear, norm_linear, qk_rotate
 from graft.models.parallel.regions import enter, leave
 from graft.models.shape import ModelShape
 
@@ -60,6 +60,7 @@ class ShardedBlock(nn.Module):
         sin: Tensor,
         attend: Attend,
         kv_slots: KVSlots | None = None,
+        rows: Tensor | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         if kv_slots is not None:
             raise ValueError(
@@ -67,7 +68,10 @@ class ShardedBlock(nn.Module):
                 "pages; sample from a plain decoder with the same weights (`policy.host_copy`)"
             )
         x, qkv = self._norm_project(x, delta, self.attn_norm, self.q_proj, self.k_proj, self.v_proj)
-        x, delta = self._project_out(x, self._attend(qkv, cos, sin, attend), self.o_proj)
+        attended = self._attend(qkv, cos, sin, attend)
+        if rows is not None:
+            x, attended = gather_rows(x, rows), gather_rows(attended, rows)
+        x, delta = self._project_out(x, attended, self.o_proj)
         x, gate_up = self._norm_project(x, delta, self.mlp_norm, self.gate_proj, self.up_proj)
         return self._project_out(x, gate_up, self.down_proj, gate=True)
 

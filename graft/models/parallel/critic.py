@@ -36,9 +36,11 @@ class ShardedCritic(nn.Module):
         self.body.head = None  # never used: values need no vocabulary
         self.value = ValueHead(body.shape.width, body.mesh)
 
-    def forward(self, tokens: Tensor, positions: Tensor, attend: Attend) -> Tensor:
-        """[T] values in fp32."""
-        return self.value(self.body(tokens, positions, attend))
+    def forward(
+        self, tokens: Tensor, positions: Tensor, attend: Attend, rows: Tensor | None = None
+    ) -> Tensor:
+        """[T] values in fp32; with `rows` [R] only theirs."""
+        return self.value(self.body(tokens, positions, attend, rows=rows))
 
     def hf_parameters(self) -> dict[str, nn.Parameter]:
         """The parameters of the body and of the value head."""

@@ -117,5 +117,5 @@ class Forest:
 
     def values(self, critic: Critic) -> Tensor:
         """The critic's value of the state before each decision, [N, T]."""
-        values = critic(self.tokens, self.positions, self.attention(*critic.body.own_heads))
-        return self._grid(gather_rows(values, self.before))
+        attention = self.attention(*critic.body.own_heads)
+        return self._grid(critic(self.tokens, self.positions, attention, self.before))

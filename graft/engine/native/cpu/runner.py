@@ -54,14 +54,12 @@ class CpuRunner:
         pages = self.tree.pages
         pages.flush_copies()
         attend = paged(pages, batch.write_rows, batch.buckets)
-        hidden = self.decoder(batch.tokens, batch.positions, attend)
+        is_decoding = len(batch.last) == len(batch.tokens)  # no token but those drawn after
+        rows = None if is_decoding else batch.last
+        hidden = self.decoder(batch.tokens, batch.positions, attend, rows=rows)
         for work in works:
             work.sequence.cached += work.count
-        if not batch.requests:
-            return []
-        if len(batch.last) < len(hidden):
-            hidden = hidden.index_select(0, batch.last)
-        return self._draw(hidden, batch.requests)
+        return self._draw(hidden, batch.requests) if batch.requests else []
 
     def _draw(self, hidden: Tensor, requests: list[SampleRequest]) -> list[Draw]:
         """One action for each request after its hidden state [B, D]."""
