@@ -1,10 +1,12 @@
 """A full GRPO step on a CPU: graft against TRL's GRPOTrainer, step by step in one process.
 
-    python benchmarks/cpu_step.py A 5        # workload, measured steps (one more is a warm-up)
+    python benchmarks/cpu_step.py A 5          # workload, measured steps (one more is a warm-up)
+    OMP_NUM_THREADS=1 python benchmarks/cpu_step.py B 2 64 2    # rows of TRL's micro-batch; half of B
 
 Both train the same shape on the same kind of prompts with the same number of samples. TRL's trainer
 runs; before each of its steps one graft step is taken, so both see the same machine. Reported are
-medians and their ratio, generation and training apart. Needs the `peer` extra.
+medians and their ratio, generation and training apart. With one thread it is the process's own time, which
+other work on the machine hardly changes. Needs the `peer` extra.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import random
 import statistics
 import sys
 import time
+from dataclasses import replace
 
 # both sides: threads that sleep while they wait; spinning ones stall whenever the machine is shared
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
@@ -31,6 +34,8 @@ from benchmarks.workloads import (
     digits_share,
     prompt,
 )
+
+clock = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
 
 
 def trl_trainer(work: Workload, steps: int, micro_batch: int, hook):
@@ -75,18 +80,18 @@ def trl_trainer(work: Workload, steps: int, micro_batch: int, hook):
 
     class Timed(trl.GRPOTrainer):
         def _generate(self, *args, **kwargs):
-            started = time.perf_counter()
+            started = clock()
             result = super()._generate(*args, **kwargs)
-            times["generate"].append(time.perf_counter() - started)
+            times["generate"].append(clock() - started)
             return result
 
     class Clock(TrainerCallback):
         def on_step_begin(self, *args, **kwargs):
             hook()
-            self.started = time.perf_counter()
+            self.started = clock()
 
         def on_step_end(self, *args, **kwargs):
-            times["step"].append(time.perf_counter() - self.started)
+            times["step"].append(clock() - self.started)
 
     arguments = trl.GRPOConfig(
         output_dir="/tmp/graft-benchmark-trl",
@@ -119,19 +124,20 @@ def trl_trainer(work: Workload, steps: int, micro_batch: int, hook):
     return trainer, times
 
 
-def main(name: str = "A", steps: int = 5, micro_batch: int = 64) -> None:
+def main(name: str = "A", steps: int = 5, micro_batch: int = 64, share: int = 1) -> None:
     work = WORKLOADS[name]
+    work = replace(work, prompts=work.prompts // share)
     graft = GraftTrainer(work)
     mine: dict[str, list[float]] = {"generate": [], "step": []}
     tokens: list[int] = []
 
     def graft_step() -> None:
-        started = time.perf_counter()
+        started = clock()
         episodes = graft.rollout()
-        rolled = time.perf_counter()
+        rolled = clock()
         graft.learn(episodes)
         mine["generate"].append(rolled - started)
-        mine["step"].append(time.perf_counter() - started)
+        mine["step"].append(clock() - started)
         tokens.append(sum(len(s) for e in episodes for s in e.spans if s.author == "policy"))
 
     trainer, theirs = trl_trainer(work, steps + 1, micro_batch, graft_step)
@@ -157,7 +163,8 @@ def main(name: str = "A", steps: int = 5, micro_batch: int = 64) -> None:
     ratios = [a / b for a, b in zip(theirs["step"][1:], mine["step"][1:], strict=True)]
     report["speedup"] = round(statistics.median(ratios), 2)
     report["speedup_range"] = [round(min(ratios), 2), round(max(ratios), 2)]
-    report["threads"] = torch.get_num_threads()
+    report["prompts"], report["threads"] = work.prompts, torch.get_num_threads()
+    report["clock"] = clock.__name__
     print(json.dumps(report))
 
 

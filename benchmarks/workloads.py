@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from graft.algos.presets import build
 from graft.envs.base import BaseEnv
 from graft.models.decoder import Decoder
+from graft.models.device import prefer_blas
 from graft.models.order_probe import find_order
 from graft.models.shape import ModelShape
 from graft.rollout.batching import to_batch, trajectories_of
@@ -79,6 +80,7 @@ class GraftTrainer:
         tokenizer = FastTokenizer.characters(CHARACTERS)
         self.work, self.chat = work, Chat(tokenizer)
         self.policy = Decoder(replace(SHAPE, vocab_size=tokenizer.vocab_size)).initialise(seed)
+        prefer_blas(self.policy.device, self.policy.dtype)
         self.policy.use_order(find_order(self.policy))  # as recipes do: `model.exact`
         eos = () if tokenizer.eos_id is None else (tokenizer.eos_id,)
         self.engine = NativeEngine(self.policy, tokenizer=tokenizer, eos_ids=eos)

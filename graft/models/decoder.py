@@ -35,7 +35,6 @@ from graft.models.ops import (
     norm_linear,
     qk_rotate,
     qk_rotate_to_slots,
-    silu_gate,
 )
 from graft.models.row_order import RowOrder
 from graft.models.shape import ModelShape
@@ -118,17 +117,12 @@ class Block(nn.Module):
     def _norm_linear(
         self, x: Tensor, delta: Tensor | None, norm: Norm, linear: nn.Linear
     ) -> tuple[Tensor, Tensor]:
-        if self.order is not None and self.order.block is not None:
-            x, normed = norm(x, delta)
-            return x, self.order.product(normed, linear.weight, linear.bias)
         how = norm.weight, norm.eps, linear.weight, linear.bias
         return norm_linear(x, delta, *how, self.order)
 
     def _add_linear(
         self, x: Tensor, y: Tensor, linear: nn.Linear, gate: bool = False
     ) -> tuple[Tensor, Tensor | None]:
-        if self.order is not None and self.order.block is not None:
-            return x, self.order.product(silu_gate(y) if gate else y, linear.weight, linear.bias)
         return add_linear(x, y, linear.weight, linear.bias, gate, self.order)
 
     def _attend(
@@ -267,8 +261,9 @@ class Decoder(nn.Module):
             rows = None if rows is None else self.order.padded(rows)
         x, delta = self._embed(tokens), None
         cos, sin = self.rope(positions)
-        for index, block in enumerate(self.blocks, start=1):
-            inputs = x, delta, cos, sin, attend, kv_slots, rows if index == len(self.blocks) else None
+        last = self.blocks[-1]
+        for block in self.blocks:
+            inputs = (x, delta, cos, sin, attend, kv_slots, rows if block is last else None)
             if self.recompute and torch.is_grad_enabled():
                 x, delta = checkpoint(block, *inputs, use_reentrant=False)
             else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 from functools import cache
 from importlib.util import find_spec
 
@@ -37,6 +38,15 @@ def choose_dtype(name: str, device: torch.device) -> tuple[torch.dtype, str]:
             "float32 is used instead"
         )
     return getattr(torch, name), ""
+
+
+def prefer_blas(device: torch.device, dtype: torch.dtype) -> None:
+    """On ARM leave the products of float32 to BLAS, in this process; elsewhere nothing changes.
+
+    oneDNN takes up to a third more time for the few rows of a decode step, and no less for many.
+    """
+    if device.type == "cpu" and dtype == torch.float32 and platform.machine() == "aarch64":
+        torch.backends.mkldnn.enabled = False
 
 
 @cache

@@ -164,7 +164,7 @@ def norm_linear(
 
         return products.norm_linear(x, delta, scale, eps, weight, bias, order)
     total, normed = add_norm(x, delta, scale, eps)
-    return total, F.linear(normed, weight, bias)
+    return total, _product(normed, weight, bias, order)
 
 
 def linear(
@@ -183,7 +183,12 @@ def linear(
         from graft.models.kernels import products
 
         return products.linear(x, weight, bias, gate, order)
-    return F.linear(silu_gate(x) if gate else x, weight, bias)
+    return _product(silu_gate(x) if gate else x, weight, bias, order)
+
+
+def _product(x: Tensor, weight: Tensor, bias: Tensor | None, order: RowOrder | None) -> Tensor:
+    has_blocks = order is not None and order.block is not None
+    return (order.product if has_blocks else F.linear)(x, weight, bias)
 
 
 def embed(tokens: Tensor, weight: Tensor) -> Tensor:
@@ -208,9 +213,10 @@ def add_linear(
 ) -> tuple[Tensor, Tensor | None]:
     """The stream and its pending addition (or None); their sum is x + linear(y).
 
-    A CPU adds inside the matrix product if there is no bias; on a GPU the next norm adds.
+    A CPU adds inside the matrix product if there is no bias and it is one; on a GPU the next norm adds.
     """
-    if x.is_cuda or bias is not None or has_kernels(x.device):
+    has_blocks = order is not None and order.block is not None
+    if x.is_cuda or bias is not None or has_blocks or has_kernels(x.device):
         return x, linear(y, weight, bias, gate, order)
     return torch.addmm(x, silu_gate(y) if gate else y, weight.t()), None
 

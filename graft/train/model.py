@@ -16,7 +16,7 @@ from graft.engine.engine_group import EngineGroup
 from graft.envs.table import build_env
 from graft.files import remove, write_json
 from graft.models.decoder import Decoder
-from graft.models.device import choose_device, choose_dtype
+from graft.models.device import choose_device, choose_dtype, prefer_blas
 from graft.models.io.gguf_read import gguf_shape, open_gguf, open_tokenizer
 from graft.models.io.hub import find_model, origin_of
 from graft.models.io.load import load_model, open_model, read_config, read_json, shape_of
@@ -91,6 +91,7 @@ def open_policy(
     if is_transformers_only(config, source):
         assert source is not None
         return open_transformers(config, source, device, dtype, processes), None, None  # type: ignore[return-value]
+    prefer_blas(device, dtype)
     is_split = processes.world > 1 and (config.parallel.shard or config.parallel.tp > 1)
     has_sampler = with_engine and not is_external(config)
     is_read_by_parts = is_split and not (has_sampler and group is None)
@@ -108,8 +109,11 @@ def open_policy(
             assert plain is not None
             policy = plain.to(device=device, dtype=dtype)
             policy.recompute = recompute
-            if config.model.exact and not is_external(config) and group is None:
-                policy.use_order(find_order(policy, on_gpu=config.model.exact == "gpu"))
+        # a matrix of which each process computes a part is added up in another order
+        is_whole = config.parallel.tp == 1 and group is None
+        if config.model.exact and is_whole and plain is not None and not is_external(config):
+            on_gpu = config.model.exact == "gpu" and not is_split
+            policy.use_order(find_order(plain.to(device=device, dtype=dtype), on_gpu))
         if not has_sampler or is_shared:
             return policy, policy, actions
         if group is not None:

@@ -14,6 +14,7 @@ from graft.models.head_rotation import HeadRotation
 from graft.models.kv_slots import KVSlots
 from graft.models.ops import add_linear, add_norm, gather_rows, linear, norm_linear, qk_rotate
 from graft.models.parallel.regions import enter, leave
+from graft.models.row_order import RowOrder
 from graft.models.shape import ModelShape
 
 
@@ -51,6 +52,7 @@ class ShardedBlock(nn.Module):
         self.gate_proj = nn.Linear(width, shape.ff, bias=shape.mlp_bias)
         self.up_proj = nn.Linear(width, shape.ff, bias=shape.mlp_bias)
         self.down_proj = nn.Linear(shape.ff, width, bias=shape.mlp_bias)
+        self.order: RowOrder | None = None
 
     def forward(
         self,
@@ -84,7 +86,7 @@ class ShardedBlock(nn.Module):
         has_bias = linears[0].bias is not None
         bias = torch.cat([own(each.bias) for each in linears]) if has_bias else None
         if self.tp.size == 1:
-            return norm_linear(x, delta, scale, norm.eps, weight, bias)
+            return norm_linear(x, delta, scale, norm.eps, weight, bias, self.order)
         # not fused: the norm is replicated, and its gradient must be summed before it
         x, normed = add_norm(x, delta, scale, norm.eps)
         return x, linear(enter(normed, self.tp.group), weight, bias)
@@ -94,7 +96,7 @@ class ShardedBlock(nn.Module):
     ) -> tuple[Tensor, Tensor | None]:
         weight, bias = own(to.weight), None if to.bias is None else own(to.bias)
         if self.tp.size == 1:
-            return add_linear(x, y, weight, bias, gate)
+            return add_linear(x, y, weight, bias, gate, self.order)
         delta = leave(linear(y, weight, None, gate), self.tp.group)
         return x, delta if bias is None else delta + bias
 

@@ -92,7 +92,7 @@ class ShardedDecoder(Decoder):
     def _score(self, hidden: Tensor, *of_actions: Any) -> tuple[Tensor, ...]:
         weight, group = own(self.head_weight), self.tp.group
         if self.tp.size == 1 or not len(hidden):
-            return score_actions(hidden, weight, *of_actions)
+            return score_actions(hidden, weight, *of_actions, order=self.order)
         first = self._first_row(self.head_weight)
         return score_sharded(enter(hidden, group), weight, first, group, *of_actions)
 
