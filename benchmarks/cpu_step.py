@@ -3,7 +3,8 @@
     python benchmarks/cpu_step.py A 5          # workload, measured steps (one more is a warm-up)
     OMP_NUM_THREADS=1 python benchmarks/cpu_step.py B 2 64 2    # rows of TRL's micro-batch; half of B
 
-Both train the same shape on the same kind of prompts with the same number of samples. TRL's trainer
+Both begin with the same weights, so that answers are equally long, and train on the same kind of prompts
+with the same number of samples. TRL's trainer
 runs; before each of its steps one graft step is taken, so both see the same machine. Reported are
 medians and their ratio, generation and training apart. With one thread it is the process's own time, which
 other work on the machine hardly changes. Needs the `peer` extra.
@@ -34,6 +35,7 @@ from benchmarks.workloads import (
     digits_share,
     prompt,
 )
+from graft.models.policy import weights_of
 
 clock = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
 
@@ -141,6 +143,10 @@ def main(name: str = "A", steps: int = 5, micro_batch: int = 64, share: int = 1)
         tokens.append(sum(len(s) for e in episodes for s in e.spans if s.author == "policy"))
 
     trainer, theirs = trl_trainer(work, steps + 1, micro_batch, graft_step)
+    with torch.no_grad():
+        initial = trainer.model.state_dict()
+        for name, weight in weights_of(graft.policy).items():
+            weight.copy_(initial[name])
     # TRL generates on the first micro-batch of a step; pair those calls with the steps they served
     trainer.train()
     per_step = len(theirs["generate"]) // len(theirs["step"])
@@ -152,7 +158,9 @@ def main(name: str = "A", steps: int = 5, micro_batch: int = 64, share: int = 1)
     def median(values: list[float]) -> float:
         return statistics.median(values[1:])  # the first step warms both up
 
-    report = {"workload": name, "steps": steps, "tokens_per_step": statistics.median(tokens)}
+    lengths = [log["completions/mean_length"] for log in trainer.state.log_history[1:-1]]
+    report = {"workload": name, "steps": steps, "tokens_per_step": statistics.median(tokens[1:])}
+    report["trl_tokens_per_step"] = round(statistics.median(lengths) * work.prompts * work.samples)
     for who, times in (("trl", theirs), ("graft", mine)):
         step, generate = median(times["step"]), median(times["generate"])
         report[who] = {
