@@ -34,7 +34,7 @@ COUNTS = (1, 2, 3, 5, 8, 9, 15, 16, 17, 31, 33, 64, 100, 129, 255)
 MAX_FLOPS = 1e9
 """Of one pass over all rows: they are at most 400, and fewer for large models."""
 
-_found: dict[tuple[str, int], RowOrder | None] = {}
+_found: dict[tuple[str, int, bool], RowOrder | None] = {}
 
 
 def find_order(decoder: Decoder, on_gpu: bool = False) -> RowOrder | None:
@@ -46,7 +46,8 @@ def find_order(decoder: Decoder, on_gpu: bool = False) -> RowOrder | None:
         return find_kernel_order(decoder)[0]
     if decoder.device.type != "cpu" or decoder.dtype != torch.float32 or not decoder.is_whole:
         return None
-    key = repr(replace(decoder.shape, layers=1)), torch.get_num_threads()
+    one_block = repr(replace(decoder.shape, layers=1))
+    key = one_block, torch.get_num_threads(), bool(torch.backends.mkldnn.enabled)
     if key not in _found:
         _found[key] = next((found for order in CANDIDATES if (found := _try(decoder, order))), None)
     return _found[key]

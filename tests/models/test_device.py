@@ -7,7 +7,7 @@ import torch
 
 from graft.config import load_config
 from graft.models import device
-from graft.models.device import choose_dtype
+from graft.models.device import choose_dtype, prefer_blas
 from graft.planning.forecast import forecast
 from graft.train.build import build_run
 from graft.train.memory.device_memory import DeviceMemory
@@ -39,3 +39,20 @@ def test_a_run_and_its_forecast_note_that_they_take_float32(
     found = forecast(config, probing=False, device_memory=DeviceMemory(CPU, 10**11, name="a CPU"))
     assert found.dtype == torch.float32
     assert [note.startswith(IN_SOFTWARE) for note in found.notes] == [True]
+
+
+@pytest.mark.parametrize(
+    ("machine", "dtype", "is_onednn"),
+    [
+        ("aarch64", torch.float32, False),
+        ("aarch64", torch.bfloat16, True),
+        ("x86_64", torch.float32, True),
+    ],
+)
+def test_float32_products_are_those_of_blas_on_arm(
+    machine: str, dtype: torch.dtype, is_onednn: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.backends.mkldnn, "enabled", True)
+    monkeypatch.setattr(device.platform, "machine", lambda: machine)
+    prefer_blas(CPU, dtype)
+    assert torch.backends.mkldnn.enabled == is_onednn

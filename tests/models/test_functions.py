@@ -140,3 +140,21 @@ def test_a_decoder_that_drops_activations_computes_them_again(biased):
         grads.append(torch.autograd.grad(loss, list(decoder.parameters())))
     for kept, again in zip(*grads, strict=True):
         torch.testing.assert_close(kept, again, atol=0, rtol=0)
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+def test_rows_of_the_last_block_are_those_of_all_rows_with_their_gradients(recompute):
+    size = {"width": 16, "layers": 2, "heads": 2, "kv_heads": 1, "head_dim": 8, "ff": 24}
+    shape = ModelShape(family="qwen3", vocab_size=9, **size)
+    decoder, rows = Decoder(shape).initialise(0), torch.tensor([3, 1, 3])  # 3 is read twice
+    decoder.recompute = recompute
+    tokens, positions = torch.tensor([1, 5, 2, 7, 0]), torch.arange(5)
+    weights = [*decoder.parameters()]
+    some = decoder(tokens, positions, causal, rows=rows)
+    whole = decoder(tokens, positions, causal)[rows]
+    torch.testing.assert_close(some, whole, atol=1e-6, rtol=0)
+    factor = torch.randn(some.shape, generator=torch.Generator().manual_seed(1))
+    got = torch.autograd.grad((some * factor).sum(), weights)
+    want = torch.autograd.grad((whole * factor).sum(), weights)
+    for x, y in zip(got, want, strict=True):
+        torch.testing.assert_close(x, y, atol=1e-6, rtol=1e-5)
