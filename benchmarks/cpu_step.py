@@ -145,8 +145,8 @@ def main(name: str = "A", steps: int = 5, micro_batch: int = 64, share: int = 1)
     trainer, theirs = trl_trainer(work, steps + 1, micro_batch, graft_step)
     with torch.no_grad():
         initial = trainer.model.state_dict()
-        for name, weight in weights_of(graft.policy).items():
-            weight.copy_(initial[name])
+        for key, weight in weights_of(graft.policy).items():
+            weight.copy_(initial[key])
     # TRL generates on the first micro-batch of a step; pair those calls with the steps they served
     trainer.train()
     per_step = len(theirs["generate"]) // len(theirs["step"])

@@ -187,8 +187,9 @@ def linear(
 
 
 def _product(x: Tensor, weight: Tensor, bias: Tensor | None, order: RowOrder | None) -> Tensor:
-    has_blocks = order is not None and order.block is not None
-    return (order.product if has_blocks else F.linear)(x, weight, bias)
+    if order is not None and order.block is not None:
+        return order.product(x, weight, bias)
+    return F.linear(x, weight, bias)
 
 
 def embed(tokens: Tensor, weight: Tensor) -> Tensor:

@@ -23,7 +23,7 @@ from torch import Tensor
 
 TILE = 512
 """Positions of a tile. Smaller ones let siblings share more of their prompt; larger ones are merged less
-often. 128 took 8% more time with prompts of 256 tokens that siblings shared."""
+often. 128 took 7% more time with prompts of 256 tokens that siblings shared."""
 
 LANES = 16
 """Numbers in the longest vector of a CPU."""
