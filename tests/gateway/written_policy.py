@@ -100,16 +100,17 @@ class WrittenPolicy:
         return Gateway(self.engine, Chat(self.tokenizer), **how)
 
     def write(self, prompt: str) -> str:
-        """The turn for a prompt, of the first rule that fits."""
-        told = prompt.removesuffix(f"{START}assistant\n")
+        """The turn for a prompt, of the first rule that fits; of a call that is begun, the rest."""
+        told, _, begun = prompt.rpartition(f"{START}assistant\n")
         _, found, news = told.rpartition(f"{START}assistant\n")
         if not found:
             news = told[max(told.find(f"{START}user"), 0) :]
         for shown, pattern, turn in self.rules:
-            if shown in prompt and re.search(pattern, news):
+            if shown in prompt and re.search(pattern, news + begun):
                 self._counts[prompt] += 1
                 turns = [turn] if isinstance(turn, str) else turn
-                return turns[min(self._counts[prompt], len(turns)) - 1]
+                chosen = turns[min(self._counts[prompt], len(turns)) - 1]
+                return chosen[chosen.find(begun) + len(begun) :] if begun in chosen else chosen
         raise AssertionError(f"no rule for what the policy reads: {news[-2000:]!r}")
 
     def encoded(self, turn: str) -> list[int]:
