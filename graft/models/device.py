@@ -44,10 +44,10 @@ def prefer_blas(device: torch.device, dtype: torch.dtype) -> None:
     """On ARM leave the products of float32 to BLAS, in this process; elsewhere nothing changes.
 
     oneDNN takes a quarter to two fifths more time for the few rows of a decode step, and no less for
-    many (Neoverse-N1).
+    many (Neoverse-N1). bfloat16 needs it.
     """
-    if device.type == "cpu" and dtype == torch.float32 and platform.machine() == "aarch64":
-        torch.backends.mkldnn.enabled = False
+    if device.type == "cpu" and platform.machine() == "aarch64":
+        torch.backends.mkldnn.enabled = dtype != torch.float32
 
 
 @cache

@@ -110,9 +110,10 @@ def open_policy(
             policy = plain.to(device=device, dtype=dtype)
             policy.recompute = recompute
         # a matrix of which each process computes a part is added up in another order
-        is_whole = config.parallel.tp == 1 and group is None
-        if config.model.exact and is_whole and plain is not None and not is_external(config):
-            on_gpu = config.model.exact == "gpu" and not is_split
+        is_whole = config.parallel.tp == 1 and group is None and not is_external(config)
+        on_gpu = config.model.exact == "gpu" and not is_split
+        may_hold = bool(config.model.exact) and is_whole and (device.type == "cpu" or on_gpu)
+        if may_hold and plain is not None:
             policy.use_order(find_order(plain.to(device=device, dtype=dtype), on_gpu))
         if not has_sampler or is_shared:
             return policy, policy, actions
