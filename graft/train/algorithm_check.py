@@ -118,8 +118,10 @@ def _refuse_credits(config: Config, preset: Preset) -> None:
                 f"algo.credit: {name!r} computes advantages from rewards and replaces those of {before!r} "
                 f"before it; put {name!r} first, or leave {before!r} out"
             )
-    rewards = [item.reward for item in config.task.envs if isinstance(item.reward, list)]
-    if "gdpo" in names and not config.task.agent and all(len(some) < 2 for some in rewards):
+    # without an environment, as in a replay, rewards come with the rows
+    envs = config.task.envs
+    has_several = any(isinstance(item.reward, list) and len(item.reward) > 1 for item in envs)
+    if "gdpo" in names and envs and not has_several and not config.task.agent:
         raise ConfigError(
             "the credit 'gdpo' compares several rewards one by one, and task.reward is not a list of two or "
             "more (a function that returns a dict is one reward, its score); write one function per part, "

@@ -89,7 +89,9 @@ def test_a_recipe_starts_with_the_rows_of_the_original(
     if config.model.path:
         sizes["model.path"] = model
     if config.distill.teacher:
+        # there is no other model here; this one is told the answer
         sizes["distill.teacher"] = "reference"
+        sizes["distill.context"] = "'{prompt}{answer}'"
     monkeypatch.setenv("SEARCH_URL", search_url)
     summary = train_recipe(name, *(f"{key}={value}" for key, value in sizes.items()))
     lines = (tmp_path / summary["name"] / "metrics.jsonl").read_text().splitlines()
