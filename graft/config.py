@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from io import StringIO
 from pathlib import Path
-from typing import Any
+from types import NoneType, UnionType
+from typing import Any, Union, get_args, get_origin
 
 from pydantic import PrivateAttr, ValidationError, model_validator
 
@@ -368,17 +369,37 @@ def check(values: Any, where: str = "config") -> Config:
     try:
         return Config.model_validate(values)
     except ValidationError as error:
-        lines = [explain_problem(problem) for problem in error.errors()]
-        raise ConfigError(f"{where}: " + "; ".join(lines)) from error
+        raise ConfigError(f"{where}: {explain_problems(error)}") from error
 
 
 MOST_EXPLAINED = 12
 """Unknown keys of one section that are explained; a whole recipe of verl has hundreds."""
 
 
-def explain_problem(problem: Any) -> str:
-    """What is wrong with one value, in one line; `problem` is an entry of pydantic's errors."""
-    key = ".".join(str(part) for part in problem["loc"])
+def explain_problems(error: ValidationError) -> str:
+    """What is wrong with the values of a recipe, in one line.
+
+    A key that takes values of several types has a problem with each of them; they become one.
+    """
+    problems: dict[str, list[Any]] = {}
+    for problem in error.errors():
+        problems.setdefault(_key_of(problem["loc"]), []).append(problem)
+    return "; ".join(_explain(key, *found) for key, found in problems.items())
+
+
+def _key_of(loc: Sequence[int | str]) -> str:
+    """For model.exact, of type bool or "gpu": model.exact.bool -> model.exact."""
+    if len(loc) > 2 and loc[0] in Config.model_fields:
+        section = type(Config.model_fields[str(loc[0])].default)
+        field = section.model_fields.get(str(loc[1]))
+        types = {*get_args(field.annotation)} - {NoneType} if field else set()
+        if field and get_origin(field.annotation) in (Union, UnionType) and len(types) > 1:
+            loc = (*loc[:2], *loc[3:])
+    return ".".join(map(str, loc))
+
+
+def _explain(key: str, problem: Any, *others: Any) -> str:
+    """What is wrong with one value; `problem` and others of the same key are pydantic's."""
     if problem["type"] == "extra_forbidden":
         names = list(leaves_of(key, problem["input"]))
         lines = [f"unknown key {name!r}; {meant(name, keys())}" for name in names[:MOST_EXPLAINED]]
@@ -386,12 +407,13 @@ def explain_problem(problem: Any) -> str:
         return "; ".join([*lines, f"and {left} more below {key!r}"] if left else lines)
     if problem["type"] == "model_type" and key in FIRST_KEYS:
         return f"{key}={problem['input']!r}: {key} is a section; did you mean {FIRST_KEYS[key]!r}?"
-    message = str(problem["msg"]).removeprefix("Value error, ")
+    found = [str(one["msg"]).removeprefix("Value error, ") for one in (problem, *others)]
     if not key:
-        return message
+        return found[0]
+    message = ", or ".join(dict.fromkeys(one[0].lower() + one[1:] for one in found))
     if problem["type"] == "string_type" and isinstance(problem["input"], int | float):
         message += f"; YAML reads this as a number: quote it, as in {key}='\"01\"'"
-    return f"{key}={problem['input']!r}: {message[0].lower()}{message[1:]}"
+    return f"{key}={problem['input']!r}: {message}"
 
 
 def keys() -> dict[str, str]:

@@ -18,6 +18,22 @@ def test_overrides_win_and_are_typed():
     assert (config.train.lr, config.run.name, config.run.trackers) == (3e-5, "x", [])
 
 
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("model.exact=gpus", "model.exact='gpus': .* a valid boolean.*, or input should be 'gpu'$"),
+        (
+            "distill.teacher=[a]",
+            r"distill.teacher=\['a'\]: .* valid string, or .* valid dictionary$",
+        ),
+        ("distill.teacher={a: 3}", "distill.teacher.a=3: input should be a valid string"),
+    ],
+)
+def test_a_key_of_several_types_has_one_problem_under_its_own_name(override: str, message: str):
+    with pytest.raises(ConfigError, match=message):
+        load_config("quickstart", [override])
+
+
 def test_a_run_is_named_after_its_recipe():
     assert load_config("quickstart").run.name == "quickstart"
 

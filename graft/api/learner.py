@@ -223,9 +223,15 @@ def _built(policy: Policy, config: Config, reference: Policy | None) -> tuple[An
     from graft.train.learner_build import make_learner
     from graft.train.memory.plan import has_reference
     from graft.train.rollouts.rollout_engine import NoEngine
+    from graft.train.teachers.check import readers
 
     preset = preset_of(config)
     refuse_critic(config, preset)
+    if read_by := readers(preset):
+        raise UserCodeError(
+            f"algo={config.algo.name!r} learns from a teacher ({', '.join(read_by)}), and Learner has none; "
+            "train it as a recipe with distill.teacher: graft.train(...)"
+        )
     setup: Any = None  # nothing is sampled here
     components = RunComponents(
         config=config,

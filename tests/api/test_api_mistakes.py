@@ -132,6 +132,12 @@ def test_arguments_of_a_learner(policy):
         learner.lr = 0
 
 
+@pytest.mark.parametrize("algo", ["opd", "gkd", "sdpo"])
+def test_a_learner_has_no_teacher(policy, algo: str):
+    with pytest.raises(UserCodeError, match=f"algo='{algo}' learns from a teacher .* recipe"):
+        graft.Learner(policy, algo)
+
+
 def test_episodes_of_a_step(engine):
     learner = graft.Learner(engine.policy)
     with pytest.raises(UserCodeError, match="no episodes"):
