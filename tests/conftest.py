@@ -52,8 +52,9 @@ def kernel_device(monkeypatch: pytest.MonkeyPatch) -> Iterator[torch.device]:
 
 
 def _repair_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What Triton's interpreter lacks: loops of a loaded length (3.6 with numpy 2.4), and products
-    of bfloat16, whose bits it multiplies as if they were integers (3.6 and 3.9)."""
+    """What Triton's interpreter lacks: loops of a loaded length (3.6 with numpy 2.4), products of
+    bfloat16, whose bits it multiplies as if they were integers (3.6 and 3.9), and rows of a product that
+    do not depend on their number."""
     from triton.runtime import interpreter
 
     patch, dot = interpreter._patch_lang_tensor, interpreter.InterpreterBuilder.create_dot
@@ -63,7 +64,12 @@ def _repair_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
         scope.set_attr(tensor, "__index__", lambda self: self.handle.data.item())
 
     def widened(self, a, b, *others):
-        return dot(self, *(wide(x) for x in (a, b)), *others)
+        with monkeypatch.context() as context:
+            context.setattr(interpreter.np, "matmul", row_by_row)
+            return dot(self, *(wide(x) for x in (a, b)), *others)
+
+    def row_by_row(a, b, dtype):  # as on a GPU, and unlike a library's, a row has bits of its own
+        return np.einsum("mk,kn->mn", a, b, dtype=dtype)
 
     def wide(x):
         if x.dtype.scalar.name != "bf16":

@@ -64,8 +64,8 @@ class Fork:
             for first in (shared + 1, shared + 1 + own)
         ]
         self.table = np.array(table, dtype=np.int64)
-        # what is not written is not a number
-        self.pool = torch.full((2, self.table.max() + 1, 1, BLOCK, 16), torch.nan).to(device, dtype)
+        # what is not written is any finite number
+        self.pool = torch.full((2, self.table.max() + 1, 1, BLOCK, 16), 1e4).to(device, dtype)
         for rows, pages in zip(self.rows, self.table, strict=True):
             for index, tensor in enumerate((k, v)):
                 for position, row in enumerate(rows):
@@ -102,6 +102,7 @@ def test_decoding_has_the_learners_bits(
         torch.tensor(items, dtype=torch.int32, device=kernel_device),
         splits=splits,
         slots=slots,
+        tile_rows=sharing.tile_rows,
         space=space,
     )
     assert slots == 2 and torch.equal(found[:2], fork.learner[last])

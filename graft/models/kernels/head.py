@@ -111,7 +111,7 @@ def _forward_kernel(
     if scales_ptr is not None:
         scale = tl.load(scales_ptr + row)
 
-    action = tl.load(actions_ptr + row).to(tl.int64)
+    action = tl.maximum(tl.load(actions_ptr + row).to(tl.int64), 0)  # -1: its result is not used
     floor = None
     if floors_ptr is not None:
         floor = tl.load(floors_ptr + row)

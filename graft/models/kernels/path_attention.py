@@ -7,12 +7,13 @@ goes over the blocks of a segment (`fold_block`), and segments are merged from f
 (`merge_segment`). A block in which a query sees nothing changes no bit of its result. So neither what else
 is in the tile nor how work is spread over programs matters, as long as a segment is not divided:
 
-    learner   `path_attention`: tiles of a packed forest, keys through `PathBlocks`
+    learner   `path_attention`: tiles of a packed forest, its keys copied into blocks by `PathBlocks`
     prompts   `attend_pages`: tiles of new tokens, keys in the engine's pages
     decoding  `engine.native.cuda.kernels.segments`: one query, segments in different programs
 
-All three call these functions with tiles of one shape: a compiler may add the numbers of a tile in an order
-that depends on its shape. The gradients are those of `interval`.
+Tiles have different numbers of rows. No sum may depend on them, so every sum over keys is a matrix product,
+whose instructions add along K in one order (`product_probe` checks that on the GPU at hand): the weights of
+a row are added up by multiplying them by ones. The gradients are those of `interval`.
 """
 
 from __future__ import annotations
@@ -23,117 +24,126 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from graft.models.kernels.interval import LOG2_E, _IntervalAttention
 from graft.models.tree.block_lists import QUERIES, BlockLists
 from graft.models.tree.path_blocks import BLOCK, SEGMENT, PathBlocks
 
-ROWS = 64
-"""Query rows of a tile. Smaller ones are another instruction on a Hopper GPU."""
-
-NUM_WARPS, NUM_STAGES = 4, 2
+ONES = 16
+"""Columns of the ones that weights are multiplied by: the fewest that a product takes."""
 
 
 @triton.jit
-def fold_block(top, total, acc, query, keys, values, is_seen, SCALE: tl.constexpr):
+def fold_block(top, sums, acc, query, keys, values, is_seen, SCALE: tl.constexpr):
     """Add a block of keys to the running maximum, sum and output of its segment.
 
-    query [ROWS, W], keys and values [BLOCK, W], is_seen [ROWS, BLOCK]; the maximum is -inf before the
-    first key that a row sees.
+    query [rows, W], keys and values [BLOCK, W], is_seen [rows, BLOCK] or None: all of them; the maximum
+    is -inf before the first key that a row sees; the columns of `sums` are equal.
     """
-    score = tl.dot(query, tl.trans(keys), input_precision="ieee") * SCALE
-    score = tl.where(is_seen, score, float("-inf"))
+    score = tl.dot(query, tl.trans(keys), input_precision="ieee")
+    if is_seen is not None:
+        score = tl.where(is_seen, score, float("-inf"))
     # an integer: changing it multiplies by a power of two, which rounds nothing
-    new_top = tl.maximum(top, tl.ceil(tl.max(score, 1)))
+    new_top = tl.maximum(top, tl.ceil(tl.max(score, 1) * SCALE))
     base = tl.where(new_top == float("-inf"), 0.0, new_top)
-    # rounded before they are summed, so that the result is an exact weighted average
-    weight = tl.exp2(score - base[:, None]).to(values.dtype)
-    fade = tl.exp2(top - base)
-    total = total * fade + tl.sum(weight.to(tl.float32), 1)
-    acc = tl.dot(weight, values, acc * fade[:, None], input_precision="ieee")
-    return new_top, total, acc
+    # one rounding, whatever else a compiler would make of it; then rounded again before they are summed,
+    # so that the result is an exact weighted average
+    weight = tl.exp2(
+        tl.fma(score, SCALE + tl.zeros_like(score), -base[:, None] + tl.zeros_like(score))
+    )
+    weight = weight.to(values.dtype)
+    fade = tl.exp2(top - base)[:, None]
+    ones = tl.full([keys.shape[0], sums.shape[1]], 1.0, values.dtype)
+    sums = tl.dot(weight, ones, sums * fade, input_precision="ieee")
+    acc = tl.dot(weight, values, acc * fade, input_precision="ieee")
+    return new_top, sums, acc
 
 
 @triton.jit
-def merge_segment(top, total, acc, its_top, its_total, its_acc):
-    """The segments so far and the next one; an empty segment (maximum -inf) changes nothing."""
+def merge_segment(top, sums, acc, its_top, its_sums, its_acc):
+    """The segments so far and the next one; an empty segment (maximum -inf) changes nothing.
+
+    Factors are powers of two, so it does not matter whether a product and an addition are fused.
+    """
     new_top = tl.maximum(top, its_top)
     base = tl.where(new_top == float("-inf"), 0.0, new_top)
-    fade, weight = tl.exp2(top - base), tl.exp2(its_top - base)
-    total = total * fade + its_total * weight
-    acc = acc * fade[:, None] + its_acc * weight[:, None]
-    return new_top, total, acc
+    fade, weight = tl.exp2(top - base)[:, None], tl.exp2(its_top - base)[:, None]
+    return new_top, sums * fade + its_sums * weight, acc * fade + its_acc * weight
 
 
 @triton.jit
-def empty_segment(ROWS: tl.constexpr, W: tl.constexpr):
-    """Maximum, sum and output before the first key."""
+def empty_segment(ROWS: tl.constexpr, ONES: tl.constexpr, W: tl.constexpr):
+    """Maximum, sums and output before the first key."""
     top = tl.full([ROWS], float("-inf"), tl.float32)
-    return top, tl.zeros([ROWS], tl.float32), tl.zeros([ROWS, W], tl.float32)
+    return top, tl.zeros([ROWS, ONES], tl.float32), tl.zeros([ROWS, W], tl.float32)
 
 
 @triton.jit(do_not_specialize=["table_stride", "lse_stride"])
 def _walk(
     q,  # [T, H, d]
-    k,  # [T, K, d], or pages [pages, K, BLOCK, d] without an index
+    k,  # descriptor of rows that are fetched BLOCK at a time
     v,
     tiles,  # [n, 4] first query, queries, position of the first, row of the table
-    table,  # numbers of blocks or pages, rows `table_stride` apart
+    table,  # numbers of blocks, rows `table_stride` apart
     table_stride,
-    index,  # [blocks * BLOCK] the rows of k and v in a block, or None: they are pages
     out,  # [T, H, d]
     lse,  # [H, lse_stride] or None
     lse_stride,
-    q_stride, q_head, k_stride, k_head, v_stride, v_head,
-    SCALE: tl.constexpr, HEADS: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, W: tl.constexpr,
-    BLOCK: tl.constexpr, SEGMENT: tl.constexpr, ROWS: tl.constexpr,
+    q_stride, q_head,
+    SCALE: tl.constexpr, HEADS: tl.constexpr, GROUP: tl.constexpr, PACK: tl.constexpr,
+    D: tl.constexpr, W: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr, HEAD_ROWS: tl.constexpr, HEAD_COLUMNS: tl.constexpr,
+    QUERIES: tl.constexpr,
+    BLOCK: tl.constexpr, SEGMENT: tl.constexpr, ONES: tl.constexpr,
 ):  # fmt: skip
-    head = tl.program_id(0)
     tile = tiles + tl.program_id(1) * 4
     first, count = tl.load(tile), tl.load(tile + 1)
     position, path = tl.load(tile + 2), tl.load(tile + 3)
-    row = tl.arange(0, ROWS)
-    is_used = row < count
+    # rows of the tile: the queries of the first head, then those of the next one of its group
+    ROWS: tl.constexpr = PACK * QUERIES
+    here = tl.arange(0, ROWS) % QUERIES
+    head = tl.program_id(0) * PACK + tl.arange(0, ROWS) // QUERIES
     column = tl.arange(0, W)
-    in_size = (column < D)[None, :]
-    inside = is_used[:, None] & in_size
-    token = (first + row).to(tl.int64)
+    inside = (here < count)[:, None] & (column < D)[None, :]
+    token = (first + here).to(tl.int64)
     query = tl.load(
         q + (token * q_stride + head * q_head)[:, None] + column[None, :], mask=inside, other=0.0
     )
-    key = tl.arange(0, BLOCK)
-    keys_of = k + head // GROUP * k_head
-    values_of = v + head // GROUP * v_head
+    kv_head = tl.program_id(0) * PACK // GROUP
+    row_of_head, column_of_head = kv_head * HEAD_ROWS, kv_head * HEAD_COLUMNS
     blocks = table + path.to(tl.int64) * table_stride
-    end = position + count
-    num_blocks = tl.cdiv(end, BLOCK)
-    top, total, acc = empty_segment(ROWS, W)
-    its_top, its_total, its_acc = empty_segment(ROWS, W)
-    for number in tl.range(0, num_blocks):
-        block = tl.load(blocks + number).to(tl.int64)
-        seen = number * BLOCK + key
-        is_written = seen < end
-        if index is None:
-            k_row, v_row = block * k_stride + key * D, block * v_stride + key * D
-        else:
-            packed = tl.load(index + block * BLOCK + key).to(tl.int64)
-            k_row, v_row = packed * k_stride, packed * v_stride
-        present = is_written[:, None] & in_size
-        keys = tl.load(keys_of + k_row[:, None] + column[None, :], mask=present, other=0.0)
-        values = tl.load(values_of + v_row[:, None] + column[None, :], mask=present, other=0.0)
-        is_seen = (seen[None, :] <= (position + row)[:, None]) & is_written[None, :]
-        its_top, its_total, its_acc = fold_block(
-            its_top, its_total, its_acc, query, keys, values, is_seen, SCALE
+    num_blocks = tl.cdiv(position + count, BLOCK)
+    num_full = (position + 1) // BLOCK  # blocks that every query sees
+    top, sums, acc = empty_segment(ROWS, ONES, W)
+    for segment in tl.range(0, num_full // SEGMENT):
+        its_top, its_sums, its_acc = empty_segment(ROWS, ONES, W)
+        for part in tl.range(0, SEGMENT):
+            block = tl.load(blocks + segment * SEGMENT + part) * BLOCK_ROWS + row_of_head
+            keys, values = k.load([block, column_of_head]), v.load([block, column_of_head])
+            its_top, its_sums, its_acc = fold_block(
+                its_top, its_sums, its_acc, query, keys, values, None, SCALE
+            )
+        top, sums, acc = merge_segment(top, sums, acc, its_top, its_sums, its_acc)
+    its_top, its_sums, its_acc = empty_segment(ROWS, ONES, W)
+    for number in tl.range(num_full // SEGMENT * SEGMENT, num_blocks):
+        if number % SEGMENT == 0:
+            top, sums, acc = merge_segment(top, sums, acc, its_top, its_sums, its_acc)
+            its_top, its_sums, its_acc = empty_segment(ROWS, ONES, W)
+        block = tl.load(blocks + number) * BLOCK_ROWS + row_of_head
+        keys, values = k.load([block, column_of_head]), v.load([block, column_of_head])
+        seen = number * BLOCK + tl.arange(0, BLOCK)
+        is_seen = seen[None, :] <= (position + here)[:, None]
+        its_top, its_sums, its_acc = fold_block(
+            its_top, its_sums, its_acc, query, keys, values, is_seen, SCALE
         )
-        if ((number + 1) % SEGMENT == 0) | (number + 1 == num_blocks):
-            top, total, acc = merge_segment(top, total, acc, its_top, its_total, its_acc)
-            its_top, its_total, its_acc = empty_segment(ROWS, W)
-    total = tl.where(is_used, total, 1.0)
+    top, sums, acc = merge_segment(top, sums, acc, its_top, its_sums, its_acc)
+    total = tl.max(sums, 1)  # of equal columns
     result = (acc / total[:, None]).to(out.dtype.element_ty)
     tl.store(out + (token * HEADS + head)[:, None] * D + column[None, :], result, mask=inside)
     if lse is not None:
-        number = head.to(tl.int64) * lse_stride + first + row
-        tl.store(lse + number, top + tl.log2(total), mask=is_used)
+        number = head.to(tl.int64) * lse_stride + first + here
+        tl.store(lse + number, top + tl.log2(total), mask=here < count)
 
 
 def sizes(q: Tensor, kv_heads: int) -> dict[str, Any]:
@@ -146,9 +156,7 @@ def sizes(q: Tensor, kv_heads: int) -> dict[str, Any]:
         "W": max(16, triton.next_power_of_2(size)),
         "BLOCK": BLOCK,
         "SEGMENT": SEGMENT,
-        "ROWS": ROWS,
-        "num_warps": NUM_WARPS,
-        "num_stages": NUM_STAGES,
+        "ONES": ONES,
     }
 
 
@@ -159,22 +167,35 @@ def _launch(
     tiles: Tensor,
     table: Tensor,
     table_stride: int,
-    index: Tensor | None = None,
+    *,
+    kv_heads: int,
     lse: Tensor | None = None,
+    **layout: Any,
 ) -> Tensor:
+    """k and v [rows, columns]: the rows that a block has of a head are at `layout`."""
     heads = q.shape[1]
+    shared = sizes(q, kv_heads)
     out = torch.empty_like(q, memory_format=torch.contiguous_format)
-    _walk[(heads, len(tiles))](
-        q, k, v, tiles, table, table_stride, index, out, lse,
-        0 if lse is None else lse.stride(0),
-        *q.stride()[:2], *k.stride()[:2], *v.stride()[:2], HEADS=heads, **sizes(q, k.shape[1]),
+    is_wide = q.dtype == torch.float32
+    pack = 1 if is_wide or shared["GROUP"] % 2 else 2
+    fetched = [TensorDescriptor(x, [*x.shape], [*x.stride()], [BLOCK, shared["W"]]) for x in (k, v)]
+    _walk[(heads // pack, len(tiles))](
+        q, *fetched, tiles, table, table_stride, out, lse, 0 if lse is None else lse.stride(0),
+        *q.stride()[:2], HEADS=heads, PACK=pack, QUERIES=BLOCK, **shared, **layout,
+        num_warps=4 * pack, num_stages=1 if is_wide else 3,
     )  # fmt: skip
     return out
 
 
 def attend_pages(q: Tensor, k_pool: Tensor, v_pool: Tensor, table: Tensor, tiles: Tensor) -> Tensor:
-    """`engine.native.cuda.kernels.extend.extend` in this order: q [T,H,d], pages of BLOCK positions."""
-    return _launch(q, k_pool, v_pool, tiles, table, table.stride(0))
+    """Attention of new tokens q [T,H,d] over pages [pages, K, BLOCK, d], which have theirs already;
+    tiles [n, 4] cover every token once: see `_walk`."""
+    kv_heads = k_pool.shape[1]
+    rows = [pool.view(-1, pool.shape[-1]) for pool in (k_pool, v_pool)]
+    return _launch(
+        q, *rows, tiles, table, table.stride(0), kv_heads=kv_heads,
+        BLOCK_ROWS=kv_heads * BLOCK, HEAD_ROWS=BLOCK, HEAD_COLUMNS=0,
+    )  # fmt: skip
 
 
 class _PathAttention(_IntervalAttention):
@@ -190,7 +211,12 @@ class _PathAttention(_IntervalAttention):
         lse = torch.zeros(
             heads, triton.cdiv(length, QUERIES) * QUERIES, dtype=torch.float32, device=q.device
         )
-        out = _launch(q, k, v, path.tiles, path.table, 1, path.index, lse)
+        # copied: a block is then fetched at once, and a copy takes a tenth of the attention's time
+        blocks = [x.index_select(0, path.index).flatten(1) for x in (k, v)]
+        out = _launch(
+            q, *blocks, path.tiles, path.table, 1, kv_heads=k.shape[1], lse=lse,
+            BLOCK_ROWS=BLOCK, HEAD_ROWS=0, HEAD_COLUMNS=q.shape[-1],
+        )  # fmt: skip
         ctx.save_for_backward(q, k, v, out, lse)
         return out
 

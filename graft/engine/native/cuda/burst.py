@@ -58,7 +58,10 @@ class DecodeState:
         self.inv_temperature = zeros(rows)  # 1 / temperature
         self.truncations = zeros(3, rows)  # top-k, top-p, min-p
         self.penalty = zeros(rows)  # repetition penalty
+        # of rows whose log-probs the learner can compute (`learner_scores`)
         self.exponents = zeros(rows)  # log2 e / temperature, as the learner divides
+        self.picked = zeros(3, rows, dtype=torch.int64)  # action, mode, step of the last draw
+        self.is_plain = zeros(rows, dtype=torch.int32)  # neither a penalty nor a truncation
         self.results = zeros(3, MAX_STEPS, rows)  # action, log-prob, entropy
         self.row = torch.arange(rows, dtype=torch.int64, device=device)
         self._width = width
@@ -145,6 +148,11 @@ class DecodeState:
             exponents = np.ones(key.rows)
             exponents[:count] = [LOG2_E / (s.temperature or 1.0) for s in samplings]
             targets["exponents"] = (exponents.astype(np.float32), self.exponents)
+            is_plain = np.zeros(key.rows, dtype=np.int32)
+            is_plain[:count] = [
+                s.repetition_penalty == 1 and not s.is_truncating for s in samplings
+            ]
+            targets["is_plain"] = (is_plain, self.is_plain)
         arrays = {name: torch.from_numpy(array) for name, (array, _) in targets.items()}
         moved = transfer(arrays, self.device)
         for name, (_, buffer) in targets.items():

@@ -7,12 +7,37 @@ those of the draw.
 
 from __future__ import annotations
 
-import torch
+import triton
+import triton.language as tl
 from torch import Tensor
 
 from graft.engine.native.cuda.burst import DecodeState
-from graft.engine.native.cuda.kernels.draw import DrawField
 from graft.models.kernels.head import score_logit_rows, widen
+
+ROWS = 256
+
+
+@triton.jit(do_not_specialize=["batch"])
+def _put(
+    results,  # [3, STEPS, B] action, log-prob, entropy
+    picked,  # [3, B] action, mode, step; action -1: the row drew nothing
+    is_plain,  # [B]
+    logp,  # [B]
+    entropy,
+    batch,
+    STEPS: tl.constexpr,
+    ROWS: tl.constexpr,
+):
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    inside = row < batch
+    is_new = tl.load(picked + row, mask=inside, other=-1) >= 0
+    is_new &= tl.load(is_plain + row, mask=inside, other=0) != 0
+    step = tl.load(picked + 2 * batch + row, mask=is_new, other=0)
+    at = results + (STEPS + step) * batch + row
+    before = tl.load(at, mask=is_new, other=0.0)
+    is_new &= before == before  # NaN: nothing was allowed
+    tl.store(at, tl.load(logp + row, mask=is_new, other=0.0), mask=is_new)
+    tl.store(at + STEPS * batch, tl.load(entropy + row, mask=is_new, other=0.0), mask=is_new)
 
 
 class LearnerScores:
@@ -21,28 +46,20 @@ class LearnerScores:
     def __init__(self, allowed: Tensor | None) -> None:
         self.allowed = widen(allowed)
 
-    @staticmethod
-    def before(decode_state: DecodeState) -> Tensor:
-        """[2, B] what a draw overwrites: the mode of each row, and how many tokens it has drawn."""
-        state = decode_state.state
-        return torch.stack([state[DrawField.MODE], state[DrawField.DRAWN]])
-
-    def replace(
-        self, decode_state: DecodeState, before: Tensor, logits: Tensor, width: int
-    ) -> None:
-        """Overwrite the results of the draw that was made from logits [B, W], of `width` actions."""
-        mode, drawn = before
-        results, after = decode_state.results, decode_state.state[DrawField.DRAWN]
-        at = (after - 1).clamp_(min=0).expand(3, 1, -1)
-        last = results.gather(1, at)[:, 0]
-        action = last[0].long()
-        modes = None if self.allowed is None else mode
+    def replace(self, decode_state: DecodeState, logits: Tensor, width: int) -> None:
+        """Overwrite the results of the draws that were made from logits [B, W], of `width` actions."""
+        picked, results = decode_state.picked, decode_state.results
+        modes = None if self.allowed is None else picked[1]
         scores = score_logit_rows(
-            logits, action.clamp(min=0), modes, self.allowed, decode_state.exponents, width
+            logits, picked[0], modes, self.allowed, decode_state.exponents, width
         )
-        # -1: the middle of a description; NaN: nothing was allowed
-        is_new = (after > drawn) & (action >= 0) & ~last[1].isnan()
-        # a row with a penalty or a truncation keeps its own: they are not in these logits
-        top_k, top_p, min_p = decode_state.truncations
-        is_new &= (decode_state.penalty == 1) & (top_k >= width) & (top_p >= 1) & (min_p <= 0)
-        results[1:].scatter_(1, at[1:], torch.where(is_new, torch.stack(scores), last[1:])[:, None])
+        batch = picked.shape[1]
+        _put[(triton.cdiv(batch, ROWS),)](
+            results,
+            picked,
+            decode_state.is_plain,
+            *scores,
+            batch,
+            STEPS=results.shape[1],
+            ROWS=ROWS,
+        )

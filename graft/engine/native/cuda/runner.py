@@ -138,7 +138,7 @@ class CudaRunner:
     def _start(self, works: list[PlannedWork], steps: int) -> InflightBurst:
         """Write the rows to the device; nothing runs yet."""
         size, kv_heads = batch_size(len(works)), self.tree.pages.kv_heads
-        splits = num_splits(size, kv_heads)
+        splits = num_splits(size, kv_heads, self.in_order)
         width = max(len(work.sequence.pages) for work in works)
         table = self.tree.table[[work.sequence.row for work in works], :width]
         if self.in_order:
@@ -200,10 +200,15 @@ class CudaRunner:
         def attend(layer: int, q: Tensor, *_: None) -> Tensor:
             pages = pool[layer, 0], pool[layer, 1], decode_state.table
             rows = state[DrawField.LENGTH], state[DrawField.TAIL], items
-            how = {"splits": key.splits, "slots": key.slots, "space": space}
+            how = {
+                "splits": key.splits,
+                "slots": key.slots,
+                "tile_rows": key.tile_rows,
+                "space": space,
+            }
             if key.in_order:
                 return decode_segments(q, *pages, *rows, **how)
-            return decode(q, *pages, *rows, state[DrawField.SHARED], tile_rows=key.tile_rows, **how)
+            return decode(q, *pages, *rows, state[DrawField.SHARED], **how)
 
         position = state[DrawField.POSITION]
         kv_slots = KVSlots(
@@ -222,7 +227,7 @@ class CudaRunner:
         floors = None
         if key.is_truncated:
             floors = truncation_floors(*inputs, *decode_state.truncations, allowed=allowed)
-        before = None if scores is None else scores.before(decode_state)
+        picked = None if scores is None else decode_state.picked.fill_(-1)
         draw(
             *inputs,
             decode_state.results,
@@ -230,9 +235,10 @@ class CudaRunner:
             occupied=self.occupied,
             floors=floors,
             grammar=self.grammar.tables(key.grammar_sizes),
+            picked=picked,
         )
-        if scores is not None and before is not None:
-            scores.replace(decode_state, before, whole, logits.shape[1])
+        if scores is not None:
+            scores.replace(decode_state, whole, logits.shape[1])
         if key.is_penalized:  # the next input of each row
             decode_state.seen.scatter_(1, state[DrawField.TOKEN, :, None], True)
 
@@ -242,6 +248,7 @@ def batch_size(rows: int) -> int:
     return next((size for size in SIZES if size >= rows), -(-rows // 512) * 512)
 
 
-def num_splits(rows: int, kv_heads: int) -> int:
-    """Parts of a tail: more where there are few rows."""
-    return min(round_up(-(-PROGRAMS // (rows * kv_heads))), MAX_SPLITS)
+def num_splits(rows: int, kv_heads: int, in_order: bool = False) -> int:
+    """Programs that share the tail of a row: more where there are few rows."""
+    programs, most = (4 * PROGRAMS, 16) if in_order else (PROGRAMS, MAX_SPLITS)
+    return min(round_up(-(-programs // (rows * kv_heads))), most)

@@ -191,6 +191,7 @@ def _draw(
     stats,
     occupied,
     drawn_actions,  # [3, STEPS, B] float32: action, log-prob, entropy
+    picked,  # [3, B] action, mode and step of the draw, or None
     batch,
     action_column,  # these three: see `grammar_tables`
     table,
@@ -289,6 +290,10 @@ def _draw(
     logp = chosen - base - log_total
     logp = tl.where(top == float("-inf"), float("nan"), logp)  # nothing was allowed
 
+    if picked is not None:
+        tl.store(picked + row, token.to(tl.int64))
+        tl.store(picked + batch + row, tl.load(here + _MODE * state_stride))
+        tl.store(picked + 2 * batch + row, drawn)
     tl.store(result, token.to(tl.float32))
     tl.store(result + STEPS * batch, logp)
     tl.store(result + 2 * STEPS * batch, entropy)
@@ -331,11 +336,13 @@ def draw(
     occupied: Tensor | None = None,
     floors: Tensor | None = None,
     grammar: GrammarTables | None = None,
+    picked: Tensor | None = None,
 ) -> None:
     """Draw a token for every row of logits [B,V] that is alive; writes results [3,STEPS,B] and `state`.
 
     inv_temperature [B] is 1 / temperature, stops [B,n] the stop tokens (-1: none), allowed [modes,V]
-    bool with its `occupied_chunks`, floors [B] the lowest score that may be drawn.
+    bool with its `occupied_chunks`, floors [B] the lowest score that may be drawn. To
+    picked [3,B] go action, mode and step of every draw; rows that draw nothing stay as they are.
     """
     batch, vocabulary = logits.shape
     chunks = triton.cdiv(vocabulary, CHUNK)
@@ -368,6 +375,7 @@ def draw(
     _draw[(batch,)](
         *inputs,
         results,
+        picked,
         results.shape[2],
         *((nothing,) * 3 if grammar is None else grammar),
         **shared,

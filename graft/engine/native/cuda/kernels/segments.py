@@ -5,7 +5,7 @@
 A segment of a sequence is always computed by one program, which writes its softmax (weighted values,
 maximum, sum) to the segment's own slot; `_merge` then goes over the slots from first to last. Which program
 computes which segment changes nothing. As in `decode`, segments that siblings share are work items, read
-once for all of them, and those after them are the tail of a row, every SPLITS-th segment in one program.
+once for all of them, and those after them are the tail of a row, every n-th segment in one program where n share a row.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from torch import Tensor
 from graft.engine.native.kv.pages import PAD_PAGE
 from graft.engine.native.kv.sharing import Ints, PageSharing, find_sharing
 from graft.models.kernels.path_attention import (
-    ROWS,
     empty_segment,
     fold_block,
     merge_segment,
@@ -27,8 +26,11 @@ from graft.models.kernels.path_attention import (
 )
 from graft.models.tree.path_blocks import BLOCK, SEGMENT
 
+NUM_WARPS, NUM_STAGES = 4, 2
 
-@triton.jit(do_not_specialize=["table_stride", "tails_count"])
+
+# numbers that change from batch to batch are no constants: each would be compiled anew
+@triton.jit(do_not_specialize=["table_stride", "tails_count", "splits", "slots"])
 def _attend(
     q,  # [B, H, d]
     k_pool,  # [pages, K, BLOCK, d]
@@ -38,22 +40,23 @@ def _attend(
     lengths,  # [B] tokens to attend to, the new one included; 0: an unused row
     tails,  # [B] first segment of the row's tail
     items,  # [n, 5] first row, rows, first segment, last segment + 1, -; all zero: unused
-    tails_count,  # B * SPLITS programs work on tails, the rest on items
-    partial,  # [B, SLOTS, H, d] float32
-    stats,  # [B, SLOTS, H, 2] float32: maximum, sum
+    tails_count,  # B * splits programs work on tails, the rest on items
+    splits,
+    slots,
+    partial,  # [B, slots, H, d] float32
+    stats,  # [B, slots, H, 2] float32: maximum, sum
     SCALE: tl.constexpr, HEADS: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, W: tl.constexpr,
-    BLOCK: tl.constexpr, SEGMENT: tl.constexpr, ROWS: tl.constexpr,
-    SPLITS: tl.constexpr, SLOTS: tl.constexpr,
+    BLOCK: tl.constexpr, SEGMENT: tl.constexpr, ONES: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     head = tl.program_id(0)
     work = tl.program_id(1)
     if work < tails_count:
-        row = work // SPLITS
+        row = work // splits
         rows = 1
         length = tl.load(lengths + row).to(tl.int32)
-        start = tl.load(tails + row).to(tl.int32) + work % SPLITS
+        start = tl.load(tails + row).to(tl.int32) + work % splits
         stop = tl.cdiv(length, SEGMENT * BLOCK)
-        step = SPLITS
+        step = splits
     else:
         item = items + (work - tails_count) * 5
         row = tl.load(item).to(tl.int32)
@@ -75,46 +78,49 @@ def _attend(
     tile = key[:, None] * D + column[None, :]
     pages = table + row.to(tl.int64) * table_stride
     for segment in tl.range(start, stop, step):
-        top, total, acc = empty_segment(ROWS, W)
+        top, sums, acc = empty_segment(ROWS, ONES, W)
         last = tl.minimum((segment + 1) * SEGMENT, tl.cdiv(length, BLOCK))
         for number in tl.range(segment * SEGMENT, last):
             page = tl.load(pages + number).to(tl.int64)
             base = (page * HEADS + head) * (BLOCK * D)
             is_past = number * BLOCK + key < length
-            present = is_past[:, None] & in_size
-            keys = tl.load(k_pool + base + tile, mask=present, other=0.0)
-            values = tl.load(v_pool + base + tile, mask=present, other=0.0)
-            is_seen = is_used[:, None] & is_past[None, :]
-            top, total, acc = fold_block(top, total, acc, query, keys, values, is_seen, SCALE)
-        at_slot = (sequence * SLOTS + segment) * (HEADS * GROUP) + query_head
+            if D == W:
+                keys, values = tl.load(k_pool + base + tile), tl.load(v_pool + base + tile)
+            else:
+                keys = tl.load(k_pool + base + tile, mask=in_size, other=0.0)
+                values = tl.load(v_pool + base + tile, mask=in_size, other=0.0)
+            top, sums, acc = fold_block(
+                top, sums, acc, query, keys, values, is_past[None, :], SCALE
+            )
+        at_slot = (sequence * slots + segment) * (HEADS * GROUP) + query_head
         tl.store(partial + at_slot[:, None] * D + column[None, :], acc, mask=inside)
         tl.store(stats + at_slot * 2, top, mask=is_used)
-        tl.store(stats + at_slot * 2 + 1, total, mask=is_used)
+        tl.store(stats + at_slot * 2 + 1, tl.max(sums, 1), mask=is_used)  # of equal columns
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["slots"])
 def _merge(
-    partial, stats, lengths, out,
+    partial, stats, lengths, out, slots,
     HEADS: tl.constexpr, D: tl.constexpr, W: tl.constexpr,
-    SPAN: tl.constexpr, SLOTS: tl.constexpr, MERGED_HEADS: tl.constexpr,
+    SPAN: tl.constexpr, MERGED_HEADS: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * MERGED_HEADS + tl.arange(0, MERGED_HEADS)
     column = tl.arange(0, W)
     is_head = head < HEADS
     inside = is_head[:, None] & (column < D)[None, :]
-    top, total, acc = empty_segment(MERGED_HEADS, W)
+    top, total, acc = empty_segment(MERGED_HEADS, 1, W)
     used = tl.cdiv(tl.load(lengths + row).to(tl.int32), SPAN)
     for slot in tl.range(0, used):
-        at_slot = (row * SLOTS + slot) * HEADS + head
+        at_slot = (row * slots + slot) * HEADS + head
         its_top = tl.load(stats + at_slot * 2, mask=is_head, other=float("-inf"))
-        its_total = tl.load(stats + at_slot * 2 + 1, mask=is_head, other=0.0)
+        its_total = tl.load(stats + at_slot * 2 + 1, mask=is_head, other=0.0)[:, None]
         at_acc = at_slot[:, None] * D + column[None, :]
         its_acc = tl.load(partial + at_acc, mask=inside, other=0.0)
         top, total, acc = merge_segment(top, total, acc, its_top, its_total, its_acc)
-    total = tl.where(total == 0, 1.0, total)
+    total = tl.where(total == 0, 1.0, total)  # an unused row
     at = (row * HEADS + head)[:, None] * D + column[None, :]
-    tl.store(out + at, (acc / total[:, None]).to(out.dtype.element_ty), mask=inside)
+    tl.store(out + at, (acc / total).to(out.dtype.element_ty), mask=inside)
 
 
 def share_segments(table: Ints, group: int, kv_heads: int) -> PageSharing:
@@ -124,7 +130,7 @@ def share_segments(table: Ints, group: int, kv_heads: int) -> PageSharing:
     last = table[
         :, SEGMENT - 1 :: SEGMENT
     ]  # who shares the last page of a segment shares all of it
-    return find_sharing(last, group, kv_heads, splits=0, tile_rows=ROWS)
+    return find_sharing(last, group, kv_heads, splits=0)
 
 
 def num_segments(length: int) -> int:
@@ -143,6 +149,7 @@ def decode_segments(
     *,
     splits: int,
     slots: int,
+    tile_rows: int,
     space: tuple[Tensor, Tensor],
 ) -> Tensor:
     """Attention of q [B,H,d], see the module; `space` is `decode.scratch` of `slots` per row."""
@@ -154,11 +161,12 @@ def decode_segments(
     shared = sizes(q, kv_heads)
     _attend[(kv_heads, batch * splits + len(items))](
         q, k_pool, v_pool, table, table.stride(0), lengths, tails, items, batch * splits,
-        partial, stats, HEADS=kv_heads, SPLITS=splits, SLOTS=slots, **shared,
+        splits, slots, partial, stats, HEADS=kv_heads, ROWS=tile_rows, **shared,
+        num_warps=NUM_WARPS, num_stages=NUM_STAGES,
     )  # fmt: skip
     merged = min(triton.next_power_of_2(heads), 4)
     _merge[(batch, triton.cdiv(heads, merged))](
-        partial, stats, lengths, out, HEADS=heads, D=shared["D"], W=shared["W"],
-        SPAN=BLOCK * SEGMENT, SLOTS=slots, MERGED_HEADS=merged, num_warps=4,
+        partial, stats, lengths, out, slots, HEADS=heads, D=shared["D"], W=shared["W"],
+        SPAN=BLOCK * SEGMENT, MERGED_HEADS=merged, num_warps=4,
     )  # fmt: skip
     return out
