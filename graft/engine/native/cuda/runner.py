@@ -23,13 +23,13 @@ from graft.engine.native.cuda.burst import MAX_STEPS, DecodeState, GraphKey, Inf
 from graft.engine.native.cuda.graphs import Graphs
 from graft.engine.native.cuda.kernels.decode import decode, scratch
 from graft.engine.native.cuda.kernels.draw import DrawField, draw, occupied_chunks
+from graft.engine.native.cuda.kernels.learner_scores import LearnerScores
 from graft.engine.native.cuda.kernels.segments import (
     decode_segments,
     num_segments,
     share_segments,
 )
 from graft.engine.native.cuda.kernels.truncation import truncation_floors
-from graft.engine.native.cuda.learner_scores import LearnerScores
 from graft.engine.native.cuda.prefill import Prefill
 from graft.engine.native.kv.sequences import SequenceTree
 from graft.engine.native.kv.sharing import find_sharing

@@ -5,7 +5,7 @@
 A segment of a sequence is always computed by one program, which writes its softmax (weighted values,
 maximum, sum) to the segment's own slot; `_merge` then goes over the slots from first to last. Which program
 computes which segment changes nothing. As in `decode`, segments that siblings share are work items, read
-once for all of them, and those after them are the tail of a row, every n-th segment in one program where n share a row.
+once for all of them; those after them are the tail of a row, whose n programs take every n-th.
 """
 
 from __future__ import annotations
