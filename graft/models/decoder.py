@@ -29,11 +29,11 @@ from graft.models.logprobs import likeliest, score_actions
 from graft.models.ops import (
     add_linear,
     add_norm,
+    attend_qkv,
     embed,
     gather_rows,
     linear,
     norm_linear,
-    qk_rotate,
     qk_rotate_to_slots,
 )
 from graft.models.row_order import RowOrder
@@ -135,7 +135,7 @@ class Block(nn.Module):
         heads = (shape.heads, shape.kv_heads)
         how = HeadRotation(q_weight, k_weight, shape.norm_eps, cos, sin, *heads)
         if kv_slots is None:
-            output = attend(self.index, *qk_rotate(qkv, how))
+            output = attend_qkv(attend, self.index, qkv, how)
         else:
             q = qk_rotate_to_slots(qkv, how, kv_slots, self.index)
             output = attend(self.index, q, None, None)

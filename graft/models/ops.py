@@ -102,6 +102,12 @@ def qk_rotate(qkv: Tensor, how: HeadRotation) -> tuple[Tensor, Tensor, Tensor]:
     return q, k, v
 
 
+def attend_qkv(attend: Any, layer: int, qkv: Tensor, how: HeadRotation) -> Tensor:
+    """Attention [T, H, d] of q|k|v; an `attend` with kernels may keep less than q, k and v."""
+    of_qkv = getattr(attend, "of_qkv", None)
+    return attend(layer, *qk_rotate(qkv, how)) if of_qkv is None else of_qkv(layer, qkv, how)
+
+
 def qk_rotate_to_slots(qkv: Tensor, how: HeadRotation, kv_slots: KVSlots, layer: int) -> Tensor:
     """The same without gradients: q is returned, keys and values are written to their slots."""
     if has_kernels(qkv.device):

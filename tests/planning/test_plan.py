@@ -116,7 +116,8 @@ def test_the_published_sizes_of_qwen3():
     assert [kv_bytes(s, BF16) for s in (SMALL, MIDDLE, LARGE)] == [114_688, 114_688, 147_456]
     work = Workload(64, 8, 256, 512)
     per_token = activation_bytes(SMALL, BF16, 1024, work, fused=True) / 1024
-    assert 1.0e6 < per_token < 1.25e6
+    # 28 layers of 14,336 numbers in bf16 and 42 in fp32; at the ends 3,200; 16,384 of working memory
+    assert per_token == 28 * (2 * 14_336 + 4 * 42) + 2 * (3_200 + 16_384)
 
 
 @pytest.mark.parametrize("work", [Workload(4, 4, 32, 32), Workload(2, 8, 16, 80)])
@@ -145,7 +146,7 @@ def test_recomputing_keeps_the_stream_only():
     work = Workload(1, 8, 256, 512)
     kept = activation_bytes(LARGE, BF16, 4096, work, fused=True)
     again = activation_bytes(LARGE, BF16, 4096, work, fused=True, recompute=True)
-    assert again < kept / 5
+    assert again < kept / 3
 
 
 def test_the_size_of_a_chunk_is_the_kernels_own():
@@ -170,12 +171,13 @@ def test_logits_are_kept_where_they_take_a_small_share_of_the_device():
 
 
 def test_training_memory_is_what_an_h200_measured():
-    # Qwen3-0.6B in bf16, three groups of 256 + 8 x 512, logits in chunks: 25.6 GB at the peak
+    # Qwen3-0.6B in bf16, three groups of 256 + 8 x 512, logits in chunks: 25.6 GB at the peak, when a
+    # block still kept q, k and v beside q|k|v, and its stream in fp32: 12,288 bytes of a token more
     work = Workload(3, 8, 256, 512)
     assert work.unique == 13_056
     chunked = replace(H200, total=10**9)
     peak = training_peak(recipe(), SMALL, BF16, work, chunked, False)
-    assert peak == pytest.approx(25.6e9, rel=0.05)
+    assert peak == pytest.approx(25.6e9 - 13_056 * 28 * 12_288, rel=0.07)
     adapters = recipe(model={"path": "m"}, lora={"rank": 16})
     assert training_peak(adapters, SMALL, BF16, work, chunked, False) < peak - 7e9
 
@@ -197,7 +199,7 @@ def test_a_frozen_opponent_has_weights_and_a_pool_of_its_own(tmp_path: Path):
     assert items(found)["frozen O"] == 2 * num_parameters(SMALL) + of_pool
     assert items(found)["KV pool"] == of_pool
     # two pools share what is left
-    tight = replace(H200, available=40 * 10**9)
+    tight = replace(H200, available=30 * 10**9)
     alone, both = (plan_memory(one, SMALL, BF16, tight) for one in (recipe(), frozen))
     assert both.fits and both.kv_tokens < alone.kv_tokens
     # an opponent of another size: 40 embedded, 2 layers of 32 + 16 + 72 + 8, a norm of 4; a token in its
@@ -215,7 +217,8 @@ def test_a_frozen_opponent_has_weights_and_a_pool_of_its_own(tmp_path: Path):
 
 def test_micro_batches_are_as_large_as_fits_and_blocks_are_kept_while_they_fit():
     assert choose_micro(recipe(), SMALL, BF16, H200) == MicroBatchSize(32768, False)
-    assert choose_micro(recipe(), SMALL, BF16, replace(H200, available=40 * 10**9)).tokens == 8192
+    assert choose_micro(recipe(), SMALL, BF16, replace(H200, available=40 * 10**9)).tokens == 16384
+    assert choose_micro(recipe(), SMALL, BF16, replace(H200, available=30 * 10**9)).tokens == 8192
     for gigabytes_left in (21, 19, 17):
         tight = replace(H200, available=gigabytes_left * 10**9)
         assert choose_micro(recipe(), SMALL, BF16, tight) == MicroBatchSize(2048, False)

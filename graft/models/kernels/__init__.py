@@ -6,6 +6,7 @@
     products  matrix products and their gradients       ops.norm_linear, ops.linear
     skinny    matrix products of a few rows             torch's own, after a norm or a gate
     interval  attention over a packed forest            tree.attention.TreeAttention
+    rotated_attention    rope and interval together     both
     head      log-probs and entropies from logits       logprobs
 
     path_attention, fixed_product    attention and products in one order of adding (`model.exact`)

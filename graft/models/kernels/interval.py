@@ -97,69 +97,80 @@ def _is_streamable(x: Tensor) -> bool:
     return is_flat and x.stride(0) * x.itemsize % 16 == 0 and x.data_ptr() % 16 == 0
 
 
+def attend(q: Tensor, k: Tensor, v: Tensor, blocks: BlockLists) -> tuple[Tensor, Tensor]:
+    """The output [L, H, d], and the logs of the sums of weights [H, L rounded up], to base 2."""
+    length, heads, _ = q.shape
+    out = torch.empty_like(q, memory_format=torch.contiguous_format)
+    padded = triton.cdiv(length, QUERIES) * QUERIES
+    lse = torch.empty(heads, padded, dtype=torch.float32, device=q.device)
+    constants = _constants(q, k)
+    chosen = plan(q.dtype, constants["GROUP"], constants["W"])
+    tiles = chosen.forward
+    grid = (heads // chosen.pack, len(blocks.query_items) * (QUERIES // tiles.queries))
+    forward[grid](
+        q, *(_streamed(x, tiles.keys) for x in (k, v)), out, lse,
+        _streamed(blocks.ends, tiles.keys), blocks.query_items, blocks.query_lists, length,
+        *q.stride()[:2], **constants,
+        PACK=chosen.pack, K_BLOCK=KEYS, M=tiles.queries, N=tiles.keys,
+        num_warps=tiles.num_warps, num_stages=tiles.num_stages,
+    )  # fmt: skip
+    return out, lse
+
+
+def differentiate(
+    q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, grad: Tensor, blocks: BlockLists
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of q, k and v from that of the output."""
+    grad = grad.contiguous()
+    length, heads, _ = q.shape
+    kv_heads = k.shape[1]
+    grad_q, grad_k, grad_v = (
+        torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v)
+    )
+    delta = torch.empty_like(lse)
+    constants = _constants(q, k)
+    factor = q.shape[-1] ** -0.5
+    chosen = plan(q.dtype, constants["GROUP"], constants["W"])
+    tiles = chosen.grad_q
+    grid = (heads // chosen.pack, len(blocks.query_items) * (QUERIES // tiles.queries))
+    backward_q[grid](
+        q, *(_streamed(x, tiles.keys) for x in (k, v)), out, grad, lse, delta, grad_q,
+        _streamed(blocks.ends, tiles.keys), blocks.query_items, blocks.query_lists, length,
+        *q.stride()[:2], **constants, FACTOR=factor,
+        PACK=chosen.pack, K_BLOCK=KEYS, M=tiles.queries, N=tiles.keys,
+        num_warps=tiles.num_warps, num_stages=tiles.num_stages,
+    )  # fmt: skip
+    tiles = chosen.grad_kv
+    width = constants["W"]
+    sums = lse.new_empty(blocks.num_slots, kv_heads, 2, HELD_KEYS, width)
+    grid = (kv_heads, len(blocks.key_items) * (HELD_KEYS // tiles.keys))
+    backward_kv[grid](
+        _streamed(q, tiles.queries), k, v,
+        *(_streamed(x, tiles.queries) for x in (grad, lse, delta)),
+        grad_k, grad_v, sums, blocks.ends, blocks.key_items, blocks.key_lists, length,
+        *k.stride()[:2], *v.stride()[:2], **constants, FACTOR=factor,
+        K_BLOCK=HELD_KEYS, M=tiles.queries, N=tiles.keys,
+        num_warps=tiles.num_warps, num_stages=tiles.num_stages,
+    )  # fmt: skip
+    if blocks.num_slots:
+        add_pieces[(kv_heads, len(blocks.splits) * (HELD_KEYS // SUMMED_KEYS))](
+            sums, grad_k, grad_v, blocks.splits, length,
+            KV_HEADS=kv_heads, D=constants["D"], W=width, K_BLOCK=HELD_KEYS, N=SUMMED_KEYS,
+        )  # fmt: skip
+    return grad_q, grad_k, grad_v
+
+
 class _IntervalAttention(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, blocks: BlockLists) -> Tensor:  # type: ignore[override]
-        length, heads, _ = q.shape
-        out = torch.empty_like(q, memory_format=torch.contiguous_format)
-        padded = triton.cdiv(length, QUERIES) * QUERIES
-        lse = torch.empty(heads, padded, dtype=torch.float32, device=q.device)
-        constants = _constants(q, k)
-        chosen = plan(q.dtype, constants["GROUP"], constants["W"])
-        tiles = chosen.forward
-        grid = (heads // chosen.pack, len(blocks.query_items) * (QUERIES // tiles.queries))
-        forward[grid](
-            q, *(_streamed(x, tiles.keys) for x in (k, v)), out, lse,
-            _streamed(blocks.ends, tiles.keys), blocks.query_items, blocks.query_lists, length,
-            *q.stride()[:2], **constants,
-            PACK=chosen.pack, K_BLOCK=KEYS, M=tiles.queries, N=tiles.keys,
-            num_warps=tiles.num_warps, num_stages=tiles.num_stages,
-        )  # fmt: skip
+        out, lse = attend(q, k, v, blocks)
         ctx.save_for_backward(q, k, v, out, lse)
         ctx.blocks = blocks
         return out
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
-        q, k, v, out, lse = ctx.saved_tensors
-        blocks: BlockLists = ctx.blocks
-        grad = grads[0].contiguous()
-        length, heads, _ = q.shape
-        kv_heads = k.shape[1]
-        grad_q, grad_k, grad_v = (
-            torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v)
-        )
-        delta = torch.empty_like(lse)
-        constants = _constants(q, k)
-        factor = q.shape[-1] ** -0.5
-        chosen = plan(q.dtype, constants["GROUP"], constants["W"])
-        tiles = chosen.grad_q
-        grid = (heads // chosen.pack, len(blocks.query_items) * (QUERIES // tiles.queries))
-        backward_q[grid](
-            q, *(_streamed(x, tiles.keys) for x in (k, v)), out, grad, lse, delta, grad_q,
-            _streamed(blocks.ends, tiles.keys), blocks.query_items, blocks.query_lists, length,
-            *q.stride()[:2], **constants, FACTOR=factor,
-            PACK=chosen.pack, K_BLOCK=KEYS, M=tiles.queries, N=tiles.keys,
-            num_warps=tiles.num_warps, num_stages=tiles.num_stages,
-        )  # fmt: skip
-        tiles = chosen.grad_kv
-        width = constants["W"]
-        sums = lse.new_empty(blocks.num_slots, kv_heads, 2, HELD_KEYS, width)
-        grid = (kv_heads, len(blocks.key_items) * (HELD_KEYS // tiles.keys))
-        backward_kv[grid](
-            _streamed(q, tiles.queries), k, v,
-            *(_streamed(x, tiles.queries) for x in (grad, lse, delta)),
-            grad_k, grad_v, sums, blocks.ends, blocks.key_items, blocks.key_lists, length,
-            *k.stride()[:2], *v.stride()[:2], **constants, FACTOR=factor,
-            K_BLOCK=HELD_KEYS, M=tiles.queries, N=tiles.keys,
-            num_warps=tiles.num_warps, num_stages=tiles.num_stages,
-        )  # fmt: skip
-        if blocks.num_slots:
-            add_pieces[(kv_heads, len(blocks.splits) * (HELD_KEYS // SUMMED_KEYS))](
-                sums, grad_k, grad_v, blocks.splits, length,
-                KV_HEADS=kv_heads, D=constants["D"], W=width, K_BLOCK=HELD_KEYS, N=SUMMED_KEYS,
-            )  # fmt: skip
-        return grad_q, grad_k, grad_v, None
+        return *differentiate(*ctx.saved_tensors, grads[0], ctx.blocks), None
 
 
 def interval_attention(q: Tensor, k: Tensor, v: Tensor, blocks: BlockLists) -> Tensor:

@@ -6,6 +6,9 @@ Forward: one program holds one row, so a row is read once for all its sums.
 Backward: P programs, as many as the GPU runs at a time, each loop over every P-th row and keep their
 own sum of the weight's gradient in registers; P partial sums are added at the end. No atomics: the
 same rows give the same bits every time.
+
+Kept for it are the rows of length 1, `unit`, in the weights' precision: half of the memory of a stream in
+fp32, and the norm itself is their product with the weight, to the bit.
 """
 
 from __future__ import annotations
@@ -29,6 +32,7 @@ def _forward(
     weight_ptr,  # [D]
     total_ptr,  # [T, D], written where there is a delta
     normed_ptr,  # [T, D]
+    unit_ptr,  # [T, D] or None: no backward pass follows
     rstd_ptr,  # [T]
     eps,
     WIDTH: tl.constexpr,
@@ -48,7 +52,10 @@ def _forward(
     tl.store(rstd_ptr + row, rstd)
     weight = tl.load(weight_ptr + column, mask=inside, other=0.0).to(tl.float32)
     # rounded before the weight as well as after, as other implementations in bf16 do
-    normed = (wide * rstd).to(normed_ptr.dtype.element_ty).to(tl.float32) * weight
+    unit = (wide * rstd).to(normed_ptr.dtype.element_ty)
+    if unit_ptr is not None:
+        tl.store(unit_ptr + at, unit, mask=inside)
+    normed = unit.to(tl.float32) * weight
     tl.store(normed_ptr + at, normed.to(normed_ptr.dtype.element_ty), mask=inside)
 
 
@@ -56,7 +63,7 @@ def _forward(
 def _backward(
     grad_total_ptr,  # [T, D] or None
     grad_normed_ptr,  # [T, D]
-    total_ptr,  # [T, D]
+    unit_ptr,  # [T, D]
     weight_ptr,  # [D]
     rstd_ptr,  # [T]
     grad_x_ptr,  # [T, D]
@@ -76,12 +83,11 @@ def _backward(
         at = row * WIDTH + column
         rstd = tl.load(rstd_ptr + row)
         grad = tl.load(grad_normed_ptr + at, mask=inside, other=0.0).to(tl.float32)
-        unit = tl.load(total_ptr + at, mask=inside, other=0.0).to(tl.float32) * rstd
+        unit = tl.load(unit_ptr + at, mask=inside, other=0.0).to(tl.float32)
         grad_weight += grad * unit
         if normed_ptr is not None:
             dtype = normed_ptr.dtype.element_ty
-            normed = unit.to(dtype).to(tl.float32) * weight
-            tl.store(normed_ptr + at, normed.to(dtype), mask=inside)
+            tl.store(normed_ptr + at, (unit * weight).to(dtype), mask=inside)
         grad *= weight
         grad_x = rstd * (grad - unit * (tl.sum(grad * unit, 0) / WIDTH))
         if grad_total_ptr is not None:
@@ -113,13 +119,15 @@ def _block(width: int) -> tuple[int, int]:
 
 
 def normalise(
-    x: Tensor, delta: Tensor | None, weight: Tensor, eps: float
-) -> tuple[Tensor, Tensor, Tensor]:
-    """x + delta (x itself without a delta), its norm, and 1 / rms of every row in fp32."""
+    x: Tensor, delta: Tensor | None, weight: Tensor, eps: float, keeps_unit: bool
+) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
+    """x + delta (x itself without a delta), its norm, and for the backward pass: its rows of length 1,
+    if `keeps_unit`, and 1 / rms of every row in fp32."""
     x = x.contiguous()
     rows, width = x.numel() // x.shape[-1], x.shape[-1]
     total = x if delta is None else torch.empty_like(x)
     normed = torch.empty_like(x, dtype=weight.dtype)
+    unit = torch.empty_like(normed) if keeps_unit else None
     rstd = torch.empty(rows, dtype=torch.float32, device=x.device)
     block, warps = _block(width)
     _forward[(rows,)](
@@ -128,39 +136,41 @@ def normalise(
         weight,
         total,
         normed,
+        unit,
         rstd,
         eps,
         WIDTH=width,
         BLOCK=block,
         num_warps=warps,
     )
-    return total, normed, rstd
+    return total, normed, unit, rstd
 
 
 def differentiate(
     grad_total: Tensor | None,
     grad_normed: Tensor,
-    total: Tensor,
+    unit: Tensor,
     weight: Tensor,
     rstd: Tensor,
+    dtype: torch.dtype,
     normed: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of x and of delta (the same, each in its own precision) and of the weight.
+    """Gradients of x, which has this dtype, of delta (the same, in the weight's) and of the weight.
 
     The norm itself is written to `normed`, if given.
     """
-    rows, width = len(rstd), total.shape[-1]
+    rows, width = len(rstd), unit.shape[-1]
     block, warps = _block(width)
-    programs = min(rows, looping_programs(total.device, warps, RESIDENT_WARPS))
-    grad_x = torch.empty_like(total)
+    programs = min(rows, looping_programs(unit.device, warps, RESIDENT_WARPS))
+    grad_x = torch.empty_like(unit, dtype=dtype)
     grad_delta = None
-    if total.dtype != weight.dtype:  # the stream has a higher precision than the delta
-        grad_delta = torch.empty_like(total, dtype=weight.dtype)
-    partial = torch.empty(programs, width, dtype=torch.float32, device=total.device)
+    if dtype != weight.dtype:  # the stream has a higher precision than the delta
+        grad_delta = torch.empty_like(unit)
+    partial = torch.empty(programs, width, dtype=torch.float32, device=unit.device)
     _backward[(programs,)](
         None if grad_total is None else grad_total.contiguous(),
         grad_normed.contiguous(),
-        total,
+        unit,
         weight,
         rstd,
         grad_x,
@@ -179,20 +189,22 @@ def differentiate(
 class _AddNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, delta: Tensor | None, weight: Tensor, eps: float) -> Any:  # type: ignore[override]
-        total, normed, rstd = normalise(x, delta, weight, eps)
-        ctx.save_for_backward(total, weight, rstd)
+        keeps_unit = any(ctx.needs_input_grad)
+        total, normed, unit, rstd = normalise(x, delta, weight, eps, keeps_unit)
+        ctx.save_for_backward(unit, weight, rstd)
+        ctx.dtype = x.dtype
         ctx.set_materialize_grads(False)
         return normed if delta is None else (total, normed)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
-        total, weight, rstd = ctx.saved_tensors
+        unit, weight, rstd = ctx.saved_tensors
         grad_total, grad_normed = grads if len(grads) == 2 else (None, grads[0])
         if grad_normed is None:  # the norm was not used
             grad_delta = None if grad_total is None else grad_total.to(weight.dtype)
             return grad_total, grad_delta, None, None
         grad_x, grad_delta, grad_weight = differentiate(
-            grad_total, grad_normed, total, weight, rstd
+            grad_total, grad_normed, unit, weight, rstd, ctx.dtype
         )
         return grad_x, grad_delta if len(grads) == 2 else None, grad_weight, None
 

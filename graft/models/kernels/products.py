@@ -53,8 +53,10 @@ class _NormLinear(torch.autograd.Function):
         bias: Tensor | None,
         order: RowOrder | None,
     ) -> Any:
-        total, normed, rstd = norm.normalise(x, delta, scale, eps)
-        ctx.save_for_backward(total, scale, rstd, weight)
+        keeps_unit = any(ctx.needs_input_grad)
+        total, normed, unit, rstd = norm.normalise(x, delta, scale, eps, keeps_unit)
+        ctx.save_for_backward(unit, scale, rstd, weight)
+        ctx.dtype = x.dtype
         ctx.set_materialize_grads(False)
         ctx.grad_sum = grad_sum_of(weight)
         out = _product(normed, weight, bias, order)
@@ -62,15 +64,15 @@ class _NormLinear(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
-        total, scale, rstd, weight = ctx.saved_tensors
+        unit, scale, rstd, weight = ctx.saved_tensors
         grad_total, grad = grads if len(grads) == 2 else (None, grads[0])
         if grad is None:  # the product was not used
             grad_delta = None if grad_total is None else grad_total.to(scale.dtype)
             return grad_total, grad_delta, *[None] * 5
         has = ctx.needs_input_grad
-        normed = torch.empty_like(total, dtype=scale.dtype) if has[4] else None
+        normed = torch.empty_like(unit) if has[4] else None
         grad_x, grad_delta, grad_scale = norm.differentiate(
-            grad_total, grad @ weight, total, scale, rstd, normed
+            grad_total, grad @ weight, unit, scale, rstd, ctx.dtype, normed
         )
         grad_weight = None if normed is None else _grad_weight(ctx, grad, normed)
         grad_bias = grad.sum(0) if has[5] else None

@@ -245,74 +245,85 @@ def _launch(
     )
 
 
+def rotate(qkv: Tensor, how: HeadRotation) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    """q, k, v, each in a tensor of its own, and with head norms 1 / rms of every head, [T, H+K]."""
+    heads, kv_heads = how.heads, how.kv_heads
+    tokens, size = len(qkv), qkv.shape[1] // (heads + 2 * kv_heads)
+    q, k, v = (qkv.new_empty(tokens, count, size) for count in (heads, kv_heads, kv_heads))
+    rstd = None
+    if how.q_weight is not None:
+        rstd = qkv.new_empty(tokens, heads + kv_heads, dtype=torch.float32)
+    _launch(qkv, how, (q, k, v), rstd)
+    return q, k, v, rstd
+
+
+def differentiate(
+    grads: tuple[Tensor, Tensor, Tensor],
+    qkv: Tensor | None,
+    rstd: Tensor | None,
+    how: HeadRotation,
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """Gradients of q|k|v and of the weights of head norms; a rotation alone (None) needs only its angles."""
+    q_weight, k_weight, _, cos, sin, heads, kv_heads = how
+    grad_q, grad_k, grad_v = (grad.contiguous() for grad in grads)
+    tokens, _, size = grad_q.shape
+    tile_heads, pairs, warps = _tile(heads + 2 * kv_heads, size // 2)
+    tiles = triton.cdiv(heads + 2 * kv_heads, tile_heads)
+    grad_qkv = grad_q.new_empty(tokens, (heads + 2 * kv_heads) * size)
+    programs, partial = tokens, None
+    if qkv is not None:
+        resident = looping_programs(qkv.device, warps, RESIDENT_WARPS)
+        programs = min(tokens, max(resident // tiles, 1))
+        partial = grad_q.new_empty(programs, tiles, 2, size, dtype=torch.float32)
+    _backward[(programs, tiles)](
+        grad_q,
+        grad_k,
+        grad_v,
+        qkv,
+        q_weight,
+        k_weight,
+        rstd,
+        cos,
+        sin,
+        grad_qkv,
+        partial,
+        tokens,
+        0 if qkv is None else qkv.stride(0),
+        H=heads,
+        K=kv_heads,
+        HALF=size // 2,
+        HEADS=tile_heads,
+        PAIRS=pairs,
+        num_warps=warps,
+    )
+    if partial is None or q_weight is None:
+        return grad_qkv, None, None
+    grad_q_weight, grad_k_weight = partial.sum((0, 1)).to(q_weight.dtype)
+    return grad_qkv, grad_q_weight, grad_k_weight
+
+
+def streamed(qkv: Tensor, how: HeadRotation) -> tuple[Tensor, HeadRotation]:
+    """The same with rows that the kernels can read."""
+    qkv = qkv if qkv.stride(1) == 1 else qkv.contiguous()
+    return qkv, how._replace(cos=how.cos.contiguous(), sin=how.sin.contiguous())
+
+
 class _QkRotate(torch.autograd.Function):
     @staticmethod
-    def forward(  # type: ignore[override]
-        ctx: Any,
-        qkv: Tensor,
-        q_weight: Tensor | None,
-        k_weight: Tensor | None,
-        eps: float,
-        cos: Tensor,
-        sin: Tensor,
-        heads: int,
-        kv_heads: int,
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        qkv = qkv if qkv.stride(1) == 1 else qkv.contiguous()
-        cos, sin = cos.contiguous(), sin.contiguous()
-        tokens, size = len(qkv), qkv.shape[1] // (heads + 2 * kv_heads)
-        q = qkv.new_empty(tokens, heads, size)
-        k = qkv.new_empty(tokens, kv_heads, size)
-        v = qkv.new_empty(tokens, kv_heads, size)
-        rstd = None
-        if q_weight is not None:
-            rstd = qkv.new_empty(tokens, heads + kv_heads, dtype=torch.float32)
-        how = HeadRotation(q_weight, k_weight, eps, cos, sin, heads, kv_heads)
-        _launch(qkv, how, (q, k, v), rstd)
-        kept = None if rstd is None else qkv  # a rotation alone needs only its angles
-        ctx.save_for_backward(kept, q_weight, k_weight, rstd, cos, sin)
-        ctx.dtype = qkv.dtype
+    def forward(ctx: Any, qkv: Tensor, *of_heads: Any) -> tuple[Tensor, Tensor, Tensor]:  # type: ignore[override]
+        qkv, how = streamed(qkv, HeadRotation(*of_heads))
+        q, k, v, rstd = rotate(qkv, how)
+        kept = None if rstd is None else qkv
+        ctx.save_for_backward(kept, rstd, how.q_weight, how.k_weight, how.cos, how.sin)
+        ctx.constants = how.eps, how.heads, how.kv_heads
         return q, k, v
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
-        qkv, q_weight, k_weight, rstd, cos, sin = ctx.saved_tensors
-        grad_q, grad_k, grad_v = (grad.contiguous() for grad in grads)
-        tokens, heads, size = grad_q.shape
-        kv_heads = grad_k.shape[1]
-        tile_heads, pairs, warps = _tile(heads + 2 * kv_heads, size // 2)
-        tiles = triton.cdiv(heads + 2 * kv_heads, tile_heads)
-        grad_qkv = grad_q.new_empty(tokens, (heads + 2 * kv_heads) * size, dtype=ctx.dtype)
-        programs, partial = tokens, None
-        if qkv is not None:
-            resident = looping_programs(qkv.device, warps, RESIDENT_WARPS)
-            programs = min(tokens, max(resident // tiles, 1))
-            partial = grad_q.new_empty(programs, tiles, 2, size, dtype=torch.float32)
-        _backward[(programs, tiles)](
-            grad_q,
-            grad_k,
-            grad_v,
-            qkv,
-            q_weight,
-            k_weight,
-            rstd,
-            cos,
-            sin,
-            grad_qkv,
-            partial,
-            tokens,
-            0 if qkv is None else qkv.stride(0),
-            H=heads,
-            K=kv_heads,
-            HALF=size // 2,
-            HEADS=tile_heads,
-            PAIRS=pairs,
-            num_warps=warps,
-        )
-        if partial is None:
-            return grad_qkv, *[None] * 7
-        grad_q_weight, grad_k_weight = partial.sum((0, 1)).to(q_weight.dtype)
-        return grad_qkv, grad_q_weight, grad_k_weight, *[None] * 5
+        qkv, rstd, q_weight, k_weight, cos, sin = ctx.saved_tensors
+        eps, *heads = ctx.constants
+        how = HeadRotation(q_weight, k_weight, eps, cos, sin, *heads)
+        return *differentiate(grads, qkv, rstd, how), *[None] * 5  # type: ignore[arg-type]
 
 
 def qk_rotate(qkv: Tensor, how: HeadRotation) -> tuple[Tensor, Tensor, Tensor]:

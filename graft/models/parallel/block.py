@@ -12,7 +12,7 @@ from torch.distributed.tensor import DTensor
 from graft.models.decoder import Attend, Norm
 from graft.models.head_rotation import HeadRotation
 from graft.models.kv_slots import KVSlots
-from graft.models.ops import add_linear, add_norm, gather_rows, linear, norm_linear, qk_rotate
+from graft.models.ops import add_linear, add_norm, attend_qkv, gather_rows, linear, norm_linear
 from graft.models.parallel.regions import enter, leave
 from graft.models.row_order import RowOrder
 from graft.models.shape import ModelShape
@@ -106,7 +106,8 @@ class ShardedBlock(nn.Module):
         heads, kv_heads = shape.heads // size, shape.kv_heads // size
         weights = self._head_norm(self.q_norm), self._head_norm(self.k_norm)
         how = HeadRotation(*weights, shape.norm_eps, cos, sin, heads, kv_heads)
-        return attend(self.index, *qk_rotate(qkv, how)).reshape(len(qkv), heads * shape.head_dim)
+        output = attend_qkv(attend, self.index, qkv, how)
+        return output.reshape(len(qkv), heads * shape.head_dim)
 
     def _head_norm(self, norm: Norm | None) -> Tensor | None:
         if norm is None or self.tp.size == 1:

@@ -14,7 +14,8 @@ from torch import Tensor
 
 from graft.models.decoder import Attend
 from graft.models.device import has_kernels
-from graft.models.ops import gather_rows
+from graft.models.head_rotation import HeadRotation
+from graft.models.ops import gather_rows, qk_rotate
 from graft.models.tile_attention import attend_rows, padded_length
 from graft.models.tree.block_lists import BlockLists
 from graft.models.tree.packing import TokenRun
@@ -67,6 +68,19 @@ class KernelAttention:
         if self._plain is None:
             self._plain = TreeAttention(*self._forest)
         return self._plain(layer, q, k, v)
+
+    def of_qkv(self, layer: int, qkv: Tensor, how: HeadRotation) -> Tensor:
+        """The same of q|k|v before head norms and rotation, which is all that is kept of it.
+
+        A rotation alone needs no q|k|v for its gradient: its result is kept instead.
+        """
+        size = qkv.shape[1] // (how.heads + 2 * how.kv_heads)
+        is_plain = how.q_weight is None or self.path is not None
+        if is_plain or why_no_kernel(size, qkv.dtype, qkv.device):
+            return self(layer, *qk_rotate(qkv, how))
+        from graft.models.kernels.rotated_attention import rotated_attention
+
+        return rotated_attention(qkv, how, self.blocks)
 
 
 @cache

@@ -89,20 +89,21 @@ def activation_bytes(
 ) -> int:
     """Bytes that `tokens` tokens keep for the backward pass, and the working memory of one block.
 
-    A block keeps, per token: its two inputs (2D), q|k|v, gate|up (2F), and the
-    tensors of attention: with kernels q, k, v and its output. Plain PyTorch also keeps norms (2D) and the
-    gated product (F), gathers the keys and values of each run (a prompt once per sample), adds their mask,
-    and copies its output.
+    A block keeps, per token: the inputs of its two norms (2D; with kernels as rows of length 1), q|k|v,
+    gate|up (2F) and the output of attention. Plain PyTorch also keeps norms (2D) and the gated product
+    (F), q, k and v after their rotation, gathers the keys and values of each run (a prompt once per
+    sample), adds their mask, and copies its output.
     """
     size, q, kv = dtype.itemsize, shape.q_size, shape.kv_size
-    stream = 2 * shape.width * 4 // size if fused else 2 * shape.width  # kernels keep it in fp32
-    block = stream + (2 * shape.ff if fused else 2 * shape.width + 3 * shape.ff)
-    block += (q + 2 * kv) * shape.qk_norm  # before their norms and rotation
     if fused:
-        block += 2 * q + 2 * kv
+        block = 2 * shape.width + 2 * shape.ff + 2 * q + 2 * kv
         # gradients of the gated product and of gate|up beside that product, or those of attention
-        space = max(4 * shape.ff, 3 * q + 4 * kv) + 2 * shape.width
+        # beside q, k and v, which are made again
+        again = (q + 2 * kv) * shape.qk_norm
+        space = max(4 * shape.ff, 3 * q + 4 * kv + again) + 2 * shape.width
     else:
+        block = 4 * shape.width + 3 * shape.ff
+        block += (q + 2 * kv) * shape.qk_norm  # before their norms and rotation
         group = work.prompt + work.samples * work.written
         gathered = (work.prompt + work.samples * work.context) / group
         seen = (work.prompt**2 + work.samples * work.written * work.context) / group
@@ -113,8 +114,9 @@ def activation_bytes(
     per_block = block * size + small
     ends = (3 * shape.width + shape.head_dim) * size  # the last norm, the head's rows, angles
     if recompute:
-        stream = 2 * shape.width if fused else shape.width  # and its pending addition
-        per_token = shape.layers * stream * size + per_block
+        # kernels keep the stream in fp32, and beside it its pending addition
+        stream = shape.width * (4 + size if fused else size)
+        per_token = shape.layers * stream + per_block
     else:
         per_token = shape.layers * per_block
     return tokens * (per_token + ends + space * size)
