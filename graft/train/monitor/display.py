@@ -133,7 +133,7 @@ class Display:
         self._finish()
         self._begin(name, steps)
         if not self.is_live:
-            self._print(f"{name}: {steps} steps")
+            self._print(f"{name}: {steps} step{'s' if steps != 1 else ''}")
 
     def update(self, step: int, metrics: Mapping[str, float]) -> None:
         """Show the metrics of step `step` (the first is 1)."""
