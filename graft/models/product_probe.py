@@ -1,8 +1,9 @@
 """Finds on this GPU which matrix products must be our own so that no row depends on the number of rows.
 
 Each weight of the first block, and the head, is multiplied by many random rows at once and by 1, 2, ...,
-2,048 of them, from several places. A library that divides K between programs for few rows adds in another
-order there: then our own product (`kernels.fixed_product`) is compared in the same way and takes its place.
+6,144 of them, from several places. A library that divides K between programs for few rows adds in another
+order there. Our own product (`kernels.fixed_product`) then takes its place: below the number of rows from
+which the library's bits are those of all rows, if ours are too; else for any number.
 Shapes and GPU decide, so this runs at every start; it takes the time of some hundred products.
 """
 
@@ -10,27 +11,37 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from graft.models.decoder import Decoder
-from graft.models.row_order import RowOrder
+from graft.models.row_order import NEVER, RowOrder
 from graft.models.tree.attention import why_no_kernel
 
 COUNTS = (
-    *(1, 2, 3, 4, 5, 8, 13, 16, 24, 32, 48, 64, 96, 100, 128, 192, 256, 257, 384, 512, 768, 1024),
-    *(1500, 2048),
+    *(1, 2, 3, 4, 5, 8, 13, 16, 17, 24, 32, 33, 48, 64, 65, 96, 100, 128, 129, 160, 192, 224),
+    *(256, 257, 320, 384, 448, 512, 513, 640, 768, 896, 1024, 1025, 1500, 2048, 3000, 4096, 6144),
 )
-"""Numbers of rows: the engine's batches, its padded prompts, and some between them."""
+"""Numbers of rows, ascending: the engine's batches, its padded prompts, one more than our own kernel's
+tiles take, and some between them."""
 
 MOST_ROWS = 8192
 MAX_BYTES = 1 << 30
 """Of the product of all rows, which are then fewer."""
 
 Product = Callable[[Tensor], Tensor]
+
+
+class Rivals(NamedTuple):
+    """One product of the decoder, computed in two ways."""
+
+    rows: Tensor
+    library: Product
+    own: Product
+
 
 _found: dict[tuple[str, str], tuple[RowOrder | None, str]] = {}
 
@@ -58,27 +69,44 @@ def find_kernel_order(decoder: Decoder) -> tuple[RowOrder | None, str]:
 
 
 def _search(decoder: Decoder) -> tuple[RowOrder | None, str]:
-    fixed: set[tuple[int, int]] = set()
-    known: set[tuple[int, int]] = set()
-    for shape, inputs, library, own in _products(decoder):
-        known.add(shape)
-        if shape in fixed or rows_hold(library, inputs):
-            continue
-        if not rows_hold(own, inputs):
+    by_shape: dict[tuple[int, int], list[Rivals]] = {}
+    for shape, rivals in _products(decoder):
+        by_shape.setdefault(shape, []).append(rivals)
+    fixed: dict[tuple[int, int], int] = {}
+    for shape, products in by_shape.items():
+        if (rows := _library_from(products)) is None:
             return None, (
                 f"model.exact=gpu has no effect: rows of the product with {shape[0]} x {shape[1]} depend "
                 "on their number, in the library and in our own kernel"
             )
-        fixed.add(shape)
-    names = ", ".join(f"{n} x {k}" for n, k in sorted(fixed)) or "none"
-    return RowOrder(fixed=frozenset(fixed)), (
-        f"model.exact=gpu: of {len(known)} shapes of products our own kernel computes {names}; the "
-        "library's rows do not depend on their number in the others"
+        if rows:
+            fixed[shape] = rows
+    names = ", ".join(
+        f"{n} x {k} " + ("for any number of rows" if rows == NEVER else f"below {rows} rows")
+        for (n, k), rows in sorted(fixed.items())
+    )
+    return RowOrder(fixed=fixed), (
+        f"model.exact=gpu: of {len(by_shape)} shapes of products our own kernel computes "
+        f"{names or 'none'}; the library's rows do not depend on their number in the others"
     )
 
 
-def _products(decoder: Decoder) -> Iterator[tuple[tuple[int, int], Tensor, Product, Product]]:
-    """Shape, rows, the library's product and our own, of every kind of product of the decoder."""
+def _library_from(products: list[Rivals]) -> int | None:
+    """From how many rows on the library computes these products of one shape; None: neither way holds."""
+    wholes = [rivals.library(rivals.rows) for rivals in products]
+    both = list(zip(products, wholes, strict=True))
+    rows = max(holds_from(rivals.library, rivals.rows, whole) for rivals, whole in both)
+    if rows == 0:
+        return 0
+    if rows < NEVER and all(holds_from(each.own, each.rows[:rows], it) == 0 for each, it in both):
+        return rows
+    if all(holds_from(each.own, each.rows, each.own(each.rows)) == 0 for each in products):
+        return NEVER
+    return None
+
+
+def _products(decoder: Decoder) -> Iterator[tuple[tuple[int, int], Rivals]]:
+    """Every kind of product of the decoder, with the shape of its weight."""
     from graft.models.kernels.fixed_product import fixed_linear
     from graft.models.kernels.head import logits_in_rows
 
@@ -87,18 +115,22 @@ def _products(decoder: Decoder) -> Iterator[tuple[tuple[int, int], Tensor, Produ
         weight, bias = linear.weight, linear.bias
         yield (
             (len(weight), weight.shape[1]),
-            _noise(weight),
-            lambda x, w=weight, b=bias: F.linear(x, w, b),
-            lambda x, w=weight, b=bias: fixed_linear(x, w, b),
+            Rivals(
+                _noise(weight),
+                lambda x, w=weight, b=bias: F.linear(x, w, b),
+                lambda x, w=weight, b=bias: fixed_linear(x, w, b),
+            ),
         )
     rows, head = decoder.biased(_noise(decoder.head_weight))
     shape = len(head), head.shape[1]
-    own = RowOrder(fixed=frozenset({shape}))
+    own = RowOrder(fixed={shape: NEVER})
     yield (
         shape,
-        rows,
-        lambda x: logits_in_rows(x, head, None)[1],
-        lambda x: logits_in_rows(x, head, own)[1],
+        Rivals(
+            rows,
+            lambda x: logits_in_rows(x, head, None)[1],
+            lambda x: logits_in_rows(x, head, own)[1],
+        ),
     )
 
 
@@ -110,11 +142,15 @@ def _noise(weight: Tensor) -> Tensor:
     return torch.randn(count, inputs, generator=generator, device=weight.device, dtype=weight.dtype)
 
 
-def rows_hold(product: Product, rows: Tensor) -> bool:
-    """Whether some rows, multiplied alone, have the bits that they have among all."""
-    whole = product(rows)
-    for number, count in enumerate(count for count in COUNTS if count < len(rows)):
+def holds_from(product: Product, rows: Tensor, whole: Tensor) -> int:
+    """From how many rows on a product has the bits of the same rows in `whole`, the product of all.
+
+    0 for any number, NEVER if the largest one tried differs.
+    """
+    found = NEVER
+    for number, count in reversed([*enumerate(count for count in COUNTS if count < len(rows))]):
         start = number * 37 % (len(rows) - count + 1)
         if not torch.equal(product(rows[start : start + count]), whole[start : start + count]):
-            return False
-    return True
+            return found
+        found = count
+    return 0

@@ -8,20 +8,25 @@ add in another order; the log-probs differ in their last bits. Three measures av
 
     least    fewer rows are padded to this number: a product with one row is another routine
     block    products take this many rows at a time, the last ones padded; only where `least` is not enough
-    fixed    products of these shapes are our own kernel's (`kernels.fixed_product`), on a GPU
+    fixed    products of these shapes are our own kernel's (`kernels.fixed_product`) up to some number of
+             rows, on a GPU
 
 `order_probe.find_order` finds out on the machine itself which of them hold.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+NEVER = sys.maxsize
+"""The number of rows from which the library multiplies, where it never does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,12 +37,12 @@ class RowOrder:
     block: int | None = None
     any_columns: bool = True
     """Whether a product with some rows of the head has the bits of the product with all of them."""
-    fixed: frozenset[tuple[int, int]] = frozenset()
-    """Shapes [N, K] of weights whose products with few rows the library adds in another order."""
+    fixed: Mapping[tuple[int, int], int] = field(default_factory=dict[tuple[int, int], int])
+    """By the shape [N, K] of a weight: from how many rows on the library adds in our own kernel's order."""
 
-    def is_fixed(self, weight: Tensor) -> bool:
-        """Whether products with this weight are our own kernel's."""
-        return tuple(weight.shape) in self.fixed
+    def is_fixed(self, rows: int, weight: Tensor) -> bool:
+        """Whether the product of so many rows with this weight is our own kernel's."""
+        return rows < self.fixed.get((weight.shape[0], weight.shape[1]), 0)
 
     def padded(self, x: Tensor) -> Tensor:
         """x [T, ...] with zero rows at the end, if it has too few."""
@@ -56,7 +61,7 @@ class RowOrder:
 
     def product(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         """x @ weight.T + bias, [T, N]."""
-        if self.is_fixed(weight):
+        if self.is_fixed(len(x), weight):
             from graft.models.kernels.fixed_product import fixed_linear
 
             return fixed_linear(x, weight, bias)

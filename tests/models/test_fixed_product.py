@@ -10,13 +10,13 @@ from torch import Tensor
 
 from graft.models import product_probe
 from graft.models.decoder import Decoder
-from graft.models.row_order import RowOrder
+from graft.models.row_order import NEVER, RowOrder
 from graft.models.shape import ModelShape
 
 pytest.importorskip("triton")
 
 from graft.models.kernels import fixed_product
-from graft.models.kernels.fixed_product import fixed_linear
+from graft.models.kernels.fixed_product import Tile, fixed_linear, tile_of
 
 
 @pytest.mark.parametrize("rows", [1, 3, 130])
@@ -37,7 +37,7 @@ def test_a_row_alone_has_the_bits_that_it_has_among_others(
     dtype: torch.dtype, kernel_device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With tiles of one size: whether others add alike is the device's, and the probe's to find out."""
-    monkeypatch.setattr(fixed_product, "FEW_ROWS", 1 << 20)
+    monkeypatch.setattr(fixed_product, "tile_of", lambda rows, outputs: Tile(32, 16, 64, 4, 3))
     torch.manual_seed(0)
     x, weight = (torch.randn(n, 150).to(kernel_device, dtype) for n in (70, 48))
     whole = fixed_linear(x, weight)
@@ -88,7 +88,47 @@ def test_where_they_do_our_own_kernel_multiplies(
 
     monkeypatch.setattr(torch.nn.functional, "linear", splits_k)
     order, note = product_probe.find_kernel_order(decoder)
-    assert order == RowOrder(fixed=frozenset({(32, 48)})) and "computes 32 x 48;" in note
+    assert order is not None and order.fixed == {(32, 48): 16}
+    assert "computes 32 x 48 below 16 rows;" in note
+    block: Any = decoder.blocks[0]
+    is_own = [order.is_fixed(rows, block.down.weight) for rows in (1, 15, 16, 1000)]
+    assert is_own == [True, True, False, False] and not order.is_fixed(1, block.out.weight)
+
+
+def test_where_the_library_never_adds_as_our_own_kernel_does_ours_multiplies_any_number(
+    decoder: Decoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch, "mm", lambda x, w, out: out.copy_(by_rows(1e-6)(x, w.T) + 1.0))
+    order, note = product_probe.find_kernel_order(decoder)
+    assert order == RowOrder(fixed={(30, 32): NEVER})
+    assert "computes 30 x 32 for any number of rows;" in note
+
+
+def test_the_library_multiplies_from_the_count_after_the_last_that_differs() -> None:
+    rows = torch.arange(9000.0)[:, None]
+
+    def differs_at(*counts: int) -> Any:
+        return lambda x: x + float(len(x) in counts)
+
+    found = [
+        product_probe.holds_from(differs_at(*counts), rows, rows)
+        for counts in ((), (1,), (1, 64, 128), (6144,))
+    ]
+    assert found == [0, 2, 129, NEVER]
+
+
+def test_tiles_fill_the_device() -> None:
+    sizes = {rows: tile_of(rows, 1024)[:2] for rows in (1, 16, 64, 128, 256, 512, 1024, 32_768)}
+    assert sizes == {
+        1: (16, 8), 16: (16, 8), 64: (32, 16), 128: (32, 32), 256: (64, 32), 512: (64, 64),
+        1024: (128, 64), 32_768: (128, 128),
+    }  # fmt: skip
+    assert tile_of(16, 4096)[:2] == (16, 32)  # 128 programs too
+    for rows in (1, 7, 100, 300, 5000):
+        for outputs in (33, 1024, 151_936):
+            tile = tile_of(rows, outputs)
+            in_memory = (tile.rows + tile.outputs) * tile.inputs * tile.stages * 2  # bf16
+            assert in_memory <= 227 * 1024
 
 
 def test_where_neither_holds_there_is_no_order(

@@ -4,21 +4,49 @@
 
 Libraries divide K between programs where there are few rows, and add the parts up at the end: another order
 than with many rows. Here a program has all of K, in steps of BLOCK_K. Few rows take smaller tiles, which is
-the same order of adding on a GPU whose instructions fix it; `order_probe` compares.
+the same order of adding on a GPU whose instructions fix it; `product_probe` compares.
 """
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import triton
 import triton.language as tl
 from torch import Tensor
 
-BLOCK_K = 64
-FEW_ROWS = 128
-"""Up to as many rows tiles are small, to fill the device."""
+PROGRAMS = 128
+"""About as many as an H200 has multiprocessors (132): fewer leave some idle."""
 
 
-@triton.jit(do_not_specialize=["rows", "x_stride", "out_stride"])
+class Tile(NamedTuple):
+    """What one program computes, and how."""
+
+    rows: int
+    outputs: int
+    inputs: int
+    """Of one step along K."""
+    warps: int
+    stages: int
+    """Steps whose inputs are on their way at a time."""
+
+
+def tile_of(rows: int, outputs: int) -> Tile:
+    """The tile for so many rows: about as many programs as the device has multiprocessors.
+
+    16 rows, 1,024 outputs: 16 x 8 outputs, 128 programs
+    """
+    height = next((size for size, most in ((16, 16), (32, 128), (64, 512)) if rows <= most), 128)
+    share = outputs * triton.cdiv(rows, height) // PROGRAMS
+    width = min(max(triton.next_power_of_2(share + 1) // 2, 8), 128)
+    depth = next(
+        size for size, most in ((256, 48), (128, 128), (64, 256)) if height + width <= most
+    )
+    return Tile(height, width, depth, 8 if height * width > 128 * 64 else 4, 4)
+
+
+# strides are specialised: one that 16 divides lets rows be copied in vectors, ahead of their use
+@triton.jit(do_not_specialize=["rows"])
 def _product(
     x,  # [M, K]
     weight,  # [N, K]
@@ -55,9 +83,10 @@ def fixed_linear(
     rows, (outputs, inputs) = len(x), weight.shape
     if out is None:
         out = x.new_empty(rows, outputs)
-    block_m, block_n, num_warps = (64, 32, 4) if rows <= FEW_ROWS else (128, 128, 8)
-    _product[(triton.cdiv(outputs, block_n), triton.cdiv(rows, block_m))](
+    tile = tile_of(rows, outputs)
+    _product[(triton.cdiv(outputs, tile.outputs), triton.cdiv(rows, tile.rows))](
         x, weight, bias, out, rows, x.stride(0), out.stride(0), N=outputs, K=inputs,
-        BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_K=BLOCK_K, num_warps=num_warps, num_stages=3,
+        BLOCK_M=tile.rows, BLOCK_N=tile.outputs, BLOCK_K=tile.inputs,
+        num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
     return out

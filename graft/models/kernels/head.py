@@ -224,7 +224,7 @@ def empty_logits(rows: int, num_actions: int, like: Tensor) -> Tensor:
 
 def write_logits(hidden: Tensor, weight: Tensor, out: Tensor, order: RowOrder | None) -> None:
     """hidden weightᵀ to `out` [u, V]."""
-    if order is not None and order.is_fixed(weight):
+    if order is not None and order.is_fixed(len(hidden), weight):
         fixed_linear(hidden, weight, out=out)
     else:
         torch.mm(hidden, weight.T, out=out)
