@@ -23,6 +23,7 @@ from pathlib import Path
 import torch
 
 from benchmarks.gpu import attention, peers, rollouts, training
+from benchmarks.gpu.agents import agents
 from benchmarks.gpu.bench import Bench
 from benchmarks.gpu.report import Report, Row
 from benchmarks.gpu.roofs import roofs
@@ -48,6 +49,7 @@ def jobs_of(shapes: list[str]) -> dict[str, Job]:
             add(f"rollouts {shape} {work.title}", rollouts.rollouts, shape, work)
 
     add_rollouts(main)
+    add(f"agents {main}", agents, main)
     add(f"training {main}", training.training, main, anchor)
     add(f"step {main}", training.step, main, anchor)
     add(f"forks {main}", rollouts.forks, main)
