@@ -30,6 +30,7 @@ from types import FrameType
 from typing import Any, TypeVar
 
 from graft.deadlines import is_user_file, short_file
+from graft.garbage import rare_collections
 from graft.rollout.user_calls import call, compute_reward, fork_env
 
 T = TypeVar("T")
@@ -155,7 +156,7 @@ def run(work: Callable[[], Awaitable[T]]) -> T:
     """The result of `await work()`."""
     if _is_loop_running():
         return _run_aside(work)
-    with StallMonitor() as monitor:
+    with StallMonitor() as monitor, rare_collections():
         return asyncio.run(monitor.run(work()))
 
 

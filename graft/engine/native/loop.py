@@ -21,6 +21,7 @@ from graft.engine.native.mirror import CallMirror
 from graft.engine.native.request import Draw, SampleRequest
 from graft.engine.native.sampling.grammar_follower import GrammarFollower
 from graft.engine.native.scheduler import PlannedWork, Scheduler
+from graft.garbage import rare_collections
 from graft.protocols import Grammar
 from graft.types import Completion, Finish, Sampling
 
@@ -82,7 +83,8 @@ class EngineLoop:
             self._sync()
         except Exception as error:  # another process of the group is lost
             return self.fail_all(error)
-        await self.run_queued()
+        with rare_collections():
+            await self.run_queued()
 
     async def follow(self) -> None:
         """In the other processes of a group: the same steps, until the first one releases this."""
