@@ -26,7 +26,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from graft.models.kernels.interval import LOG2_E, _IntervalAttention
+from graft.models.kernels import interval
 from graft.models.tree.block_lists import QUERIES, BlockLists
 from graft.models.tree.path_blocks import BLOCK, SEGMENT, PathBlocks
 
@@ -150,7 +150,7 @@ def sizes(q: Tensor, kv_heads: int) -> dict[str, Any]:
     """The constants that all kernels of this order share."""
     size = q.shape[-1]
     return {
-        "SCALE": size**-0.5 * LOG2_E,
+        "SCALE": size**-0.5 * interval.LOG2_E,
         "GROUP": q.shape[1] // kv_heads,
         "D": size,
         "W": max(16, triton.next_power_of_2(size)),
@@ -198,30 +198,38 @@ def attend_pages(q: Tensor, k_pool: Tensor, v_pool: Tensor, table: Tensor, tiles
     )  # fmt: skip
 
 
-class _PathAttention(_IntervalAttention):
-    """This order forward; backward as in any other order."""
+def attend(q: Tensor, k: Tensor, v: Tensor, path: PathBlocks) -> tuple[Tensor, Tensor]:
+    """`interval.attend` in this order."""
+    length, heads, size = q.shape
+    # zeros: the gradient kernels read whole blocks
+    lse = torch.zeros(
+        heads, triton.cdiv(length, QUERIES) * QUERIES, dtype=torch.float32, device=q.device
+    )
+    # copied: a block is then fetched at once, and a copy takes a tenth of the attention's time
+    blocks = [x.index_select(0, path.index).flatten(1) for x in (k, v)]
+    out = _launch(
+        q, *blocks, path.tiles, path.table, 1, kv_heads=k.shape[1], lse=lse,
+        BLOCK_ROWS=BLOCK, HEAD_ROWS=0, HEAD_COLUMNS=size,
+    )  # fmt: skip
+    return out, lse
+
+
+class _PathAttention(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, path: PathBlocks, blocks: BlockLists
+    ) -> Tensor:  # type: ignore[override]
+        out, lse = attend(q, k, v, path)
+        ctx.save_for_backward(q, k, v, out, lse)
+        ctx.blocks = blocks
+        return out
 
     @staticmethod
-    def forward(  # type: ignore[override]
-        ctx: Any, q: Tensor, k: Tensor, v: Tensor, forest: tuple[PathBlocks, BlockLists]
-    ) -> Tensor:
-        path, ctx.blocks = forest
-        length, heads, _ = q.shape
-        # zeros: the gradient kernels read whole blocks
-        lse = torch.zeros(
-            heads, triton.cdiv(length, QUERIES) * QUERIES, dtype=torch.float32, device=q.device
-        )
-        # copied: a block is then fetched at once, and a copy takes a tenth of the attention's time
-        blocks = [x.index_select(0, path.index).flatten(1) for x in (k, v)]
-        out = _launch(
-            q, *blocks, path.tiles, path.table, 1, kv_heads=k.shape[1], lse=lse,
-            BLOCK_ROWS=BLOCK, HEAD_ROWS=0, HEAD_COLUMNS=q.shape[-1],
-        )  # fmt: skip
-        ctx.save_for_backward(q, k, v, out, lse)
-        return out
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
+        return *interval.differentiate(*ctx.saved_tensors, grads[0], ctx.blocks), None, None
 
 
 def path_attention(q: Tensor, k: Tensor, v: Tensor, path: PathBlocks, blocks: BlockLists) -> Tensor:
     """`interval.interval_attention` in this order: q [L, H, d], k and v [L, K, d] -> [L, H, d]."""
     q, k, v = (x.contiguous() for x in (q, k, v))
-    return _PathAttention.apply(q, k, v, (path, blocks))
+    return _PathAttention.apply(q, k, v, path, blocks)

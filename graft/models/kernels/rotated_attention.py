@@ -1,4 +1,4 @@
-"""Attention over a packed forest from q|k|v: head norms, rotation and the interval rule in one step.
+"""Attention over a packed forest from q|k|v: head norms, rotation and attention in one step.
 
 Kept for the backward pass are q|k|v and the output. Queries, keys and values are made from q|k|v again,
 by the kernel that made them: a pass over memory per layer, for a fifth of what a layer keeps.
@@ -12,16 +12,22 @@ import torch
 from torch import Tensor
 
 from graft.models.head_rotation import HeadRotation
-from graft.models.kernels import interval, rope
+from graft.models.kernels import interval, path_attention, rope
 from graft.models.tree.block_lists import BlockLists
+from graft.models.tree.path_blocks import PathBlocks
 
 
 class _RotatedAttention(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, qkv: Tensor, blocks: BlockLists, *of_heads: Any) -> Tensor:  # type: ignore[override]
+    def forward(  # type: ignore[override]
+        ctx: Any, qkv: Tensor, blocks: BlockLists, path: PathBlocks | None, *of_heads: Any
+    ) -> Tensor:
         qkv, how = rope.streamed(qkv, HeadRotation(*of_heads))
         q, k, v, rstd = rope.rotate(qkv, how)
-        out, lse = interval.attend(q, k, v, blocks)
+        if path is None:
+            out, lse = interval.attend(q, k, v, blocks)
+        else:
+            out, lse = path_attention.attend(q, k, v, path)
         ctx.save_for_backward(qkv, rstd, out, lse, *how[:2], how.cos, how.sin)
         ctx.blocks, ctx.constants = blocks, (how.eps, how.heads, how.kv_heads)
         return out
@@ -34,9 +40,11 @@ class _RotatedAttention(torch.autograd.Function):
         q, k, v, _ = rope.rotate(qkv, how)
         of_heads = interval.differentiate(q, k, v, out, lse, grads[0], ctx.blocks)
         grad_qkv, *of_weights = rope.differentiate(of_heads, qkv, rstd, how)
-        return grad_qkv, None, *of_weights, *[None] * 5
+        return grad_qkv, None, None, *of_weights, *[None] * 5
 
 
-def rotated_attention(qkv: Tensor, how: HeadRotation, blocks: BlockLists) -> Tensor:
-    """`interval.interval_attention` of `rope.qk_rotate`: qkv [L, (H+2K) d] -> [L, H, d]."""
-    return _RotatedAttention.apply(qkv, blocks, *how)
+def rotated_attention(
+    qkv: Tensor, how: HeadRotation, blocks: BlockLists, path: PathBlocks | None = None
+) -> Tensor:
+    """`interval_attention` of `rope.qk_rotate`, or `path_attention`: [L, (H+2K) d] -> [L, H, d]."""
+    return _RotatedAttention.apply(qkv, blocks, path, *how)

@@ -75,12 +75,11 @@ class KernelAttention:
         A rotation alone needs no q|k|v for its gradient: its result is kept instead.
         """
         size = qkv.shape[1] // (how.heads + 2 * how.kv_heads)
-        is_plain = how.q_weight is None or self.path is not None
-        if is_plain or why_no_kernel(size, qkv.dtype, qkv.device):
+        if how.q_weight is None or why_no_kernel(size, qkv.dtype, qkv.device):
             return self(layer, *qk_rotate(qkv, how))
         from graft.models.kernels.rotated_attention import rotated_attention
 
-        return rotated_attention(qkv, how, self.blocks)
+        return rotated_attention(qkv, how, self.blocks, self.path)
 
 
 @cache
