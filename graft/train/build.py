@@ -104,7 +104,7 @@ def build_run(
     notes = [note, *policy_notes(policy), tool_note(config, env), stale_note(config, preset)]
     notes += [order_note(config, policy), entropy_note(config, engine), history]
     notes += [str(held_out_check(config, env, held_out) or "")]
-    notes += [external_note(config, agents, processes.is_first)]
+    notes += [external_note(config, agents, processes.is_first), layout_note(config, processes)]
     return RunComponents(
         config=config,
         tokenizer=tokenizer,
@@ -141,6 +141,16 @@ def stale_note(config: Config, preset: Preset) -> str:
         f"tokens may be up to {config.rollout.staleness} versions old, so each is weighted by its "
         f"probability ratio, at most {preset.importance_cap:g} (algo.importance_cap)"
     )
+
+
+def layout_note(config: Config, processes: ProcessGroup) -> str:
+    """That one process splits nothing, where a recipe asks for it."""
+    parallel = config.parallel
+    asked = [name for name in ("shard", "offload") if getattr(parallel, name)]
+    asked = [f"parallel.{name}=true" for name in asked if name in parallel.model_fields_set]
+    if not asked or processes.world > 1 or config.cluster.address:
+        return ""
+    return f"{', '.join(asked)}: this run has one process, so nothing is split and all is on its device"
 
 
 def refuse_critic(config: Config, preset: Preset) -> None:

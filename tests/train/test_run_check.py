@@ -300,6 +300,18 @@ def test_a_healthy_run_prints_only_warnings(tmp_path):
     assert "warn  rewards         all 12 attempts earned 0" in screen.getvalue()
 
 
+def test_one_process_splits_nothing_and_says_so_where_it_is_asked_to():
+    components = build_run(recipe(parallel={"shard": True, "offload": True}))
+    assert components.policy.is_whole and components.shares_weights
+    assert not make_learner(components, None).is_joint
+    assert (
+        "parallel.shard=true, parallel.offload=true: this run has one process, so nothing is split "
+        "and all is on its device"
+    ) in components.notes
+    for quiet in ({}, {"shard": False}, {"deadline": 9.0}):
+        assert not any("parallel" in note for note in build_run(recipe(parallel=quiet)).notes)
+
+
 @pytest.mark.parametrize("wrapper", ["concat_chat", "concat_chat_on_reset"])
 def test_wrappers_that_render_chats_use_the_template_of_the_recipe(wrapper):
     template = "{% for m in messages %}{{ mark }}{{ m.content }}{{ eos_token }}{% endfor %}"
