@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from graft.models.device import has_kernels
-from graft.models.grad_sum import GRAD_SUM
+from graft.models.grad_sum import GRAD_SUM, grad_sum_of
 from graft.models.parallel.shards import is_sharded, local, num_replicas
 from graft.train.distributed.process_group import ALONE, ProcessGroup
 
@@ -144,9 +144,11 @@ class Optimizer:
         """Clear all gradients; the buffers that kernels write to stay allocated."""
         for weight in (*self.weights, *self.masters):
             weight.grad = None
-        for weight, master in self._copied:
-            if (total := getattr(weight, GRAD_SUM, None)) is not None:
-                master.grad = total.zero_()
+        sums = [(m, total) for w, m in self._copied if (total := grad_sum_of(w)) is not None]
+        if sums:
+            torch._foreach_zero_([total for _, total in sums])  # pyright: ignore[reportPrivateImportUsage]
+        for master, total in sums:
+            master.grad = total
 
     def _add_up(self) -> None:
         """The gradients of all processes; one without a row for a weight adds 0."""

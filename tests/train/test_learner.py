@@ -10,6 +10,7 @@ from graft.algos.reductions import turn_starts
 from graft.config import check
 from graft.models.critic import Critic
 from graft.models.decoder import Decoder
+from graft.models.grad_sum import grad_sum_of
 from graft.models.shape import ModelShape
 from graft.rollout.batching import to_batch, trajectories_of
 from graft.train import step_totals as totals_module
@@ -196,6 +197,21 @@ def test_bf16_gradients_are_summed_in_fp32_and_given_up():
     assert master.grad is not None and master.grad.dtype == torch.float32
     assert torch.equal(master.grad, torch.full_like(master, 1 + 2.0**-9))
     assert all(m.grad is None for m in optimizer.masters[1:])  # they had no gradient at all
+
+
+def test_the_sums_that_kernels_add_to_are_cleared_and_stay_where_they_are(monkeypatch):
+    monkeypatch.setattr("graft.train.optimizer.has_kernels", lambda device: True)
+    policy = Decoder(SHAPE).initialise(1).to(torch.bfloat16)
+    optimizer = Optimizer([policy], lr=1e-4, schedule=schedule("constant", 0, 1, 0.0))
+    # the tied embedding and four matrices of each of two layers; norms have no sum
+    sums = [total for w in optimizer.weights if (total := grad_sum_of(w)) is not None]
+    assert len(sums) == sum(w.ndim == 2 for w in optimizer.weights) == 1 + 2 * 4
+    for total in sums:
+        total.fill_(3.0)
+    optimizer.step()
+    assert not any(total.any() for total in sums)
+    masters = [m for m in optimizer.masters if m.ndim == 2]
+    assert all(m.grad is total for m, total in zip(masters, sums, strict=True))
 
 
 def test_the_high_gap_leaves_one_token_in_a_thousand_above_it():
