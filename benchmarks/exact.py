@@ -28,6 +28,7 @@ import numpy as np
 import torch
 
 from benchmarks.gpu.bench import Bench
+from benchmarks.gpu.report import Row
 from benchmarks.gpu.works import random_tokens
 from benchmarks.shapes import SHAPES, random_decoder
 from graft.actions.grammar import Automaton
@@ -197,6 +198,36 @@ def measure(
         del player
         bench.free()
     return found
+
+
+def gap_rows(bench: Bench, shape: str) -> list[Row]:
+    """The gap with the order, over all loads, and what the order costs: rows of `benchmarks.gpu`."""
+    loads = QUICK if shape == "tiny" else LOADS
+    found = {name: measure(bench, shape, load, print) for name, load in loads.items()}
+    ordered = {name: modes["on"] for name, modes in found.items() if "on" in modes}
+    if not ordered:
+        return [Row(f"{shape} gap", "", None, note="no order of adding holds here")]
+    gaps = torch.cat([gap for mode in ordered.values() for gap in mode.gaps]).double()
+    note = f"{len(gaps):,} tokens; without the order "
+    note += ", ".join(f"{name} {torch.cat(m['off'].gaps).mean():.1e}" for name, m in found.items())
+    rows = [
+        Row(f"{shape} gap, {name}", "", value, 0.0, 0.0, is_less_better=True, note=note)
+        for name, value in (("mean", gaps.mean().item()), ("max", gaps.max().item()))
+    ]
+    for part in ("rollout", "learner"):
+        rates = {
+            name: [median(getattr(modes[mode], part)) for mode in ("on", "off")]
+            for name, modes in found.items()
+        }
+        shares = [off / on - 1 for on, off in rates.values()]
+        note = ", ".join(
+            f"{name} {on:,.0f} of {off:,.0f} tok/s" for name, (on, off) in rates.items()
+        )
+        how = {"is_less_better": True, "rounds": shares, "note": note}
+        rows.append(
+            Row(f"{shape} cost of it, {part}", "more time", median(shares), 0.05, 0.0, **how)
+        )
+    return rows
 
 
 def main(arguments: list[str] | None = None) -> dict[str, dict[str, Measured]]:

@@ -28,6 +28,8 @@ from dataclasses import replace
 import numpy as np
 import torch
 
+from benchmarks.gpu.bench import Bench
+from benchmarks.gpu.report import Row
 from benchmarks.shapes import SHAPES, random_decoder
 from graft.actions.grammar import Automaton
 from graft.actions.space import ActionSpace
@@ -35,6 +37,7 @@ from graft.engine.native.engine import NativeEngine
 from graft.models.decoder import Decoder
 from graft.models.device import choose_device, choose_dtype
 from graft.models.extra_actions import extend
+from graft.models.shape import ModelShape
 from graft.types import Finish, Sampling
 
 DIGITS, OPERATORS = 10, 4
@@ -124,6 +127,40 @@ class Player:
         return written / (time.perf_counter() - started)
 
 
+def measure(
+    shape: ModelShape, device: torch.device, rows: int, length: int, every: int, rounds: int
+) -> dict[str, list[float]]:
+    """Written tokens per second of each load, round by round."""
+    dtype, _ = choose_dtype("auto", device)
+    torch.manual_seed(0)
+    plain = random_decoder(shape, device, dtype)
+    decoder = extend(plain, [0] * EXTRA).to(device=device, dtype=dtype)
+    players = {
+        "plain": Player(plain, None, rows, length),
+        "mode": Player(decoder, 0, rows, length),
+        "calls": Player(decoder, every, rows, length),
+        "stops": Player(plain, None, rows, length, stops=every),
+    }
+    speeds: dict[str, list[float]] = {name: [] for name in players}
+    for number in range(rounds + 1):
+        for name, player in players.items():
+            speed = player.play()
+            if number:  # the first round compiles and captures
+                speeds[name].append(speed)
+    return speeds
+
+
+def calls_row(bench: Bench, name: str) -> list[Row]:
+    """Calls by actions against plain decoding that is stopped as often: a row of `benchmarks.gpu`."""
+    rows, length = (8, 32) if name == "tiny" else (512, 128)
+    speeds = measure(SHAPES[name], bench.device, rows, length, 24, bench.rounds)
+    pairs = list(zip(speeds["calls"], speeds["stops"], strict=True))
+    ratios = [calls / stops for calls, stops in pairs]
+    note = f"{statistics.median(speeds['calls']):,.0f} tok/s"
+    title = f"{name} calls by actions, {rows} rows"
+    return [Row(title, "of stops", statistics.median(ratios), 0.95, 1.0, rounds=ratios, note=note)]
+
+
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--shape", default="tiny", choices=SHAPES)
@@ -135,26 +172,10 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--rounds", type=int, default=5)
     options = parser.parse_args(arguments)
     device = choose_device(options.device)
-    dtype, _ = choose_dtype("auto", device)
     shape = SHAPES[options.shape]
     if options.vocab:
         shape = replace(shape, vocab_size=options.vocab)
-    torch.manual_seed(0)
-    plain = random_decoder(shape, device, dtype)
-    decoder = extend(plain, [0] * EXTRA).to(device=device, dtype=dtype)
-    size = (options.rows, options.length)
-    players = {
-        "plain": Player(plain, None, *size),
-        "mode": Player(decoder, 0, *size),
-        "calls": Player(decoder, options.every, *size),
-        "stops": Player(plain, None, *size, stops=options.every),
-    }
-    speeds: dict[str, list[float]] = {name: [] for name in players}
-    for number in range(options.rounds + 1):
-        for name, player in players.items():
-            speed = player.play()
-            if number:  # the first round compiles and captures
-                speeds[name].append(speed)
+    speeds = measure(shape, device, options.rows, options.length, options.every, options.rounds)
     print(f"{options.shape}, {device}, {options.rows} rows of {options.length} tokens")
     print("| load | tokens/s | of plain, median of the rounds |\n|---|---|---|")
     for name, values in speeds.items():

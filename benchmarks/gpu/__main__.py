@@ -22,6 +22,8 @@ from pathlib import Path
 
 import torch
 
+from benchmarks.exact import gap_rows
+from benchmarks.expa.cost import calls_row
 from benchmarks.gpu import attention, peers, rollouts, training
 from benchmarks.gpu.agents import agents
 from benchmarks.gpu.bench import Bench
@@ -50,6 +52,8 @@ def jobs_of(shapes: list[str]) -> dict[str, Job]:
 
     add_rollouts(main)
     add(f"agents {main}", agents, main)
+    add(f"gap {main}", gap_rows, main)
+    add(f"calls {main}", calls_row, main)
     add(f"training {main}", training.training, main, anchor)
     add(f"step {main}", training.step, main, anchor)
     add(f"forks {main}", rollouts.forks, main)
