@@ -42,6 +42,7 @@ from graft.gateway.open_sessions import OpenSessions
 from graft.gateway.programs import AgentProgram, FunctionAgent
 from graft.rollout.branches.branch import independent
 from graft.rollout.collect import collect
+from graft.rollout.event_loop import run
 from graft.rollout.setup import RolloutSetup
 from graft.types import Completion, Episode, Finish, Sampling, Task, Turn
 
@@ -332,7 +333,7 @@ if __name__ == "__main__":
         url, token, sessions, turns = sys.argv[2:]
         print(json.dumps(asyncio.run(outside(url, token, int(sessions), int(turns)))))
     elif sys.argv[1:2] == ["calls"]:
-        asyncio.run(calls(*(int(word) for word in sys.argv[2:5])))
+        run(lambda: calls(*(int(word) for word in sys.argv[2:5])))
     else:
         numbers = [int(word) for word in sys.argv[1:4]]
         main(*(numbers or [512, 4, 32]), model="".join(sys.argv[4:5]))

@@ -166,3 +166,44 @@ def test_an_application_learns_that_its_client_is_gone(parser: str):
 
     app = Echo()
     assert talk(ask, app) == ["/wait"]
+
+
+class Wire:
+    """A transport that remembers what is written."""
+
+    def __init__(self) -> None:
+        self.written: list[bytes] = []
+        self.is_closed = False
+
+    def write(self, data: bytes) -> None:
+        assert not self.is_closed
+        self.written.append(data)
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+ANSWER = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n"
+
+
+def test_a_head_is_written_with_its_body() -> None:
+    wire = Wire()
+    soon: list[Callable[[], None]] = []
+    transport = connections.JoinedTransport(wire, soon.append)
+    transport.write(ANSWER)
+    assert wire.written == []
+    transport.write(b"{}")
+    transport.write(b"more")
+    soon[0]()
+    assert wire.written == [ANSWER + b"{}", b"more"]
+
+
+@pytest.mark.parametrize("flush", ["turn", "close"])
+def test_a_head_without_a_body_goes_at_the_next_turn_or_before_the_end(flush: str) -> None:
+    wire = Wire()
+    soon: list[Callable[[], None]] = []
+    transport = connections.JoinedTransport(wire, soon.append)
+    transport.write(ANSWER)
+    end = soon[0] if flush == "turn" else transport.close
+    end()
+    assert wire.written == [ANSWER] and wire.is_closed == (flush == "close")

@@ -40,10 +40,7 @@ class OpenSessions:
         self.on_episode, self.on_change = on_episode, on_change
         self._groups: dict[str, TaskSessions] = {}
         self._num_tasks = 0
-
-    @property
-    def num_running(self) -> int:
-        return sum(len(group.running) for group in self._groups.values())
+        self.num_running = 0
 
     async def open(self, task: Task | None, metadata: Mapping[str, Any]) -> AgentSession:
         """A session; without a task it is one of its own."""
@@ -67,6 +64,7 @@ class OpenSessions:
         )
         group.running.append(session)
         group.count += 1
+        self.num_running += 1
         return session
 
     def release(self) -> None:
@@ -81,6 +79,7 @@ class OpenSessions:
         group = self._groups.get(session.forest.task.id)
         if group is not None and session in group.running:
             group.running.remove(session)
+            self.num_running -= 1
             self.on_change(self.num_running)
             if not group.running and self.on_episode is not None:
                 self.on_episode(self._pop(session.forest.task.id))

@@ -250,8 +250,9 @@ class AgentSession:
         nodes = self._record(prompt, parts, context, as_trained)
         tokens = [token for part in parts for token in part.tokens]
         chat, start = self.policy.chat, len(prompt.tokens) - prompt.begun
-        nodes[-1].span.text = chat.turn_text(tokens, prompt.tokens[-1])
-        text = chat.turn_text([*prompt.tokens[start:], *tokens], prompt.tokens[start - 1])
+        text = nodes[-1].span.text = chat.turn_text(tokens, prompt.tokens[-1])
+        if prompt.begun:
+            text = chat.turn_text([*prompt.tokens[start:], *tokens], prompt.tokens[start - 1])
         used = len(prompt.tokens), cached
         answer, message = read_answer(self.policy, request, text, parts, f"{key:016x}", used)
         nodes[-1].span.info["answer"] = answer.id

@@ -20,7 +20,7 @@ import os
 import secrets
 import socket
 from collections.abc import Awaitable, Callable, Iterator, Mapping, MutableMapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
@@ -164,7 +164,9 @@ class Guard:
         refused = self.rules.refusal(scope["method"], path, headers, tokens, connected_to)
         body: bytes | Refused = b""
         if refused is None and self.max_body:
-            body = await self._body(headers, receive)
+            connection = scope.get("state", {}).get("connection")
+            is_here = connection is not None and connection.has_body
+            body = await self._body(headers, receive, None if is_here else BODY_SECONDS)
             refused = None if isinstance(body, bytes) else body
         if refused is not None:
             return await self._answer(send, refused[0], *self.rules.written(refused, path, headers))
@@ -187,14 +189,16 @@ class Guard:
 
         await self.app(scope, receive_guarded, send_guarded)
 
-    async def _body(self, headers: Mapping[str, str], receive: Any) -> bytes | Refused:
+    async def _body(
+        self, headers: Mapping[str, str], receive: Any, seconds: float | None
+    ) -> bytes | Refused:
         too_long = 413, f"the body has more than {self.max_body} bytes"
         length = headers.get("content-length", "")
         if length.isdecimal() and int(length) > self.max_body:
             return too_long
         body = bytearray()
         try:
-            async with asyncio.timeout(BODY_SECONDS):
+            async with nullcontext() if seconds is None else asyncio.timeout(seconds):
                 while True:
                     message = await receive()
                     if message["type"] == "http.disconnect":
