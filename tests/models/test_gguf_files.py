@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from graft.models.decoder import Decoder, causal
-from graft.models.io.gguf_read import gguf_names, gguf_tokenizer_files, unpair_rows
+from graft.models.io.gguf_read import gguf_names, gguf_tokenizer_files, open_gguf, unpair_rows
 from graft.models.io.load import load_model
 from graft.models.io.save import save_model
 from graft.models.io.tensor_names import hf_names
@@ -273,6 +273,16 @@ def test_other_architectures_and_broken_files_are_named(tmp_path: Path) -> None:
 
 
 # SmolLM2-135M-Instruct
+
+
+def test_a_file_is_walked_once_until_it_changes_or_its_weights_are_loaded(tmp_path: Path) -> None:
+    path = write_gguf(random_decoder(LLAMA), tmp_path / "a.gguf")
+    reader = open_gguf(path)
+    assert open_gguf(path) is reader
+    write_gguf(random_decoder(QWEN3), path)
+    other = open_gguf(path)
+    assert other is not reader and load_model(path).shape.family == "qwen3"
+    assert open_gguf(path) is not other
 
 
 def smollm2() -> Path:

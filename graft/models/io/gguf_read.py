@@ -9,6 +9,7 @@ import json
 import os
 import tempfile
 from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -74,7 +75,10 @@ def load_gguf(
         weight, heads = dequantise(named[name], path), paired_heads(shape, name)
         return unpair_rows(weight, heads) if heads else weight
 
-    return build_decoder(shape, stored, read, origin=f"'{path}'", dtype=dtype, device=device)
+    try:
+        return build_decoder(shape, stored, read, origin=f"'{path}'", dtype=dtype, device=device)
+    finally:
+        _opened.cache_clear()
 
 
 def gguf_package(task: str) -> Any:
@@ -89,23 +93,34 @@ def gguf_package(task: str) -> Any:
 
 def open_gguf(path: Path) -> GGUFReader:
     """The file, memory-mapped; a tensor is read when it is used."""
-    gguf = gguf_package(f"reading '{path}'")
+    gguf_package(f"reading '{path}'")
     if not path.is_file():
         raise ModelFileError(f"no GGUF file at '{path}'")
-    try:
-        check_gguf(path)
-        reader: GGUFReader = gguf.GGUFReader(path)
-        _ = [field.contents() for field in reader.fields.values() if field.types[:1] == [8]]
-    except DAMAGED as error:  # bad magic; truncated; duplicate entries; texts that are not UTF-8
-        raise ModelFileError(
-            f"'{path}' ({path.stat().st_size} bytes) is not a whole GGUF file ({error}); "
-            f"download it again"
-        ) from error
+    state = path.stat()
+    reader = _opened(path, state.st_size, state.st_mtime_ns)
     count = _value(reader, "split.count", 1)
     if isinstance(count, int) and count > 1:
         raise ModelFileError(
             f"'{path}' is one of {count} shards; join them first: llama-gguf-split --merge"
         )
+    return reader
+
+
+@lru_cache(maxsize=1)
+def _opened(path: Path, size: int, changed: int) -> GGUFReader:
+    """The reader of a file as it is now.
+
+    Shape, tokenizer and weights are read one after another, and the package takes seconds to walk
+    through the texts of a vocabulary. `load_gguf`, which comes last, gives it free.
+    """
+    try:
+        check_gguf(path)
+        reader: GGUFReader = gguf_package(f"reading '{path}'").GGUFReader(path)
+        _ = [field.contents() for field in reader.fields.values() if field.types[:1] == [8]]
+    except DAMAGED as error:  # bad magic; truncated; duplicate entries; texts that are not UTF-8
+        raise ModelFileError(
+            f"'{path}' ({size} bytes) is not a whole GGUF file ({error}); download it again"
+        ) from error
     return reader
 
 
@@ -260,8 +275,8 @@ def dequantise(tensor: ReaderTensor, path: Path) -> Tensor:
 
 def gguf_tokenizer_files(path: str | os.PathLike[str], folder: str | os.PathLike[str]) -> None:
     """Write the tokenizer of a GGUF file, with its chat template, in Hugging Face's format."""
+    split = _value(open_gguf(Path(path)), "tokenizer.ggml.pre", "")
     path = Path(path).resolve()
-    split = _value(open_gguf(path), "tokenizer.ggml.pre", "")
     from tokenizers import pre_tokenizers
     from transformers import AutoTokenizer
 
