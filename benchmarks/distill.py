@@ -25,29 +25,36 @@ from benchmarks.methods import Suite, commands, folders_of, read_options, run_al
 
 RATES = ("2e-4", "1e-3", "3e-3")
 STEPS, ROWS = 48, 128
-_GROUPS = ("rollout.tasks=16", "rollout.samples=8")
 _SAMPLED = "distill.divergence=null"
+GRPO = ("algo.name=grpo", "algo.reduction=token", "distill.teacher=", _SAMPLED)
 RL = {
     "gkd": ("distill.divergence={js: {beta: 0.5}}",),
     "reverse": ("distill.divergence=reverse",),
     "opd": ("algo.name=opd", _SAMPLED),
-    "opd_16x8": ("algo.name=opd", _SAMPLED, *_GROUPS),
-    "grpo": ("algo.name=grpo", "algo.reduction=token", "distill.teacher=", _SAMPLED, *_GROUPS),
+    "opd_16x8": ("algo.name=opd", _SAMPLED),
+    "grpo": GRPO,
 }
-"""All but GRPO need no groups: 128 tasks with one attempt each, or 16 with 8."""
-_EVERY = f"eval_every={STEPS // 3}"
+"""All but GRPO need no groups: as many tasks as rows, or an eighth with 8 attempts each."""
 _SHARED = ("model.shape={}", "run.eval_tasks=300", "run.trackers=[]", "run.log_episodes=0")
 
 
-def _own(method: str, rate: str) -> tuple[str, ...]:
+def settings_of(method: str, rate: str, steps: int, rows: int, every: int) -> tuple[str, ...]:
+    """A method's overrides: `steps` of `rows` rows each, held-out tasks after `every` of them."""
+    plan = ("schedule=linear", "min_lr=0.1", "warmup=5", f"steps={steps}", f"lr={rate}")
     if method == "sft":
-        plan = ("schedule=linear", "min_lr=0.1", "warmup=5", _EVERY, f"steps={STEPS}", f"lr={rate}")
-        return (*(f"sft.{one}" for one in plan), f"sft.batch={ROWS}", "train.steps=0")
-    plan = ("schedule=linear", "min_lr=0.1", "warmup=5", f"steps={STEPS}", f"lr={rate}")
-    return (*RL[method], *(f"train.{one}" for one in plan), f"run.{_EVERY}", "sft.steps=0")
+        own = (*plan, f"eval_every={every}", f"batch={rows}")
+        return (*(f"sft.{one}" for one in own), "train.steps=0")
+    samples = 8 if method in ("grpo", "opd_16x8") else 1
+    size = (f"rollout.tasks={rows // samples}", f"rollout.samples={samples}")
+    own = (*RL[method], *size, *(f"train.{one}" for one in plan))
+    return (*own, f"run.eval_every={every}", "sft.steps=0")
 
 
-METHODS = {f"{method}-{rate}": _own(method, rate) for method in ("sft", *RL) for rate in RATES}
+METHODS = {
+    f"{method}-{rate}": settings_of(method, rate, STEPS, ROWS, STEPS // 3)
+    for method in ("sft", *RL)
+    for rate in RATES
+}
 SUITES = {
     "start": Suite(
         ("sft",), ("train.steps=0", "sft.eval_every=100", "run.eval_tasks=300"), recipe="toy"
@@ -74,9 +81,9 @@ class Curve(NamedTuple):
     """From the teacher in the first and the last five steps: KL of opd, divergence of gkd."""
 
 
-def read_curve(folder: Path, method: str, seed: int) -> Curve | None:
-    """None of a run that has not come to its end."""
-    if not (folder / "summary.json").exists():
+def read_curve(folder: Path, method: str, seed: int, is_whole: bool = True) -> Curve | None:
+    """None of a run that has not come to its end, or unless `is_whole` has not begun."""
+    if not (folder / ("summary.json" if is_whole else "metrics.jsonl")).exists():
         return None
     lines = (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     rows = [json.loads(line) for line in lines]
