@@ -41,15 +41,16 @@ def load(path: str, what: str = "object") -> Any:
         )
     if not module_name or not attribute:
         raise UnknownName(f"{what} {path!r} is not of the form 'package.module:name'")
-    here = str(Path.cwd())
-    if here not in sys.path:  # installed entry points do not have the working folder on the path
+    # installed entry points do not have the working folder on the path
+    if module_name not in sys.modules and (here := str(Path.cwd())) not in sys.path:
         sys.path.append(here)
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         line = f" (imported at {frame})" if (frame := user_frame(error)) else ""
         raise UnknownName(
-            f"{what} {path!r}: cannot import {error.name!r}{line}; is it installed, or in {here}?"
+            f"{what} {path!r}: cannot import {error.name!r}{line}; is it installed, or in "
+            f"{Path.cwd()}?"
         ) from error
     except SyntaxError as error:
         at = f"{short_file(error.filename or module_name)}:{error.lineno}"
@@ -66,7 +67,7 @@ def load(path: str, what: str = "object") -> Any:
         if not hasattr(target, part):
             names = [name for name in dir(target) if not name.startswith("_")]
             hint = suggestion(part, names)
-            meant = f"{hint and ';'}{hint}{_shadowed(module, here)}"
+            meant = f"{hint and ';'}{hint}{_shadowed(module)}"
             raise UnknownName(f"{what} {path!r}: {module_name} has no {part!r}{meant}")
         target = getattr(target, part)
     return target
@@ -78,9 +79,9 @@ def load_named(path: str, what: str) -> Any:
     return load(path, what)
 
 
-def _shadowed(module: Any, here: str) -> str:
+def _shadowed(module: Any) -> str:
     """The explanation where a library has the name of a file of the user."""
-    own = Path(here, *module.__name__.split(".")).with_suffix(".py")
+    own = Path.cwd().joinpath(*module.__name__.split(".")).with_suffix(".py")
     found = getattr(module, "__file__", None)
     if not own.exists() or (found and Path(found).resolve() == own.resolve()):
         return ""

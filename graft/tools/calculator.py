@@ -14,6 +14,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import lru_cache
 from typing import NamedTuple
 
 from graft.tools.errors import ERROR
@@ -59,6 +60,7 @@ class Working:
     steps: tuple[CalculationStep, ...]
 
 
+@lru_cache(maxsize=1024)  # the attempts at one task ask for the same ones
 def work(expression: str) -> Working:
     """Evaluate an expression, operations of higher precedence first.
 
