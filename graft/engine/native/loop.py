@@ -105,8 +105,9 @@ class EngineLoop:
                         continue
                     self._count_drawn(draws)
                     are_pages_valid = self._hand_over(draws)
-                    for _ in range(HOPS if self.runner.shares_loop else 1):
-                        await asyncio.sleep(0)  # callers of finished samples submit their next ones
+                    # callers of finished samples submit their next ones; a prompt finishes none
+                    for _ in range(HOPS if draws and self.runner.shares_loop else 1):
+                        await asyncio.sleep(0)
                     if not self._sync():
                         return False
                     if not are_pages_valid:
