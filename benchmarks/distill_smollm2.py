@@ -83,7 +83,7 @@ def jobs_of(options: argparse.Namespace) -> list[Job]:
         Job("teacher", partial(train, "teacher", *teacher), until=until),
         Job("shallow", lambda: [*shallow, "--layers", str(options.layers)]),
         Job("student", partial(train, "student", *student), ("shallow",), until),
-        Job("rows", lambda: [*rows, "rollout.concurrency=1024"], ("teacher",)),
+        Job("rows", lambda: rows, ("teacher",)),
         *(Job(name, partial(method, name), needs[name]) for name in names),
     ]
 
