@@ -21,7 +21,7 @@ class TokenPieces:
 
 
 class StopStrings:
-    """Finds the first of several strings in one completion.
+    """Finds the first of several strings in completions.
 
     stop ("</a>",) on the tokens "1", "</", "a", ">": only ">" can complete it, so the tail is decoded
     only then; "1</a>" holds the string, and the completion ends with all four tokens.
@@ -33,14 +33,19 @@ class StopStrings:
                 f"stop={stops!r} holds an empty string, which would end every completion"
             )
         self.stops, self.pieces = stops, pieces
-        self.last = {stop[-1] for stop in stops}
+        last = {stop[-1] for stop in stops}
+        if not all(map(str.isascii, last)):  # a token may have some of its bytes
+            last.add(_INCOMPLETE)
+        self.can_complete = cache(
+            lambda token: any(end in pieces.characters(token) for end in last)
+        )
+        """Whether a token may be the one that completes a stop string."""
         # a token writes at least one byte; 4 more, so that the first character of the tail is complete
         self.reach = max(len(stop.encode()) for stop in stops) + 4
 
     def completed_by(self, tokens: Sequence[int], start: int) -> bool:
         """Whether the last of `tokens` completes a stop string that lies wholly after `start`."""
-        written = self.pieces.characters(tokens[-1])
-        if _INCOMPLETE not in written and not any(end in written for end in self.last):
+        if not self.can_complete(tokens[-1]):
             return False
         tail = list(tokens[max(start, len(tokens) - self.reach) :])
         text = self.pieces.tokenizer.decode(tail)

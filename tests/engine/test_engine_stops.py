@@ -130,3 +130,12 @@ def test_stop_wins_over_length_on_the_last_token() -> None:
     context, grammar = scripted("ab;")
     completion = sample_one(context, Sampling(max_tokens=2, stop=(";",)), grammar)
     assert completion.finish is Finish.LENGTH
+
+
+def test_pieces_of_characters_are_only_decoded_for_a_stop_that_may_end_in_one() -> None:
+    # token 0 is a byte of some character; what decodes: its piece alone, then the tail each time
+    for stops, decoded in ((("</a>",), 1), (("é",), 4)):
+        tokenizer: Any = PieceTokenizer(["\ufffd"])
+        watch = StopStrings(stops, TokenPieces(tokenizer))
+        assert not any(watch.completed_by([0] * length, 0) for length in (1, 2, 3))
+        assert tokenizer.decoded == decoded

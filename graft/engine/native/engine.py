@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -108,6 +109,7 @@ class NativeEngine:
             runner = CpuRunner(decoder, self._tree, self._masks, seed)
         self._loop = EngineLoop(self._tree, self._scheduler, runner, space)
         self._pieces = None if tokenizer is None else TokenPieces(tokenizer)
+        self._stop_strings = lru_cache(maxsize=64)(StopStrings)
         self._opened = 0
         self._is_open = True
         self.group = group
@@ -277,7 +279,7 @@ class NativeEngine:
                     f"stop strings {sampling.stop!r} need a tokenizer; pass "
                     f"NativeEngine(..., tokenizer=...) or use stop_tokens"
                 )
-            stop_strings = StopStrings(sampling.stop, self._pieces)
+            stop_strings = self._stop_strings(sampling.stop, self._pieces)
         mode = 0
         if grammar is not None:
             mode = grammar.start if context.mode is None else context.mode

@@ -122,12 +122,13 @@ class SampleRequest:
         count = len(tokens)
         if not self.stop_tokens.isdisjoint(tokens):
             count = next(i for i, t in enumerate(tokens, 1) if t in self.stop_tokens)
-        if self.stop_strings is not None:
+        stops = self.stop_strings
+        if stops is not None and any(map(stops.can_complete, tokens[:count])):
             searched = self.sequence.tokens[self.search_start :]
             for number, token in enumerate(tokens[:count], 1):
                 searched.append(token)
                 may_stop = len(self.logprobs) + number >= self.sampling.min_tokens
-                if may_stop and self.stop_strings.completed_by(searched, 0):
+                if may_stop and stops.completed_by(searched, 0):
                     return number
         return count
 
