@@ -6,6 +6,13 @@ import re
 import runpy
 from typing import Any
 
+import pytest
+
+from graft.algos.credits.table import CREDITS
+from graft.algos.losses.table import LOSSES
+from graft.algos.presets import PRESETS
+from graft.algos.reductions import REDUCTIONS
+from graft.algos.weights import WEIGHTS
 from graft.evaluate.benchmarks import BENCHMARKS
 from tests.docs.pages import ROOT
 from tests.docs.test_commands import TREE
@@ -27,6 +34,23 @@ def test_the_map_has_every_room():
     rooms = {str(path.parent.relative_to(package)) for path in package.glob("*/**/__init__.py")}
     nested = {"engine/native/cuda/kernels", "envs/games/solvers", "tools/sandbox/inside"}
     assert named == rooms - nested
+
+
+@pytest.mark.parametrize(
+    "section, names",
+    [
+        ("Credit", CREDITS),
+        ("Loss", LOSSES),
+        ("Weights", WEIGHTS),
+        ("Reduction", REDUCTIONS),
+        ("Presets", PRESETS),
+    ],
+)
+def test_every_part_of_an_algorithm_has_a_row(section, names):
+    page = (ROOT / "docs" / "algorithms.md").read_text(encoding="utf-8")
+    own = page.partition(f"\n## {section}\n")[2].partition("\n## ")[0]
+    rows = [line.split("|")[1] for line in own.splitlines() if line.startswith("| ")]
+    assert names.keys() == {name for row in rows for name in re.findall(r"`(\w+)`", row)}
 
 
 def test_the_index_has_every_command():
