@@ -4,7 +4,7 @@ Each weight of the first block, and the head, is multiplied by many random rows 
 6,144 of them, from several places. A library that divides K between programs for few rows adds in another
 order there. Our own product (`kernels.fixed_product`) then takes its place: below the number of rows from
 which the library's bits are those of all rows, if ours are too; else for any number.
-Shapes and GPU decide, so this runs at every start; it takes the time of some hundred products.
+Shapes and GPU decide, so this runs at every start; it takes the time of some thousand products.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from graft.models.row_order import NEVER, RowOrder
 from graft.models.tree.attention import why_no_kernel
 
 COUNTS = (
-    *(1, 2, 3, 4, 5, 8, 13, 16, 17, 24, 32, 33, 48, 64, 65, 96, 100, 128, 129, 160, 192, 224),
-    *(256, 257, 320, 384, 448, 512, 513, 640, 768, 896, 1024, 1025, 1500, 2048, 3000, 4096, 6144),
+    *range(1, 513),
+    *(513, 640, 768, 777, 896, 1000, 1024, 1025, 1500, 2048, 3000, 4096, 6144),
 )
-"""Numbers of rows, ascending: the engine's batches, its padded prompts, one more than our own kernel's
-tiles take, and some between them."""
+"""Numbers of rows, ascending; all up to the engine's batches. A library's choice may alternate: of one GPU
+it divided K for 144 rows, neither for 129 nor for 160."""
 
 MOST_ROWS = 8192
 MAX_BYTES = 1 << 30
@@ -98,6 +98,8 @@ def _library_from(products: list[Rivals]) -> int | None:
     rows = max(holds_from(rivals.library, rivals.rows, whole) for rivals, whole in both)
     if rows == 0:
         return 0
+    if rows < NEVER:  # a margin, for what is not tried
+        rows = 1 << (rows - 1).bit_length()
     if rows < NEVER and all(holds_from(each.own, each.rows[:rows], it) == 0 for each, it in both):
         return rows
     if all(holds_from(each.own, each.rows, each.own(each.rows)) == 0 for each in products):

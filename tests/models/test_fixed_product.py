@@ -23,12 +23,16 @@ from graft.models.kernels.fixed_product import Tile, fixed_linear, tile_of
 def test_the_product_is_torchs(rows: int, kernel_device: torch.device) -> None:
     torch.manual_seed(0)
     x, weight, bias = torch.randn(rows, 70), torch.randn(33, 70), torch.randn(33)
-    x, weight, bias = (tensor.to(kernel_device) for tensor in (x, weight, bias))
+    is_gpu = kernel_device.type == "cuda"  # tiles are made for bf16, and too large for fp32
+    dtype = torch.bfloat16 if is_gpu else torch.float32
+    close: dict[str, Any] = {"atol": 2e-2, "rtol": 2e-2} if is_gpu else {"atol": 2e-5, "rtol": 1e-5}
+    x, weight, bias = (tensor.to(kernel_device, dtype) for tensor in (x, weight, bias))
     want = torch.nn.functional.linear(x, weight, bias)
-    torch.testing.assert_close(fixed_linear(x, weight, bias), want, atol=2e-5, rtol=1e-5)
-    wide = torch.full((rows, 40), 7.0, device=kernel_device)
+    torch.testing.assert_close(fixed_linear(x, weight, bias), want, **close)
+    wide = torch.full((rows, 40), 7.0, device=kernel_device, dtype=dtype)
     fixed_linear(x, weight, out=wide[:, :33])
-    torch.testing.assert_close(wide[:, :33], want - bias, atol=2e-5, rtol=1e-5)
+    want = torch.nn.functional.linear(x, weight)
+    torch.testing.assert_close(wide[:, :33], want, **close)
     assert (wide[:, 33:] == 7.0).all()
 
 
@@ -57,7 +61,7 @@ def decoder(monkeypatch: pytest.MonkeyPatch) -> Decoder:
     shape = ModelShape(vocab_size=30, width=32, layers=1, heads=2, kv_heads=1, head_dim=16, ff=48)
     monkeypatch.setattr(product_probe, "_found", {})
     monkeypatch.setattr(product_probe, "why_not", lambda decoder: "")
-    monkeypatch.setattr(product_probe, "COUNTS", (1, 5, 16, 20))
+    monkeypatch.setattr(product_probe, "COUNTS", (1, 5, 12, 20))
     monkeypatch.setattr(product_probe, "MOST_ROWS", 32)
 
     def product(x: Tensor, weight: Tensor, bias: Tensor | None = None, **how: Any) -> Tensor:
@@ -89,7 +93,7 @@ def test_where_they_do_our_own_kernel_multiplies(
     monkeypatch.setattr(torch.nn.functional, "linear", splits_k)
     order, note = product_probe.find_kernel_order(decoder)
     assert order is not None and order.fixed == {(32, 48): 16}
-    assert "computes 32 x 48 below 16 rows;" in note
+    assert "computes 32 x 48 below 16 rows;" in note  # 12 is the first that holds
     block: Any = decoder.blocks[0]
     is_own = [order.is_fixed(rows, block.down.weight) for rows in (1, 15, 16, 1000)]
     assert is_own == [True, True, False, False] and not order.is_fixed(1, block.out.weight)
@@ -118,12 +122,12 @@ def test_the_library_multiplies_from_the_count_after_the_last_that_differs() -> 
 
 
 def test_tiles_fill_the_device() -> None:
-    sizes = {rows: tile_of(rows, 1024)[:2] for rows in (1, 16, 64, 128, 256, 512, 1024, 32_768)}
+    sizes = {rows: tile_of(rows, 1024)[:2] for rows in (1, 16, 17, 128, 256, 512, 513, 32_768)}
     assert sizes == {
-        1: (16, 8), 16: (16, 8), 64: (32, 16), 128: (32, 32), 256: (64, 32), 512: (64, 64),
-        1024: (128, 64), 32_768: (128, 128),
+        1: (16, 16), 16: (16, 16), 17: (64, 16), 128: (64, 16), 256: (64, 32), 512: (64, 64),
+        513: (128, 128), 32_768: (128, 128),
     }  # fmt: skip
-    assert tile_of(16, 4096)[:2] == (16, 32)  # 128 programs too
+    assert tile_of(16, 4096)[:2] == (16, 32)  # 128 programs
     for rows in (1, 7, 100, 300, 5000):
         for outputs in (33, 1024, 151_936):
             tile = tile_of(rows, outputs)
