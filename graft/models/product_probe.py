@@ -3,7 +3,8 @@
 Each weight of the first block, and the head, is multiplied by many random rows at once and by 1, 2, ...,
 6,144 of them, from several places. A library that divides K between programs for few rows adds in another
 order there. Our own product (`kernels.fixed_product`) then takes its place: below the number of rows from
-which the library's bits are those of all rows, if ours are too; else for any number.
+which the library's bits are those of all rows, if ours are too; else for any number. Up to 4 rows it also
+replaces a library that holds, which is slow there.
 Shapes and GPU decide, so this runs at every start; it takes the time of some thousand products.
 """
 
@@ -18,6 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from graft.models.decoder import Decoder
+from graft.models.ops import FEW_ROWS
 from graft.models.row_order import NEVER, RowOrder
 from graft.models.tree.attention import why_no_kernel
 
@@ -41,6 +43,8 @@ class Rivals(NamedTuple):
     rows: Tensor
     library: Product
     own: Product
+    few: int = 0
+    """Below as many rows our own is taken where both hold, because it is faster."""
 
 
 _found: dict[tuple[str, str], tuple[RowOrder | None, str]] = {}
@@ -87,7 +91,7 @@ def _search(decoder: Decoder) -> tuple[RowOrder | None, str]:
     )
     return RowOrder(fixed=fixed), (
         f"model.exact=gpu: of {len(by_shape)} shapes of products our own kernel computes "
-        f"{names or 'none'}; the library's rows do not depend on their number in the others"
+        f"{names or 'none'}, and the library the others"
     )
 
 
@@ -95,13 +99,14 @@ def _library_from(products: list[Rivals]) -> int | None:
     """From how many rows on the library computes these products of one shape; None: neither way holds."""
     wholes = [rivals.library(rivals.rows) for rivals in products]
     both = list(zip(products, wholes, strict=True))
-    rows = max(holds_from(rivals.library, rivals.rows, whole) for rivals, whole in both)
-    if rows == 0:
+    found = max(holds_from(rivals.library, rivals.rows, whole) for rivals, whole in both)
+    if found < NEVER:
+        margin = 1 << (found - 1).bit_length() if found else 0  # for what is not tried
+        rows = max(margin, min(rivals.few for rivals in products))
+        if all(holds_from(each.own, each.rows[:rows], whole) == 0 for each, whole in both):
+            return rows
+    if found == 0:
         return 0
-    if rows < NEVER:  # a margin, for what is not tried
-        rows = 1 << (rows - 1).bit_length()
-    if rows < NEVER and all(holds_from(each.own, each.rows[:rows], it) == 0 for each, it in both):
-        return rows
     if all(holds_from(each.own, each.rows, each.own(each.rows)) == 0 for each in products):
         return NEVER
     return None
@@ -121,6 +126,7 @@ def _products(decoder: Decoder) -> Iterator[tuple[tuple[int, int], Rivals]]:
                 _noise(weight),
                 lambda x, w=weight, b=bias: F.linear(x, w, b),
                 lambda x, w=weight, b=bias: fixed_linear(x, w, b),
+                few=FEW_ROWS + 1,  # where `kernels.skinny` multiplies without an order
             ),
         )
     rows, head = decoder.biased(_noise(decoder.head_weight))
