@@ -30,6 +30,7 @@ pytest.importorskip("triton")
 
 import itertools
 
+from graft.engine.native.cuda.kernels import segments
 from graft.engine.native.cuda.kernels.decode import scratch
 from graft.engine.native.cuda.kernels.segments import (
     decode_segments,
@@ -100,13 +101,46 @@ def test_decoding_has_the_learners_bits(
         torch.tensor(table, dtype=torch.int32, device=kernel_device),
         lengths,
         tails,
+        torch.zeros_like(tails),
         torch.tensor(items, dtype=torch.int32, device=kernel_device),
+        num_begun=0,
         splits=splits,
         slots=slots,
         tile_rows=sharing.tile_rows,
         space=space,
     )
     assert slots == 2 and torch.equal(found[:2], fork.learner[last])
+
+
+def test_pages_that_tails_begin_with_are_read_once_with_the_same_bits(
+    kernel_device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three pages of the first segment for both rows, then each goes on with its own."""
+    monkeypatch.setattr(segments, "MIN_SAVED_PAGES", 1)
+    fork = Fork(SPAN - 10, 40, torch.bfloat16, kernel_device)
+    sharing = share_segments(fork.table, group=2, kv_heads=1)
+    assert sharing.begun.tolist() == [[0, 2, 0, 1, 3]]
+    assert (sharing.slots.tolist(), sharing.tails.tolist()) == ([3, 3], [0, 0])
+    slots = num_segments(fork.length)
+    space = scratch(2, slots, 2, 16, kernel_device)
+    for buffer in space:
+        buffer.fill_(torch.nan)
+    last = [rows[-1] for rows in fork.rows]
+    found = decode_segments(
+        fork.q[torch.tensor(last, device=kernel_device)],
+        *fork.pool,
+        torch.tensor(fork.table, dtype=torch.int32, device=kernel_device),
+        torch.tensor([fork.length] * 2, device=kernel_device),
+        torch.tensor(sharing.tails, device=kernel_device),
+        torch.tensor(sharing.slots, device=kernel_device),
+        torch.tensor(sharing.begun, dtype=torch.int32, device=kernel_device),
+        num_begun=1,
+        splits=2,
+        slots=slots,
+        tile_rows=sharing.tile_rows,
+        space=space,
+    )
+    assert torch.equal(found, fork.learner[last])
 
 
 def test_prompts_in_pages_have_the_learners_bits(kernel_device: torch.device) -> None:
@@ -206,9 +240,10 @@ def test_the_log_probs_of_a_tree_have_the_learners_bits(
 def test_the_log_probs_of_long_paths_have_the_learners_bits(
     device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Prompts of more than a segment, so that segments are shared, and tails merged to them."""
+    """Prompts of more than a segment, so that segments are shared, and a page of the tails after them."""
+    monkeypatch.setattr(segments, "MIN_SAVED_PAGES", 1)
     decoder = in_order(monkeypatch, device)
-    rows = answered(decoder, 2 * SPAN + 30, 3, Sampling(max_tokens=3), kv_tokens=4096)
+    rows = answered(decoder, 2 * SPAN + BLOCK + 30, 3, Sampling(max_tokens=3), kv_tokens=4096)
     assert num_unequal(decoder, rows, random.Random(0)) == (0, 9)
 
 

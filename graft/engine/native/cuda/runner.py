@@ -156,6 +156,7 @@ class CudaRunner:
             splits=splits,
             slots=slots,
             items=round_up(len(sharing.items)),
+            begun=round_up(len(sharing.begun)),
             tile_rows=sharing.tile_rows,
             stops=round_up(max(len(request.stop_tokens) for request in requests)),
             is_truncated=any(s.is_truncating and s.temperature > 0 for s in samplings),
@@ -192,14 +193,16 @@ class CudaRunner:
     def _step(self, key: GraphKey, decode_state: DecodeState) -> None:
         """One token for each row."""
         state, pool, shape = decode_state.state, self.tree.pages.pool, self.decoder.own_shape
-        items, stops = decode_state.items(key.items), decode_state.stops(key.stops)
+        items, stops = decode_state.items(key.items + key.begun), decode_state.stops(key.stops)
         # with one slot `decode` writes the output directly
         rows = key.rows if key.slots > 1 or key.in_order else 0
         space = scratch(rows, key.slots, shape.heads, shape.head_dim, self.device)
 
         def attend(layer: int, q: Tensor, *_: None) -> Tensor:
             pages = pool[layer, 0], pool[layer, 1], decode_state.table
-            rows = state[DrawField.LENGTH], state[DrawField.TAIL], items
+            length, tail, shared = (
+                state[field] for field in (DrawField.LENGTH, DrawField.TAIL, DrawField.SHARED)
+            )
             how = {
                 "splits": key.splits,
                 "slots": key.slots,
@@ -207,8 +210,9 @@ class CudaRunner:
                 "space": space,
             }
             if key.in_order:
-                return decode_segments(q, *pages, *rows, **how)
-            return decode(q, *pages, *rows, state[DrawField.SHARED], **how)
+                rows = length, tail, shared, items
+                return decode_segments(q, *pages, *rows, num_begun=key.begun, **how)
+            return decode(q, *pages, length, tail, items, shared, **how)
 
         position = state[DrawField.POSITION]
         kv_slots = KVSlots(

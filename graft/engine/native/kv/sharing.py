@@ -14,7 +14,7 @@ writes to is its own.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 
 import numpy as np
@@ -47,21 +47,27 @@ class PageSharing:
     """[n, 5]: first row, rows, first page, last page + 1, slot."""
     tile_rows: int
     """Query rows of a kernel tile: 16, or 32 where larger groups of siblings fill them."""
+    begun: Ints = field(default_factory=lambda: np.zeros((0, 5), dtype=np.int64))
+    """[n, 5] the same of beginnings of tails, see `cuda.kernels.segments`."""
+
+
+def siblings_first(table: Ints) -> Ints:
+    """An order of the rows in which those that share pages are neighbours."""
+    return np.lexsort(table.T[::-1])
 
 
 def find_sharing(
-    table: Ints, group: int, kv_heads: int, splits: int, tile_rows: int | None = None
+    table: Ints, group: int, kv_heads: int, splits: int, order: Ints | None = None
 ) -> PageSharing:
     """Spans for the rows of `table`; the first `splits` slots are those of the tails.
 
-    tile_rows   of the kernel; None: 16 or 32, by the number of siblings
+    order   of the rows, as `siblings_first` finds it
     """
-    order = np.lexsort(table.T[::-1])
+    order = siblings_first(table) if order is None else order
     table = table[order]
     spans = _spans(table)
     widest = max((count for _, count, _, _ in spans), default=1)
-    if tile_rows is None:
-        tile_rows = 32 if widest * group > 16 else 16
+    tile_rows = 32 if widest * group > 16 else 16
     most = max(tile_rows // group, 1)  # rows of an item
     tiles = sum(-(-count // most) * (stop - start) for _, count, start, stop in spans)
     low, high = SPAN_PAGES

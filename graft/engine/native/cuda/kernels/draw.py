@@ -53,7 +53,7 @@ class DrawField(IntEnum):
     TAIL = 9
     """First page of its tail, see `kv.sharing`."""
     SHARED = 10
-    """Slots of shared spans."""
+    """Slots of shared spans; in the order of positions, shared pages of its tail."""
     SCRIPT = 11
     """Index of the next token of its script; 0: it draws. See `grammar_tables`."""
 

@@ -6,9 +6,15 @@ A segment of a sequence is always computed by one program, which writes its soft
 maximum, sum) to the segment's own slot; `_merge` then goes over the slots from first to last. Which program
 computes which segment changes nothing. As in `decode`, segments that siblings share are work items, read
 once for all of them; those after them are the tail of a row, whose n programs take every n-th.
+
+A prompt seldom ends with a segment. The pages that siblings share of the first segment of their tails are
+items of a launch before the others: it leaves the unfinished softmax in the segment's slot, and the tail's
+program goes on from there.
 """
 
 from __future__ import annotations
+
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -17,7 +23,7 @@ import triton.language as tl
 from torch import Tensor
 
 from graft.engine.native.kv.pages import PAD_PAGE
-from graft.engine.native.kv.sharing import Ints, PageSharing, find_sharing
+from graft.engine.native.kv.sharing import Ints, PageSharing, find_sharing, siblings_first
 from graft.models.kernels.path_attention import (
     empty_segment,
     fold_block,
@@ -27,6 +33,9 @@ from graft.models.kernels.path_attention import (
 from graft.models.tree.path_blocks import BLOCK, SEGMENT
 
 NUM_WARPS, NUM_STAGES = 4, 2
+
+MIN_SAVED_PAGES = 128
+"""Reads that a launch for the beginnings of tails must save: about 7 us of a launch's 4."""
 
 
 # numbers that change from batch to batch are no constants: each would be compiled anew
@@ -39,7 +48,8 @@ def _attend(
     table_stride,
     lengths,  # [B] tokens to attend to, the new one included; 0: an unused row
     tails,  # [B] first segment of the row's tail
-    items,  # [n, 5] first row, rows, first segment, last segment + 1, -; all zero: unused
+    begun,  # [B] pages of it that its slot has already
+    items,  # [n, 5] first row, rows, first segment, last segment + 1, pages of it (0: all); zeros: unused
     tails_count,  # B * splits programs work on tails, the rest on items
     splits,
     slots,
@@ -54,7 +64,9 @@ def _attend(
         row = work // splits
         rows = 1
         length = tl.load(lengths + row).to(tl.int32)
-        start = tl.load(tails + row).to(tl.int32) + work % splits
+        tail = tl.load(tails + row).to(tl.int32)
+        known = tl.load(begun + row).to(tl.int32)
+        start = tail + work % splits
         stop = tl.cdiv(length, SEGMENT * BLOCK)
         step = splits
     else:
@@ -63,8 +75,13 @@ def _attend(
         rows = tl.load(item + 1).to(tl.int32)
         start = tl.load(item + 2).to(tl.int32)
         stop = tl.load(item + 3).to(tl.int32)
+        pages_of_it = tl.load(item + 4).to(tl.int32)
         length = stop * (SEGMENT * BLOCK)  # shared segments are full
+        if pages_of_it != 0:
+            length = (start * SEGMENT + pages_of_it) * BLOCK
         step = 1
+        tail = -1
+        known = 0
     tile_row = tl.arange(0, ROWS)
     sequence = (row + tile_row // GROUP).to(tl.int64)
     query_head = head * GROUP + tile_row % GROUP
@@ -78,9 +95,19 @@ def _attend(
     tile = key[:, None] * D + column[None, :]
     pages = table + row.to(tl.int64) * table_stride
     for segment in tl.range(start, stop, step):
-        top, sums, acc = empty_segment(ROWS, ONES, W)
+        first = segment * SEGMENT
+        at_slot = (sequence * slots + segment) * (HEADS * GROUP) + query_head
+        at_acc = at_slot[:, None] * D + column[None, :]
+        if (segment == tail) & (known != 0):
+            first += known
+            top = tl.load(stats + at_slot * 2, mask=is_used, other=float("-inf"))
+            total = tl.load(stats + at_slot * 2 + 1, mask=is_used, other=0.0)
+            sums = total[:, None] + tl.zeros([ROWS, ONES], tl.float32)
+            acc = tl.load(partial + at_acc, mask=inside, other=0.0)
+        else:
+            top, sums, acc = empty_segment(ROWS, ONES, W)
         last = tl.minimum((segment + 1) * SEGMENT, tl.cdiv(length, BLOCK))
-        for number in tl.range(segment * SEGMENT, last):
+        for number in tl.range(first, last):
             page = tl.load(pages + number).to(tl.int64)
             base = (page * HEADS + head) * (BLOCK * D)
             is_past = number * BLOCK + key < length
@@ -92,8 +119,7 @@ def _attend(
             top, sums, acc = fold_block(
                 top, sums, acc, query, keys, values, is_past[None, :], SCALE
             )
-        at_slot = (sequence * slots + segment) * (HEADS * GROUP) + query_head
-        tl.store(partial + at_slot[:, None] * D + column[None, :], acc, mask=inside)
+        tl.store(partial + at_acc, acc, mask=inside)
         tl.store(stats + at_slot * 2, top, mask=is_used)
         tl.store(stats + at_slot * 2 + 1, tl.max(sums, 1), mask=is_used)  # of equal columns
 
@@ -124,13 +150,43 @@ def _merge(
 
 
 def share_segments(table: Ints, group: int, kv_heads: int) -> PageSharing:
-    """`find_sharing` of whole segments: tails and items count segments instead of pages."""
+    """`find_sharing` of whole segments: tails and items count segments instead of pages, and `slots` are the
+    pages of each tail that `begun` covers."""
     padding = -table.shape[1] % SEGMENT
     table = np.pad(table, ((0, 0), (0, padding)), constant_values=PAD_PAGE)
-    last = table[
-        :, SEGMENT - 1 :: SEGMENT
-    ]  # who shares the last page of a segment shares all of it
-    return find_sharing(last, group, kv_heads, splits=0)
+    order = siblings_first(table)
+    # who shares the last page of a segment shares all of it
+    sharing = find_sharing(table[:, SEGMENT - 1 :: SEGMENT], group, kv_heads, 0, order)
+    sharing.items[:, 4] = 0  # whole segments
+    most = max(sharing.tile_rows // group, 1)
+    sharing.begun, sharing.slots = _begun(table[order], sharing.tails, most)
+    return sharing
+
+
+def _begun(table: Ints, tails: Ints, most: int) -> tuple[Ints, Ints]:
+    """Items, of up to `most` rows, for the pages that neighbours share of the first segment of their
+    tails; and how many pages each row has in them."""
+    columns = np.minimum(tails[:, None] * SEGMENT + np.arange(SEGMENT - 1), table.shape[1] - 1)
+    pages = np.take_along_axis(table, columns, axis=1)
+    same = (pages[1:] == pages[:-1]) & (pages[1:] != PAD_PAGE)
+    is_same = (tails[1:] == tails[:-1]) & same[:, 0]
+    common = np.minimum.accumulate(same, axis=1).sum(axis=1)
+    counts = np.zeros(len(table), dtype=np.int64)
+    items: list[tuple[int, int, int, int, int]] = []
+    saved = 0
+    edges = [0, *(np.flatnonzero(~is_same) + 1).tolist(), len(table)]
+    for first, stop in pairwise(edges):
+        if stop - first < 2:
+            continue
+        count, tail = int(common[first : stop - 1].min()), int(tails[first])
+        counts[first:stop] = count
+        saved += count * (stop - first - 1)
+        items += [
+            (row, min(most, stop - row), tail, tail + 1, count) for row in range(first, stop, most)
+        ]
+    if saved < MIN_SAVED_PAGES:
+        return np.zeros((0, 5), dtype=np.int64), np.zeros_like(counts)
+    return np.array(items, dtype=np.int64), counts
 
 
 def num_segments(length: int) -> int:
@@ -145,25 +201,34 @@ def decode_segments(
     table: Tensor,
     lengths: Tensor,
     tails: Tensor,
+    begun: Tensor,
     items: Tensor,
     *,
+    num_begun: int,
     splits: int,
     slots: int,
     tile_rows: int,
     space: tuple[Tensor, Tensor],
 ) -> Tensor:
-    """Attention of q [B,H,d], see the module; `space` is `decode.scratch` of `slots` per row."""
+    """Attention of q [B,H,d], see the module; `space` is `decode.scratch` of `slots` per row.
+
+    The last `num_begun` items come before the others.
+    """
     batch, heads, _ = q.shape
     kv_heads = k_pool.shape[1]
     partial, stats = space
     q = q.contiguous()
     out = torch.empty_like(q)
     shared = sizes(q, kv_heads)
-    _attend[(kv_heads, batch * splits + len(items))](
-        q, k_pool, v_pool, table, table.stride(0), lengths, tails, items, batch * splits,
-        splits, slots, partial, stats, HEADS=kv_heads, ROWS=tile_rows, **shared,
-        num_warps=NUM_WARPS, num_stages=NUM_STAGES,
-    )  # fmt: skip
+    whole = len(items) - num_begun
+    for tails_count, listed in ((0, items[whole:]), (batch * splits, items[:whole])):
+        if not tails_count and not num_begun:
+            continue
+        _attend[(kv_heads, tails_count + len(listed))](
+            q, k_pool, v_pool, table, table.stride(0), lengths, tails, begun, listed, tails_count,
+            splits, slots, partial, stats, HEADS=kv_heads, ROWS=tile_rows, **shared,
+            num_warps=NUM_WARPS, num_stages=NUM_STAGES,
+        )  # fmt: skip
     merged = min(triton.next_power_of_2(heads), 4)
     _merge[(batch, triton.cdiv(heads, merged))](
         partial, stats, lengths, out, slots, HEADS=heads, D=shared["D"], W=shared["W"],
