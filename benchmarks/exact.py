@@ -9,7 +9,7 @@ arpo     the same, and forks of the context after a tool result
 expa     answers in which actions beyond the vocabulary write tokens, under a grammar
 
 Each load is sampled and then trained (log-probs and gradients, in micro-batches), first with the order of
-`model.exact=gpu`, then without it; random weights, no end token. A round that is not counted comes first.
+`model.exact`, then without it; random weights, no end token. A round that is not counted comes first.
 Prints a Markdown table: gaps over all trained tokens of all rounds, medians of the rates, both of sampled
 tokens a second.
 """
@@ -184,7 +184,7 @@ def measure(
     """Both modes, with the same weights."""
     extra = NUM_ACTIONS if load.actions else 0
     decoder = random_decoder(replace(SHAPES[shape], extra=extra), bench.device, bench.dtype)
-    order = find_order(decoder, on_gpu=True)
+    order = find_order(decoder)
     note(find_kernel_order(decoder)[1] if bench.device.type == "cuda" else f"order: {order}")
     orders = {"on": order, "off": None} if order is not None else {"off": None}
     found = {mode: Measured() for mode in orders}

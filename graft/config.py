@@ -388,7 +388,7 @@ def explain_problems(error: ValidationError) -> str:
 
 
 def _key_of(loc: Sequence[int | str]) -> str:
-    """For model.exact, of type bool or "gpu": model.exact.bool -> model.exact."""
+    """For sft.skip_bad, of type bool or int: sft.skip_bad.bool -> sft.skip_bad."""
     if len(loc) > 2 and loc[0] in Config.model_fields:
         section = type(Config.model_fields[str(loc[0])].default)
         field = section.model_fields.get(str(loc[1]))

@@ -76,10 +76,10 @@ class ModelSection(Section):
     """auto: bfloat16 on a GPU, float32 on a CPU."""
     device: str = "auto"
     """auto: the GPU if there is one."""
-    exact: bool | Literal["gpu"] = True
-    """Engine and learner compute log-probs with the same bits, where this machine's library allows it.
-    true: in float32 on a CPU. gpu: also in bfloat16 on a GPU, which so far was compared in Triton's
-    interpreter only, not measured. false: each computes as is fastest. sampling/exact tells which."""
+    exact: bool = True
+    """Engine and learner compute log-probs with the same bits, where this machine's library allows it: in
+    float32 on a CPU, in bfloat16 on a GPU of the Hopper generation or later. false: each computes as is
+    fastest. sampling/exact tells which."""
 
     @field_validator("chat_template", mode="before")
     @classmethod

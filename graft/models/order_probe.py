@@ -37,12 +37,10 @@ MAX_FLOPS = 1e9
 _found: dict[tuple[str, int, bool], RowOrder | None] = {}
 
 
-def find_order(decoder: Decoder, on_gpu: bool = False) -> RowOrder | None:
-    """The cheapest order that holds on this machine; None: none does, or it is not float32 on a CPU.
-
-    on_gpu   on a GPU too (`product_probe`)
-    """
-    if on_gpu and decoder.device.type == "cuda":
+def find_order(decoder: Decoder) -> RowOrder | None:
+    """The cheapest order that holds on this machine; None: none does, or it is neither float32 on a CPU nor
+    bfloat16 on a GPU (`product_probe`)."""
+    if decoder.device.type == "cuda":
         return find_kernel_order(decoder)[0]
     if decoder.device.type != "cpu" or decoder.dtype != torch.float32 or not decoder.is_whole:
         return None

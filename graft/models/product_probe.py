@@ -65,7 +65,7 @@ def why_not(decoder: Decoder) -> str:
 def find_kernel_order(decoder: Decoder) -> tuple[RowOrder | None, str]:
     """The order for this model on this GPU, or None; and a line that says what was found."""
     if reason := why_not(decoder):
-        return None, f"model.exact=gpu has no effect: {reason}"
+        return None, f"model.exact has no effect: {reason}"
     key = repr(replace(decoder.shape, layers=1)), str(decoder.device)
     if key not in _found:
         _found[key] = _search(decoder)
@@ -80,7 +80,7 @@ def _search(decoder: Decoder) -> tuple[RowOrder | None, str]:
     for shape, products in by_shape.items():
         if (rows := _library_from(products)) is None:
             return None, (
-                f"model.exact=gpu has no effect: rows of the product with {shape[0]} x {shape[1]} depend "
+                f"model.exact has no effect: rows of the product with {shape[0]} x {shape[1]} depend "
                 "on their number, in the library and in our own kernel"
             )
         if rows:
@@ -90,7 +90,7 @@ def _search(decoder: Decoder) -> tuple[RowOrder | None, str]:
         for (n, k), rows in sorted(fixed.items())
     )
     return RowOrder(fixed=fixed), (
-        f"model.exact=gpu: of {len(by_shape)} shapes of products our own kernel computes "
+        f"model.exact: of {len(by_shape)} shapes of products our own kernel computes "
         f"{names or 'none'}, and the library the others"
     )
 

@@ -205,12 +205,14 @@ def policy_notes(policy: Any) -> list[str]:
 
 
 def order_note(config: Config, policy: Any) -> str:
-    """What `model.exact=gpu` found on this GPU."""
-    if config.model.exact != "gpu" or is_external(config) or policy.device.type != "cuda":
+    """On a GPU: why engine and learner will differ in the last bits, or what it takes that they do not."""
+    if not config.model.exact or is_external(config) or policy.device.type != "cuda":
         return ""
+    if not isinstance(policy, Decoder) or not has_kernels(policy.device):
+        return ""  # `policy_notes` says it
     order, note = find_kernel_order(policy)
     if order is not None and policy.order is None:
-        return "model.exact=gpu has no effect: the engine is split over processes"
+        return "model.exact has no effect: the engine is split over processes, or has pages of its own size"
     return note
 
 

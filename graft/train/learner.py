@@ -267,8 +267,15 @@ class Learner:
         metrics = {name: value / max(len(steps), 1) for name, value in totals.items()}
         if (square := metrics.pop(f"{IMPORTANCE}/mean_square", 0.0)) > 0:
             metrics[f"{IMPORTANCE}/ess"] = metrics[f"{IMPORTANCE}/mean"] ** 2 / square
-        metrics[IS_EXACT] = float(getattr(self.policy, "order", None) is not None)
+        metrics[IS_EXACT] = float(self._is_exact)
         return {**metrics, "optimizer_steps": float(len(steps))}
+
+    @property
+    def _is_exact(self) -> bool:
+        """Whether the native engine computes log-probs with the same bits."""
+        # kernels of engine and learner find the threshold of a truncated distribution in different ways
+        is_cut = self.truncation is not None and self.policy.device.type != "cpu"
+        return getattr(self.policy, "order", None) is not None and not is_cut
 
     def _minibatches(self, batch: Batch) -> Iterator[Tensor]:
         """Row numbers of each optimizer step, ascending; whole groups, shuffled where there are several."""

@@ -23,6 +23,7 @@ from graft.models.io.load import load_model, open_model, read_config, read_json,
 from graft.models.order_probe import find_order
 from graft.models.policy import host_copy, weights_of
 from graft.models.shape import ARCHITECTURES, ModelShape
+from graft.models.tree.path_blocks import BLOCK
 from graft.text.chat import Chat
 from graft.text.tokenizer import FastTokenizer
 from graft.train.actions import actions_of, with_actions
@@ -111,10 +112,11 @@ def open_policy(
             policy.recompute = recompute
         # a matrix of which each process computes a part is added up in another order
         is_whole = config.parallel.tp == 1 and group is None and not is_external(config)
-        on_gpu = config.model.exact == "gpu" and not is_split
-        may_hold = bool(config.model.exact) and is_whole and (device.type == "cpu" or on_gpu)
+        may_hold = config.model.exact and is_whole and (device.type == "cpu" or not is_split)
+        if device.type == "cuda" and config.engine.page_size not in (0, BLOCK):
+            may_hold = False  # attention adds in blocks of this size
         if may_hold and plain is not None:
-            policy.use_order(find_order(plain.to(device=device, dtype=dtype), on_gpu))
+            policy.use_order(find_order(plain.to(device=device, dtype=dtype)))
         if not has_sampler or is_shared:
             return policy, policy, actions
         if group is not None:

@@ -193,11 +193,6 @@ def test_a_library_whose_rows_depend_on_their_number_is_found_out(
     assert find_order(decoder) is None
 
 
-def test_on_a_cpu_the_order_for_gpus_changes_nothing() -> None:
-    decoder = tiny_decoder()
-    assert find_order(decoder, on_gpu=True) == find_order(decoder)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [1, 2])
 def test_thousands_of_tokens_have_the_learners_bits(seed: int) -> None:

@@ -171,11 +171,11 @@ def test_whole_segments_are_shared_and_parts_are_not() -> None:
 
 
 def in_order(monkeypatch: pytest.MonkeyPatch, device: torch.device, **changes: Any) -> Decoder:
-    """A decoder as `model.exact=gpu` makes it; in the interpreter all products are our own."""
+    """A decoder as `model.exact` makes it; in the interpreter all products are our own."""
     decoder = small_decoder(**changes)
     if device.type == "cuda":
         decoder = decoder.to(device, torch.bfloat16)
-        order = find_order(decoder, on_gpu=True)
+        order = find_order(decoder)
         assert order is not None, "products with these shapes depend on the number of rows"
     else:
         for module in ("ops", "decoder", "logprobs", "tree.attention"):
@@ -269,5 +269,5 @@ def test_masked_actions_have_the_learners_bits(
 def test_pages_of_another_size_are_refused(
     device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(ValueError, match=r"page_size=16, but with model.exact=gpu .* of 64"):
+    with pytest.raises(ValueError, match=r"page_size=16, but with model.exact .* of 64"):
         engine_on(device, decoder=in_order(monkeypatch, device), page_size=16)

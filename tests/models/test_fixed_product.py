@@ -163,4 +163,4 @@ def test_where_neither_holds_there_is_no_order(
 def test_on_a_cpu_the_probe_says_why_it_does_nothing() -> None:
     shape = ModelShape(vocab_size=30, width=32, layers=1, heads=2, kv_heads=1, head_dim=16, ff=48)
     order, note = product_probe.find_kernel_order(Decoder(shape))
-    assert order is None and note == "model.exact=gpu has no effect: the device is cpu"
+    assert order is None and note == "model.exact has no effect: the device is cpu"

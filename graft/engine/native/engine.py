@@ -318,7 +318,7 @@ def _check_space(space: ActionSpace, shape: ModelShape) -> None:
 def _check_kernels(shape: ModelShape, page_size: int, in_order: bool) -> None:
     if in_order and page_size != BLOCK:
         raise ValueError(
-            f"page_size={page_size}, but with model.exact=gpu attention adds in blocks of {BLOCK} "
+            f"page_size={page_size}, but with model.exact attention adds in blocks of {BLOCK} "
             f"positions, which are pages; leave engine.page_size out, or set it to {BLOCK}"
         )
     if page_size & (page_size - 1) or page_size < 16:
