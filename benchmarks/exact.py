@@ -9,9 +9,9 @@ arpo     the same, and forks of the context after a tool result
 expa     answers in which actions beyond the vocabulary write tokens, under a grammar
 
 Each load is sampled and then trained (log-probs and gradients, in micro-batches), first with the order of
-`model.exact`, then without it; random weights, no end token. A round that is not counted comes first.
-Prints a Markdown table: gaps over all trained tokens of all rounds, medians of the rates, both of sampled
-tokens a second.
+`model.exact`, then without it; random weights, no end token. A round whose
+time is not counted comes first. Prints a Markdown table: gaps over all trained tokens, medians of the rates,
+both of sampled tokens a second.
 """
 
 from __future__ import annotations
@@ -160,7 +160,7 @@ def learn(player: Player, rows: list[Trajectory], tokens_per_micro: int) -> Iter
         yield (logp.detach().cpu() - batch.logprobs).abs()[batch.mask]
 
 
-def once(bench: Bench, player: Player, found: Measured) -> None:
+def once(bench: Bench, player: Player, found: Measured, is_timed: bool) -> None:
     """One round; its numbers are added to `found`."""
     rows: list[Trajectory] = []
     seconds = bench.time(lambda: rows.extend(player.play()))
@@ -174,6 +174,8 @@ def once(bench: Bench, player: Player, found: Measured) -> None:
         if span.author is Author.POLICY
     )
     found.gaps += gaps
+    if not is_timed:
+        return
     found.rollout.append(num_sampled / seconds)
     found.learner.append(num_sampled / learning)
 
@@ -191,9 +193,8 @@ def measure(
     for mode, its in orders.items():  # engines hold graphs of one order
         decoder.use_order(its)
         player = Player(decoder, load)
-        once(bench, player, Measured())
-        for _ in range(bench.rounds):
-            once(bench, player, found[mode])
+        for number in range(bench.rounds + 1):
+            once(bench, player, found[mode], is_timed=number > 0)
         player.engine.close()
         del player
         bench.free()

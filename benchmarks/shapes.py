@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from graft.models.decoder import Decoder
+from graft.models.order_probe import find_order
 from graft.models.shape import ModelShape
 from graft.planning import hardware as fleet
 
@@ -37,7 +38,8 @@ def activation_bytes(shape: ModelShape) -> int:
 def random_decoder(
     shape: ModelShape, device: torch.device, dtype: torch.dtype, seed: int = 0
 ) -> Decoder:
-    """As `Decoder.initialise`, but drawn where the weights live: 4B normals take a CPU a minute."""
+    """As `Decoder.initialise`, but drawn where the weights live: 4B normals take a CPU a minute. It
+    computes as with `model.exact`, the default."""
     with torch.device(device):
         decoder = Decoder(shape).to(dtype)
     generator = torch.Generator(device).manual_seed(seed)
@@ -50,4 +52,5 @@ def random_decoder(
         module.weight.normal_(0.0, scale, generator=generator)
         if isinstance(module, nn.Linear) and module.bias is not None:
             module.bias.zero_()
+    decoder.use_order(find_order(decoder))
     return decoder
