@@ -1,8 +1,10 @@
-"""A shallower model: evenly spaced layers of a larger one, the first and the last among them.
+"""A shallower model: the first and the last layers of a larger one, without those in the middle.
 
-    python -m benchmarks.shallow SmolLM2.gguf runs/student --layers 15
+    python -m benchmarks.shallow SmolLM2.gguf runs/student --layers 20
 
-It writes a Hugging Face folder. Layers that are left out are missed at first: such a student needs SFT.
+It writes a Hugging Face folder. The layers are missed at first: such a student needs SFT. What is least missed
+was measured on SmolLM2-135M (30 layers), as the loss of 20 digits written a third time: 20 layers without
+those in the middle 2.9, evenly spaced 4.4, the first 18 and the last 2 14.0; all layers 0.2.
 """
 
 from __future__ import annotations
@@ -19,12 +21,13 @@ from graft.models.decoder import Decoder
 def kept_layers(of: int, layers: int) -> list[int]:
     """Indices of the layers that stay.
 
-    >>> kept_layers(9, 3)
-    [0, 4, 8]
+    >>> kept_layers(9, 5)
+    [0, 1, 2, 7, 8]
     """
     if not 2 <= layers <= of:
         raise ValueError(f"{layers} of {of} layers: keep at least 2, and at most all")
-    return [round(index * (of - 1) / (layers - 1)) for index in range(layers)]
+    last = layers // 2
+    return [*range(layers - last), *range(of - last, of)]
 
 
 @torch.no_grad()
@@ -44,7 +47,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("model", help="a folder, a run, a .gguf file or a name on the hub")
     parser.add_argument("out", help="the folder to write")
-    parser.add_argument("--layers", type=int, default=15)
+    parser.add_argument("--layers", type=int, default=20)
     options = parser.parse_args(arguments)
     policy = graft.load(options.model, device="cpu")
     policy.model = shallower(policy.model, options.layers)
