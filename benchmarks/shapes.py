@@ -29,8 +29,8 @@ def kv_bytes(shape: ModelShape, dtype: torch.dtype) -> int:
 
 
 def activation_bytes(shape: ModelShape) -> int:
-    """About what a training step keeps per token in bf16: inputs of every product, norm and gate."""
-    block = 4 * shape.width + 4 * shape.q_size + 4 * shape.kv_size + 3 * shape.ff
+    """About what a training step keeps per token in bf16: rows of norms, q|k|v, heads' outputs, gate|up."""
+    block = 2 * shape.width + 2 * shape.q_size + 2 * shape.kv_size + 2 * shape.ff
     return 2 * shape.layers * block
 
 

@@ -450,7 +450,8 @@ class TrainSection(Section):
     minibatches: int = Field(default=1, ge=1)
     """Optimizer steps per pass."""
     tokens_per_micro: int = Field(default=0, ge=0)
-    """Unique tokens per micro-batch; affects memory, not results. 0: 2048 on a CPU, up to 32768 on a GPU."""
+    """Unique tokens per micro-batch; affects memory, not results. 0: 2048 on a CPU, up to 16384 on a GPU
+    (32768 of a model that processes split)."""
     recompute: bool | None = None
     """Activation checkpointing; null: only if the longest row does not fit without it."""
 

@@ -144,7 +144,7 @@ def main(arguments: list[str] | None = None) -> Report:
     parser.add_argument("--seconds", type=float, default=16, help="per row")
     parser.add_argument("--limit", type=float, default=480, help="no job begins after so long")
     parser.add_argument("--quick", action="store_true", help="two rounds of everything")
-    parser.add_argument("--micro", type=int, default=32_768, help="tokens per micro-batch")
+    parser.add_argument("--micro", type=int, default=16_384, help="tokens per micro-batch")
     parser.add_argument("--out", type=Path, default=Path("runs/benchmark-gpu"))
     parser.add_argument("--previous", type=Path, help="a gpu.json to compare with")
     parser.add_argument("--profile", action="store_true", help="top kernels instead of the table")

@@ -52,9 +52,6 @@ PEAK_TFLOPS = 989
 
 GIGABYTE = 1e9
 
-LARGE = 3e9
-"""Weights from which a micro-batch is half as long: a token of 4B keeps about 4 MB."""
-
 
 @lru_cache(maxsize=1)
 def word_tokenizer(vocab_size: int) -> FastTokenizer:
@@ -100,8 +97,6 @@ class Trainer:
         self.bench, self.work, self.shape = bench, work, SHAPES[name]
         self.policy = random_decoder(self.shape, bench.device, bench.dtype)
         micro = tokens_per_micro or bench.tokens_per_micro
-        if self.shape.num_params > LARGE:
-            micro //= 2
         while not kv_tokens and micro > work.unique // work.prompts:
             if pool_tokens(bench, self.shape, work, micro) >= work.kv_tokens // 2:
                 break

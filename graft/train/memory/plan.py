@@ -59,6 +59,9 @@ RUNTIME = {"cuda": 1 << 30, "cpu": 1 << 28}
 CPU_MICRO = 2048
 """On a CPU a micro-batch should fit into the caches; a GPU needs large matrices."""
 GPU_MICROS = (32768, 16384, 8192, 4096, 2048)
+WHOLE_MICRO = 16384
+"""The largest for a model that one process holds: twice as many are no faster, and take twice the memory.
+Processes that split a model gather all of it for each micro-batch, so that fewer are better."""
 
 COMFORT = 0.2
 """Share of the memory that the KV pool must get with a large micro-batch."""
@@ -238,7 +241,8 @@ class RunSizes:
 
     def choose_micro(self) -> MicroBatchSize:
         train, cpu = self.config.train, self.memory.device.type == "cpu"
-        sizes = (CPU_MICRO,) if cpu else GPU_MICROS
+        most = WHOLE_MICRO if self.memory.ways == 1 else GPU_MICROS[0]
+        sizes = (CPU_MICRO,) if cpu else tuple(size for size in GPU_MICROS if size <= most)
         if train.tokens_per_micro:
             sizes = (train.tokens_per_micro,)
         kv_tokens, page = self.config.engine.kv_tokens, page_size(self.config, self.memory)
@@ -284,7 +288,7 @@ def choose_micro(
 ) -> MicroBatchSize:
     """Tokens per micro-batch and whether to recompute, where the recipe does not set them.
 
-    On a GPU the largest size that leaves the KV pool a fifth of the memory, else the smallest;
+    On a GPU the largest useful size that leaves the KV pool a fifth of the memory, else the smallest;
     recomputation only if the longest row does not fit without it.
     """
     return RunSizes.of(config, shape, dtype, device_memory).choose_micro()
