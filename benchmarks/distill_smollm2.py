@@ -3,7 +3,7 @@
     python -m benchmarks.distill_smollm2 --model HuggingFaceTB/SmolLM2-135M-Instruct --seconds 220
 
     teacher   all layers: the recipe's warm-up, then GRPO
-    student   two thirds of the layers (benchmarks.shallow): a warm-up on the same demonstrations
+    student   half of the layers (benchmarks.shallow): a warm-up on the same demonstrations
     rows      attempts of the teacher, for SFT
     methods   from this student, each at every learning rate, all at the same time
 
@@ -127,7 +127,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("overrides", nargs="*", help="key=value for every run")
     parser.add_argument("--model", default="HuggingFaceTB/SmolLM2-135M-Instruct")
-    parser.add_argument("--layers", type=int, default=20, help="of the student")
+    parser.add_argument("--layers", type=int, default=15, help="of the student")
     parser.add_argument("--methods", type=lambda text: text.split(","), default=list(METHODS),
                         help=f"of sft, {', '.join(RL)}")  # fmt: skip
     parser.add_argument("--rates", type=lambda text: text.split(","), default=list(RATES))
