@@ -103,7 +103,7 @@ def test_decoding_has_the_learners_bits(
         tails,
         torch.zeros_like(tails),
         torch.tensor(items, dtype=torch.int32, device=kernel_device),
-        num_begun=0,
+        has_begun=False,
         splits=splits,
         slots=slots,
         tile_rows=sharing.tile_rows,
@@ -119,7 +119,7 @@ def test_pages_that_tails_begin_with_are_read_once_with_the_same_bits(
     monkeypatch.setattr(segments, "MIN_SAVED_PAGES", 1)
     fork = Fork(SPAN - 10, 40, torch.bfloat16, kernel_device)
     sharing = share_segments(fork.table, group=2, kv_heads=1)
-    assert sharing.begun.tolist() == [[0, 2, 0, 1, 3]]
+    assert sharing.items.tolist() == [[0, 2, 0, 1, 3]]
     assert (sharing.slots.tolist(), sharing.tails.tolist()) == ([3, 3], [0, 0])
     slots = num_segments(fork.length)
     space = scratch(2, slots, 2, 16, kernel_device)
@@ -133,8 +133,8 @@ def test_pages_that_tails_begin_with_are_read_once_with_the_same_bits(
         torch.tensor([fork.length] * 2, device=kernel_device),
         torch.tensor(sharing.tails, device=kernel_device),
         torch.tensor(sharing.slots, device=kernel_device),
-        torch.tensor(sharing.begun, dtype=torch.int32, device=kernel_device),
-        num_begun=1,
+        torch.tensor(sharing.items, dtype=torch.int32, device=kernel_device),
+        has_begun=True,
         splits=2,
         slots=slots,
         tile_rows=sharing.tile_rows,
@@ -166,7 +166,7 @@ def test_whole_segments_are_shared_and_parts_are_not() -> None:
     table[2, 3:] += 200  # shares three pages
     sharing = share_segments(table, group=2, kv_heads=8)
     assert sharing.tails[np.argsort(sharing.order)].tolist() == [2, 2, 0]
-    assert [item[:4].tolist() for item in sharing.items] == [[0, 2, 0, 2]]
+    assert [item[:4].tolist() for item in sharing.items] == [[0, 2, 0, 1], [0, 2, 1, 2]]
     assert len(share_segments(table[:, :2], 2, 8).items) == 0
 
 

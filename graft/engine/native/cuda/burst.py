@@ -32,8 +32,6 @@ class GraphKey(NamedTuple):
     splits: int
     slots: int
     items: int
-    begun: int
-    """Items after those: beginnings of tails, see `kernels.segments`."""
     tile_rows: int
     stops: int
     is_truncated: bool
@@ -42,6 +40,8 @@ class GraphKey(NamedTuple):
     """Of the grammar's tables, see `DeviceGrammar.load`."""
     in_order: bool = False
     """Attention and log-probs have the bits of the learner's, see `learner_scores`."""
+    has_begun: bool = False
+    """Whether items are beginnings of tails, see `kernels.segments`."""
 
 
 class DecodeState:
@@ -94,7 +94,7 @@ class DecodeState:
     def clear(self, key: GraphKey) -> None:
         """No row is alive and no work item is left of an earlier burst: a step then changes nothing."""
         self.state.zero_()
-        self.items(key.items + key.begun).zero_()
+        self.items(key.items).zero_()
 
     def write(
         self,
@@ -125,9 +125,8 @@ class DecodeState:
         state[DrawField.SHARED, :count] = sharing.slots
         inv_temperature = np.ones(key.rows, dtype=np.float32)
         inv_temperature[:count] = [1.0 / (s.temperature or 1.0) for s in samplings]
-        items = np.zeros((key.items + key.begun, ITEM_FIELDS), dtype=np.int32)
+        items = np.zeros((key.items, ITEM_FIELDS), dtype=np.int32)
         items[: len(sharing.items)] = sharing.items
-        items[key.items : key.items + len(sharing.begun)] = sharing.begun
         stops = np.full((key.rows, key.stops), -1, dtype=np.int32)
         truncations = np.zeros((3, key.rows), dtype=np.float32)
         truncations[0], truncations[1] = masks.width, 1.0  # keeps every token
@@ -142,7 +141,7 @@ class DecodeState:
             "state": (state, self.state),
             "table": (table.astype(np.int32), self.table[:count, : table.shape[1]]),
             "inv_temperature": (inv_temperature, self.inv_temperature),
-            "items": (items, self.items(len(items))),
+            "items": (items, self.items(key.items)),
             "stops": (stops, self.stops(key.stops)),
             "truncations": (truncations, self.truncations),
             "penalty": (penalty, self.penalty),

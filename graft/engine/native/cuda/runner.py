@@ -156,7 +156,7 @@ class CudaRunner:
             splits=splits,
             slots=slots,
             items=round_up(len(sharing.items)),
-            begun=round_up(len(sharing.begun)),
+            has_begun=self.in_order and bool(sharing.slots.any()),
             tile_rows=sharing.tile_rows,
             stops=round_up(max(len(request.stop_tokens) for request in requests)),
             is_truncated=any(s.is_truncating and s.temperature > 0 for s in samplings),
@@ -193,7 +193,7 @@ class CudaRunner:
     def _step(self, key: GraphKey, decode_state: DecodeState) -> None:
         """One token for each row."""
         state, pool, shape = decode_state.state, self.tree.pages.pool, self.decoder.own_shape
-        items, stops = decode_state.items(key.items + key.begun), decode_state.stops(key.stops)
+        items, stops = decode_state.items(key.items), decode_state.stops(key.stops)
         # with one slot `decode` writes the output directly
         rows = key.rows if key.slots > 1 or key.in_order else 0
         space = scratch(rows, key.slots, shape.heads, shape.head_dim, self.device)
@@ -211,7 +211,7 @@ class CudaRunner:
             }
             if key.in_order:
                 rows = length, tail, shared, items
-                return decode_segments(q, *pages, *rows, num_begun=key.begun, **how)
+                return decode_segments(q, *pages, *rows, has_begun=key.has_begun, **how)
             return decode(q, *pages, length, tail, items, shared, **how)
 
         position = state[DrawField.POSITION]

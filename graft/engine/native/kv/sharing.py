@@ -14,7 +14,7 @@ writes to is its own.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
@@ -47,8 +47,6 @@ class PageSharing:
     """[n, 5]: first row, rows, first page, last page + 1, slot."""
     tile_rows: int
     """Query rows of a kernel tile: 16, or 32 where larger groups of siblings fill them."""
-    begun: Ints = field(default_factory=lambda: np.zeros((0, 5), dtype=np.int64))
-    """[n, 5] the same of beginnings of tails, see `cuda.kernels.segments`."""
 
 
 def siblings_first(table: Ints) -> Ints:
@@ -57,11 +55,17 @@ def siblings_first(table: Ints) -> Ints:
 
 
 def find_sharing(
-    table: Ints, group: int, kv_heads: int, splits: int, order: Ints | None = None
+    table: Ints,
+    group: int,
+    kv_heads: int,
+    splits: int,
+    order: Ints | None = None,
+    span_pages: tuple[int, int] = SPAN_PAGES,
 ) -> PageSharing:
     """Spans for the rows of `table`; the first `splits` slots are those of the tails.
 
-    order   of the rows, as `siblings_first` finds it
+    order        of the rows, as `siblings_first` finds it
+    span_pages   fewest and most of a span
     """
     order = siblings_first(table) if order is None else order
     table = table[order]
@@ -70,7 +74,7 @@ def find_sharing(
     tile_rows = 32 if widest * group > 16 else 16
     most = max(tile_rows // group, 1)  # rows of an item
     tiles = sum(-(-count // most) * (stop - start) for _, count, start, stop in spans)
-    low, high = SPAN_PAGES
+    low, high = span_pages
     longest = max((stop for _, _, _, stop in spans), default=0)
     pages = max(min(tiles * kv_heads // BUSY, high), low, -(-longest // (MAX_SLOTS - 3)))
     tails, slots = np.zeros(len(table), dtype=np.int64), np.zeros(len(table), dtype=np.int64)

@@ -8,8 +8,8 @@ computes which segment changes nothing. As in `decode`, segments that siblings s
 once for all of them; those after them are the tail of a row, whose n programs take every n-th.
 
 A prompt seldom ends with a segment. The pages that siblings share of the first segment of their tails are
-items of a launch before the others: it leaves the unfinished softmax in the segment's slot, and the tail's
-program goes on from there.
+items too, which leave an unfinished softmax in the segment's slot. A second launch goes on from there: it
+computes the first segments of all tails, and the first launch everything else.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ from graft.models.tree.path_blocks import BLOCK, SEGMENT
 
 NUM_WARPS, NUM_STAGES = 4, 2
 
-MIN_SAVED_PAGES = 128
-"""Reads that a launch for the beginnings of tails must save: about 7 us of a launch's 4."""
+MIN_SAVED_PAGES = 256
+"""Reads that beginnings of tails must save: their second launch takes about as long."""
 
 
 # numbers that change from batch to batch are no constants: each would be compiled anew
-@triton.jit(do_not_specialize=["table_stride", "tails_count", "splits", "slots"])
+@triton.jit(do_not_specialize=["table_stride", "num_items", "splits", "slots", "skipped", "most"])
 def _attend(
     q,  # [B, H, d]
     k_pool,  # [pages, K, BLOCK, d]
@@ -50,8 +50,10 @@ def _attend(
     tails,  # [B] first segment of the row's tail
     begun,  # [B] pages of it that its slot has already
     items,  # [n, 5] first row, rows, first segment, last segment + 1, pages of it (0: all); zeros: unused
-    tails_count,  # B * splits programs work on tails, the rest on items
-    splits,
+    num_items,  # as many programs, which start first; the others work on tails
+    splits,  # programs of a tail
+    skipped,  # segments at the beginning of a tail
+    most,  # segments of a tail
     slots,
     partial,  # [B, slots, H, d] float32
     stats,  # [B, slots, H, 2] float32: maximum, sum
@@ -60,17 +62,18 @@ def _attend(
 ):  # fmt: skip
     head = tl.program_id(0)
     work = tl.program_id(1)
-    if work < tails_count:
+    if work >= num_items:
+        work -= num_items
         row = work // splits
         rows = 1
         length = tl.load(lengths + row).to(tl.int32)
         tail = tl.load(tails + row).to(tl.int32)
         known = tl.load(begun + row).to(tl.int32)
-        start = tail + work % splits
-        stop = tl.cdiv(length, SEGMENT * BLOCK)
+        start = tail + skipped + work % splits
+        stop = tl.minimum(tl.cdiv(length, SEGMENT * BLOCK), tail + most)
         step = splits
     else:
-        item = items + (work - tails_count) * 5
+        item = items + work * 5
         row = tl.load(item).to(tl.int32)
         rows = tl.load(item + 1).to(tl.int32)
         start = tl.load(item + 2).to(tl.int32)
@@ -150,16 +153,17 @@ def _merge(
 
 
 def share_segments(table: Ints, group: int, kv_heads: int) -> PageSharing:
-    """`find_sharing` of whole segments: tails and items count segments instead of pages, and `slots` are the
-    pages of each tail that `begun` covers."""
+    """`find_sharing` of whole segments, and of beginnings: tails and items count segments instead of pages,
+    and `slots` are the pages of each tail that items have begun with."""
     padding = -table.shape[1] % SEGMENT
     table = np.pad(table, ((0, 0), (0, padding)), constant_values=PAD_PAGE)
     order = siblings_first(table)
     # who shares the last page of a segment shares all of it
-    sharing = find_sharing(table[:, SEGMENT - 1 :: SEGMENT], group, kv_heads, 0, order)
+    sharing = find_sharing(table[:, SEGMENT - 1 :: SEGMENT], group, kv_heads, 0, order, (1, 2))
     sharing.items[:, 4] = 0  # whole segments
     most = max(sharing.tile_rows // group, 1)
-    sharing.begun, sharing.slots = _begun(table[order], sharing.tails, most)
+    begun, sharing.slots = _begun(table[order], sharing.tails, most)
+    sharing.items = np.concatenate([sharing.items, begun])
     return sharing
 
 
@@ -204,7 +208,7 @@ def decode_segments(
     begun: Tensor,
     items: Tensor,
     *,
-    num_begun: int,
+    has_begun: bool,
     splits: int,
     slots: int,
     tile_rows: int,
@@ -212,7 +216,7 @@ def decode_segments(
 ) -> Tensor:
     """Attention of q [B,H,d], see the module; `space` is `decode.scratch` of `slots` per row.
 
-    The last `num_begun` items come before the others.
+    has_begun   some of the items are beginnings of tails
     """
     batch, heads, _ = q.shape
     kv_heads = k_pool.shape[1]
@@ -220,13 +224,16 @@ def decode_segments(
     q = q.contiguous()
     out = torch.empty_like(q)
     shared = sizes(q, kv_heads)
-    whole = len(items) - num_begun
-    for tails_count, listed in ((0, items[whole:]), (batch * splits, items[:whole])):
-        if not tails_count and not num_begun:
-            continue
-        _attend[(kv_heads, tails_count + len(listed))](
-            q, k_pool, v_pool, table, table.stride(0), lengths, tails, begun, listed, tails_count,
-            splits, slots, partial, stats, HEADS=kv_heads, ROWS=tile_rows, **shared,
+    every = 1 << 20
+    launches = (
+        [(items, splits, 1, every), (items[:0], 1, 0, 1)]
+        if has_begun
+        else [(items, splits, 0, every)]
+    )
+    for listed, programs, skipped, most in launches:
+        _attend[(kv_heads, len(listed) + batch * programs)](
+            q, k_pool, v_pool, table, table.stride(0), lengths, tails, begun, listed, len(listed),
+            programs, skipped, most, slots, partial, stats, HEADS=kv_heads, ROWS=tile_rows, **shared,
             num_warps=NUM_WARPS, num_stages=NUM_STAGES,
         )  # fmt: skip
     merged = min(triton.next_power_of_2(heads), 4)
