@@ -41,6 +41,7 @@ GROUND = {
     "user_code",
     "trust",
     "callable_package",
+    "garbage",
 }
 for room in GROUND:
     LOOKS_AT[room] = GROUND

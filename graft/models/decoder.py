@@ -263,11 +263,13 @@ class Decoder(nn.Module):
         cos, sin = self.rope(positions)
         last = self.blocks[-1]
         for block in self.blocks:
-            inputs = (x, delta, cos, sin, attend, kv_slots, rows if block is last else None)
+            others = cos, sin, attend, kv_slots, rows if block is last else None
             if self.recompute and torch.is_grad_enabled():
-                x, delta = checkpoint(block, *inputs, use_reentrant=False)
+                if delta is not None:  # their sum is kept for the backward pass, not both
+                    x, delta = x + delta, None
+                x, delta = checkpoint(block, x, delta, *others, use_reentrant=False)
             else:
-                x, delta = block(*inputs)
+                x, delta = block(x, delta, *others)
         hidden = self.norm(x, delta)[1]
         if count < len(hidden):
             hidden = hidden[:count]

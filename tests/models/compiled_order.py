@@ -17,11 +17,11 @@ from triton.compiler import ASTSource
 from graft.engine.native.cuda.kernels import segments
 from graft.models.kernels import head, path_attention, rope
 
-POINTERS = {"tiles": "*i32", "table": "*i32", "index": "*i32", "items": "*i32", "lse": "*fp32"}
+POINTERS = {"tiles": "*i32", "table": "*i32", "items": "*i32", "lse": "*fp32"}
 POINTERS |= dict.fromkeys(("partial", "stats", "logp_ptr", "entropy_ptr", "norm_ptr"), "*fp32")
 POINTERS |= dict.fromkeys(("scales_ptr", "floors_ptr", "vocab_logp_ptr"), "*fp32")
-POINTERS |= dict.fromkeys(("lengths", "tails", "actions_ptr", "modes_ptr"), "*i64")
-POINTERS |= dict.fromkeys(("q", "k", "v", "k_pool", "v_pool", "out", "logits_ptr"), "*bf16")
+POINTERS |= dict.fromkeys(("lengths", "tails", "begun", "actions_ptr", "modes_ptr"), "*i64")
+POINTERS |= dict.fromkeys(("q", "k_pool", "v_pool", "out", "logits_ptr"), "*bf16")
 POINTERS |= dict.fromkeys(("cos_ptr", "sin_ptr", "rstd_ptr"), "*fp32")
 POINTERS |= dict.fromkeys(("rows_ptr", "positions_ptr", "lengths_ptr"), "*i64")
 POINTERS |= dict.fromkeys(("qkv_ptr", "q_weight_ptr", "k_weight_ptr"), "*bf16")
@@ -34,6 +34,8 @@ def compiled(kernel: Any, constants: dict[str, Any], aligned: Iterable[str] = ()
     options = {name: constants.pop(name) for name in ("num_warps", "num_stages")}
     names = kernel.arg_names
     types = {"scale": "fp32", "eps": "fp32", **POINTERS, **dict.fromkeys(constants, "constexpr")}
+    if "W" in constants:  # blocks of keys and values that the copy engine fetches
+        types |= dict.fromkeys(("k", "v"), f"tensordesc<bf16[64,{constants['W']}]>")
     signature = {name: types.get(name, "i32") for name in names}
     aligned = {*aligned, *(name for name in names if signature[name].startswith("*"))}
     source = ASTSource(
@@ -53,14 +55,15 @@ def main() -> dict[str, list[Any]]:
     import torch
 
     found: dict[str, list[Any]] = {}
-    strides = ("q_stride", "q_head", "k_stride", "k_head", "v_stride", "v_head")
     for size in (64, 128):
         shared = path_attention.sizes(torch.empty(1, 16, size), kv_heads=8)
-        walk = {**shared, "HEADS": 16}
-        pages = {**walk, "index": None, "lse": None}
-        found[f"learner {size}"] = compiled(path_attention._walk, walk, strides)
-        found[f"prompts {size}"] = compiled(path_attention._walk, pages, strides)
-        decode = {**shared, "HEADS": 8, "SPLITS": 2, "SLOTS": 4}
+        walk = {**shared, "HEADS": 16, "PACK": 2, "QUERIES": 64, "num_warps": 8, "num_stages": 3}
+        learner = {**walk, "BLOCK_ROWS": 64, "HEAD_ROWS": 0, "HEAD_COLUMNS": size}
+        prompts = {**walk, "BLOCK_ROWS": 512, "HEAD_ROWS": 64, "HEAD_COLUMNS": 0, "lse": None}
+        strides = ("q_stride", "q_head")
+        found[f"learner {size}"] = compiled(path_attention._walk, learner, strides)
+        found[f"prompts {size}"] = compiled(path_attention._walk, prompts, strides)
+        decode = {**shared, "HEADS": 8, "ROWS": 16, "num_warps": 4, "num_stages": 2}
         found[f"decoding {size}"] = compiled(segments._attend, decode)
         heads, pairs, warps = rope._tile(32, size // 2)
         rotation = {"H": 16, "K": 8, "HALF": size // 2, "HEADS": heads, "PAIRS": pairs}

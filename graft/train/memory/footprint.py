@@ -114,8 +114,7 @@ def activation_bytes(
     per_block = block * size + small
     ends = (3 * shape.width + shape.head_dim) * size  # the last norm, the head's rows, angles
     if recompute:
-        # kernels keep the stream in fp32, and beside it its pending addition
-        stream = shape.width * (4 + size if fused else size)
+        stream = shape.width * (4 if fused else size)  # kernels keep it in fp32
         per_token = shape.layers * stream + per_block
     else:
         per_token = shape.layers * per_block
