@@ -2,8 +2,8 @@
 
     T tokens in one list, P pages of a sequence
 
-The host takes longer to launch a kernel than a small model to compute it, so chunks are padded to a size of
-`SIZES` and computed by a graph; longer ones, and those of very many sequences, are launched kernel by kernel.
+Long chunks are launched kernel by kernel: a kernel takes longer than the host needs to launch the next.
+Short ones would wait for the host, so they are padded to a size of `SIZES` and computed by a graph.
 """
 
 from __future__ import annotations
@@ -24,10 +24,8 @@ from graft.models.kernels.path_attention import attend_pages
 from graft.models.kv_slots import KVSlots
 from graft.transfer import transfer
 
-SIZES = (16, 64, 256, 1024, 1536, 2048, 3072, 4096, 6144, 8192)
+SIZES = (16, 64, 256, 1024)
 """Tokens that graphs are captured for."""
-MAX_BLOCKS = 1088
-"""Blocks of a graph at most: programs of unused ones end at once, but not for nothing."""
 
 
 class PrefillChunk(NamedTuple):
@@ -54,8 +52,6 @@ class Prefill:
         """The next `count` tokens of every work's sequence."""
         chunk = self._lay_out(works)
         size = next((size for size in SIZES if size >= len(chunk.tokens)), None)
-        if size is not None and len(chunk.blocks) > max_blocks(size):
-            size = None
         if size is None or self.graphs is None:
             self._forward(self._move(chunk))
         else:
@@ -91,7 +87,7 @@ class Prefill:
         return PrefillChunk(**transfer(arrays, self.device))
 
     def _capture(self, size: int, graphs: Graphs) -> tuple[PrefillChunk, Callable[[], None]]:
-        """Buffers for up to `size` tokens, and the graph that computes them."""
+        """Buffers for `size` tokens of up to as many sequences, and the graph that computes them."""
 
         def zeros(*shape: int, dtype: torch.dtype = torch.int32) -> Tensor:
             return torch.zeros(shape, dtype=dtype, device=self.device)
@@ -101,8 +97,8 @@ class Prefill:
             rows=zeros(size, dtype=torch.int64),
             positions=zeros(size, dtype=torch.int64),
             blocks=zeros(max_blocks(size), BLOCK_FIELDS),
-            table=zeros(max_blocks(size) + 1, self.widest),  # a sequence has a block or more
-            alive=zeros(max_blocks(size) + 1),  # no row: the capture writes nothing
+            table=zeros(size, self.widest),
+            alive=zeros(size),  # no row: the capture writes nothing
         )
         self._captured[size] = buffers, graphs.record(lambda: self._forward(buffers))
         return self._captured[size]
@@ -120,8 +116,8 @@ class Prefill:
 
 
 def max_blocks(size: int) -> int:
-    """Blocks of `size` tokens: enough for any number of sequences, up to 1,024 tokens."""
-    return min(size + size // BLOCK, MAX_BLOCKS)
+    """Blocks of `size` tokens at most, for any number of sequences."""
+    return size + size // BLOCK
 
 
 def _pad(chunk: PrefillChunk, size: int) -> PrefillChunk:
@@ -133,9 +129,9 @@ def _pad(chunk: PrefillChunk, size: int) -> PrefillChunk:
 
     return PrefillChunk(
         tokens=longer(chunk.tokens, size),
-        rows=longer(chunk.rows, size, fill=max_blocks(size)),
+        rows=longer(chunk.rows, size, fill=size - 1),  # unused, unless there is nothing to pad
         positions=longer(chunk.positions, size),
         blocks=longer(chunk.blocks, max_blocks(size)),
-        table=longer(chunk.table, max_blocks(size) + 1),
-        alive=longer(chunk.alive, max_blocks(size) + 1),
+        table=longer(chunk.table, size),
+        alive=longer(chunk.alive, size),
     )
