@@ -5,7 +5,8 @@
     make bench BENCH=gateway ARGS="calls 512 4 128"          # HTTP alone: an engine that takes no time
 
 One load, three ways. Each attempt takes the same number of turns; one token in N ends a turn, so that a turn
-has N tokens on average; and 8 attempts share a task:
+has N tokens on average; and 8 attempts share a task. There are three times as many attempts as sessions at
+once, so that one long attempt at the end, or many requests at the beginning, do not decide:
 
     environment    a turn is an environment's: no gateway
     function       a turn is a call of client.chat in a Python function: sessions, no HTTP
@@ -56,6 +57,8 @@ SHAPE = {
     "max_positions": 4096,
 }
 SAMPLES = 8
+WAVES = 3
+"""Attempts for each of the sessions at once."""
 QUESTION = "Work on this task step by step, and write down what you find. " * 4
 MORE = "Go on with the next step, please."
 
@@ -114,12 +117,17 @@ class Connection:
             self.streams[1].close()
 
 
-async def outside(url: str, token: str, sessions: int, turns: int) -> list[float]:
-    """The other process: `sessions` agents at once; seconds of each call."""
+async def outside(url: str, token: str, sessions: int, turns: int, waves: int) -> list[float]:
+    """The other process: `sessions` agents at once, `waves` attempts each; seconds of each call."""
     seconds: list[float] = []
 
     async def agent() -> None:
         connection = Connection(url)
+        for _ in range(waves):
+            await attempt(connection)
+        connection.close()
+
+    async def attempt(connection: Connection) -> None:
         opened = await connection.post("/graft/sessions", token, {})
         messages = [*opened["task"]["prompt"]] or [{"role": "user", "content": QUESTION}]
         for _ in range(turns):
@@ -131,7 +139,6 @@ async def outside(url: str, token: str, sessions: int, turns: int) -> list[float
             messages += [answer["choices"][0]["message"], {"role": "user", "content": MORE}]
         end = f"/graft/sessions/{opened['id']}/end"
         await connection.post(end, opened["key"], {"reward": 0})
-        connection.close()
 
     await asyncio.gather(*(agent() for _ in range(sessions)))
     return seconds
@@ -159,12 +166,13 @@ def sampled(episodes: list[Episode]) -> int:
     return sum(len(s) for e in episodes for s in e.spans if s.author == "policy")
 
 
-def measure(setup: RolloutSetup, sessions: int, salt: int) -> tuple[float, int]:
+def measure(setup: RolloutSetup, sessions: int, salt: int, waves: int = WAVES) -> tuple[float, int]:
     """Seconds of one load, and the tokens that were sampled."""
-    tasks = [Task(f"talk:{n}", "talk", seed=n) for n in range(max(sessions // SAMPLES, 1))]
+    at_once = max(sessions // SAMPLES, 1)
+    tasks = [Task(f"talk:{n}", "talk", seed=n) for n in range(waves * at_once)]
     samples = min(SAMPLES, sessions)
     started = time.perf_counter()
-    episodes = collect(tasks, replace(setup, salt=salt), independent(samples), concurrency=10**6)
+    episodes = collect(tasks, replace(setup, salt=salt), independent(samples), concurrency=at_once)
     seconds = time.perf_counter() - started
     failed = [leaf.info for e in episodes for leaf in e.leaves if not leaf.status.is_trainable]
     tokens = sampled(episodes)
@@ -179,18 +187,20 @@ def with_agents(setup: RolloutSetup, program: AgentProgram) -> RolloutSetup:
     return replace(setup, agent=agents)
 
 
-def over_http(setup: RolloutSetup, sessions: int, salt: int) -> tuple[float, int, list[float]]:
+def over_http(
+    setup: RolloutSetup, sessions: int, salt: int, waves: int = WAVES
+) -> tuple[float, int, list[float]]:
     program = ExternalAgents()
     served = with_agents(setup, program)
     agents: Any = served.agent
     agents.address.app.source = program
-    words = [agents.address.url, agents.address.token, str(sessions), str(Talk.turns)]
+    words = [agents.address.url, agents.address.token, *map(str, (sessions, Talk.turns, waves))]
     child = subprocess.Popen(
         [sys.executable, __file__, "outside", *words], stdout=subprocess.PIPE, text=True
     )
     assert child.stdout is not None
     child.stdout.readline()  # it has imported everything, and claims now
-    seconds, tokens = measure(served, sessions, salt)
+    seconds, tokens = measure(served, sessions, salt, waves)
     calls = json.loads(child.stdout.readline())
     child.wait()
     agents.close()
@@ -266,7 +276,7 @@ async def calls(sessions: int, turns: int, tokens: int) -> None:
     address.app.source = source = OpenSessions(gateway)
     async with address.serving(gateway):
         for _ in range(2):
-            words = [address.url, address.token, str(sessions), str(turns)]
+            words = [address.url, address.token, str(sessions), str(turns), "1"]
             child = await asyncio.create_subprocess_exec(
                 sys.executable, __file__, "outside", *words, stdout=subprocess.PIPE, limit=2**24
             )
@@ -319,9 +329,9 @@ def main(sessions: int, turns: int, tokens: int, model: str, rounds: int = 3) ->
     for name in ("environment", "function", "http"):
         for _ in range(2):  # the first one imports, renders and compiles what is kept
             if name == "http":
-                over_http(short, 1, 9)
+                over_http(short, 1, 9, waves=1)
             else:
-                measure(short if name == "environment" else talking, 1, 9)
+                measure(short if name == "environment" else talking, 1, 9, waves=1)
             taken = clock.beside(32)
         print(f"  {name:12} {taken:6.2f} ms a call")
     setup.engine.close()
@@ -330,8 +340,8 @@ def main(sessions: int, turns: int, tokens: int, model: str, rounds: int = 3) ->
 if __name__ == "__main__":
     if sys.argv[1:2] == ["outside"]:
         print("ready", flush=True)
-        url, token, sessions, turns = sys.argv[2:]
-        print(json.dumps(asyncio.run(outside(url, token, int(sessions), int(turns)))))
+        url, token, *numbers = sys.argv[2:]
+        print(json.dumps(asyncio.run(outside(url, token, *map(int, numbers)))))
     elif sys.argv[1:2] == ["calls"]:
         run(lambda: calls(*(int(word) for word in sys.argv[2:5])))
     else:
