@@ -74,12 +74,16 @@ class SampleRequest:
         Of a description that is longer than the budget only the beginning is written.
         """
         written = tokens[: self.budget_left]
-        rest = len(written) - 1
         self.sequence.tokens += written
-        self.actions += [action] + [NO_ACTION] * rest
-        self.logprobs += [logprob] + [0.0] * rest
-        self.entropies += [entropy] + [0.0] * rest
-        self.modes += [self.mode] * len(written)
+        self.actions.append(action)
+        self.logprobs.append(logprob)
+        self.entropies.append(entropy)
+        self.modes.append(self.mode)
+        if rest := len(written) - 1:
+            self.actions += [NO_ACTION] * rest
+            self.logprobs += [0.0] * rest
+            self.entropies += [0.0] * rest
+            self.modes += [self.mode] * rest
         if len(written) < len(tokens):
             return Finish.LENGTH
         if is_exit:

@@ -40,20 +40,17 @@ class GrammarFollower:
         start, count = 0, len(actions)
         finish: Finish | None = None
         while start < count and finish is None and not request.is_over:
-            special = self._special.get(request.mode)
-            if special is not None:
+            action, special = actions[start], self._special.get(request.mode)
+            if special is not None and action not in special:
                 stop = count
                 if not special.isdisjoint(actions):
                     stop = next((i for i in range(start, count) if actions[i] in special), count)
-                if stop > start:
-                    run = slice(start, stop)
-                    finish = request.add_tokens(actions[run], logprobs[run], entropies[run])
-                    start = stop
-                    continue
-            if actions[start] != NO_ACTION:
-                finish = self._decide(
-                    request, grammar, actions[start], logprobs[start], entropies[start]
-                )
+                run = slice(start, stop)
+                finish = request.add_tokens(actions[run], logprobs[run], entropies[run])
+                start = stop
+                continue
+            if action != NO_ACTION:
+                finish = self._decide(request, grammar, action, logprobs[start], entropies[start])
             start += 1
         return finish
 
