@@ -58,7 +58,10 @@ def why_not(decoder: Decoder) -> str:
         return f"the weights are {decoder.dtype}, and only bfloat16 was made for it"
     if not decoder.is_whole:
         return "the model is split over processes"
-    return why_no_kernel(decoder.shape.head_dim, decoder.dtype, decoder.device)
+    size = decoder.shape.head_dim
+    if size & (size - 1):
+        return f"head size {size} is no power of two, and only such were compared on a GPU"
+    return why_no_kernel(size, decoder.dtype, decoder.device)
 
 
 @torch.no_grad()
