@@ -13,7 +13,8 @@ is in the tile nor how work is spread over programs matters, as long as a segmen
 
 Tiles have different numbers of rows. No sum may depend on them, so every sum over keys is a matrix product,
 whose instructions add along K in one order (`product_probe` checks that on the GPU at hand): the weights of
-a row are added up by multiplying them by ones. The gradients are those of `interval`.
+a row are added up by multiplying them by ones. Keys that a query does not see have weight 0; what is stored
+in their place must be finite, which pages always are (`kv.pages`). The gradients are those of `interval`.
 """
 
 from __future__ import annotations

@@ -6,6 +6,7 @@ copy         pages of forks                                       pages.Pages.fl
 decode       one query per sequence, shared pages read once       attention.Extend
 segments     the same, with the learner's bits (`model.exact`)    attention.Extend
 extend       many queries per sequence over their pages           attention.Extend
+learner_scores   log-probs of draws by the learner's head         logprobs.score_actions
 draw         logits to token, log-prob and entropy in one pass    sampler.sample
 truncation   the thresholds of top-k, top-p and min-p             sampler.lowest_kept
 """
