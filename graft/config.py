@@ -10,32 +10,28 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from io import StringIO
 from pathlib import Path
-from types import NoneType, UnionType
-from typing import Any, Union, get_args, get_origin
+from typing import Any
 
 from pydantic import PrivateAttr, ValidationError, model_validator
 
-from graft.peer_keys import FIRST_KEYS, as_override, leaves_of, meant
-from graft.recipe_keys import (
+from graft.recipe.attempt_keys import (
     ActionsSection,
     AgentSection,
-    AlgoSection,
-    ClusterSection,
-    DistillSection,
-    EngineSection,
     EnvItem,
     EvalSection,
-    LoraSection,
-    ModelSection,
-    ParallelSection,
     RolloutSection,
-    RunSection,
-    Section,
-    SftSection,
     TaskSection,
+)
+from graft.recipe.learning_keys import (
+    AlgoSection,
+    DistillSection,
+    LoraSection,
+    SftSection,
     TrainSection,
 )
-from graft.recipe_references import (
+from graft.recipe.peer_keys import as_override
+from graft.recipe.problems import explain_problems, keys_of
+from graft.recipe.references import (
     Reference,
     check_references,
     escaped,
@@ -43,6 +39,14 @@ from graft.recipe_references import (
     references_in,
     remember_secrets,
 )
+from graft.recipe.run_keys import (
+    ClusterSection,
+    EngineSection,
+    ModelSection,
+    ParallelSection,
+    RunSection,
+)
+from graft.recipe.section import Section
 from graft.registry import nearest
 from graft.trust.bounds import read_yaml
 from graft.trust.masking import mask, masked
@@ -369,60 +373,12 @@ def check(values: Any, where: str = "config") -> Config:
     try:
         return Config.model_validate(values)
     except ValidationError as error:
-        raise ConfigError(f"{where}: {explain_problems(error)}") from error
-
-
-MOST_EXPLAINED = 12
-"""Unknown keys of one section that are explained; a whole recipe of verl has hundreds."""
-
-
-def explain_problems(error: ValidationError) -> str:
-    """What is wrong with the values of a recipe, in one line.
-
-    A key that takes values of several types has a problem with each of them; they become one.
-    """
-    problems: dict[str, list[Any]] = {}
-    for problem in error.errors():
-        problems.setdefault(_key_of(problem["loc"]), []).append(problem)
-    return "; ".join(_explain(key, *found) for key, found in problems.items())
-
-
-def _key_of(loc: Sequence[int | str]) -> str:
-    """For sft.skip_bad, of type bool or int: sft.skip_bad.bool -> sft.skip_bad."""
-    if len(loc) > 2 and loc[0] in Config.model_fields:
-        section = type(Config.model_fields[str(loc[0])].default)
-        field = section.model_fields.get(str(loc[1]))
-        types = {*get_args(field.annotation)} - {NoneType} if field else set()
-        if field and get_origin(field.annotation) in (Union, UnionType) and len(types) > 1:
-            loc = (*loc[:2], *loc[3:])
-    return ".".join(map(str, loc))
-
-
-def _explain(key: str, problem: Any, *others: Any) -> str:
-    """What is wrong with one value; `problem` and others of the same key are pydantic's."""
-    if problem["type"] == "extra_forbidden":
-        names = list(leaves_of(key, problem["input"]))
-        lines = [f"unknown key {name!r}; {meant(name, keys())}" for name in names[:MOST_EXPLAINED]]
-        left = len(names) - len(lines)
-        return "; ".join([*lines, f"and {left} more below {key!r}"] if left else lines)
-    if problem["type"] == "model_type" and key in FIRST_KEYS:
-        return f"{key}={problem['input']!r}: {key} is a section; did you mean {FIRST_KEYS[key]!r}?"
-    found = [str(one["msg"]).removeprefix("Value error, ") for one in (problem, *others)]
-    if not key:
-        return found[0]
-    message = ", or ".join(dict.fromkeys(one[0].lower() + one[1:] for one in found))
-    if problem["type"] == "string_type" and isinstance(problem["input"], int | float):
-        message += f"; YAML reads this as a number: quote it, as in {key}='\"01\"'"
-    return f"{key}={problem['input']!r}: {message}"
+        raise ConfigError(f"{where}: {explain_problems(error, Config)}") from error
 
 
 def keys() -> dict[str, str]:
     """Every key and its line of documentation."""
-    documented: dict[str, str] = {}
-    for section, info in Config.model_fields.items():
-        for name, field in type(info.default).model_fields.items():
-            documented[f"{section}.{name}"] = " ".join((field.description or "").split())
-    return documented
+    return keys_of(Config)
 
 
 def dump_config(config: Config) -> str:

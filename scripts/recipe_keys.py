@@ -1,4 +1,4 @@
-"""Writes the table of keys into docs/recipes.md, from the fields of graft/recipe_keys.py.
+"""Writes the table of keys into docs/recipes.md, from the sections in graft/recipe/.
 
 python scripts/recipe_keys.py          # tests/docs/test_tables.py fails when the page is not up to date
 """

@@ -8,7 +8,7 @@ import warnings
 import pytest
 
 from graft.config import ConfigError, keys, load_config
-from graft.peer_keys import FIRST_KEYS, PEER_KEYS, as_override, meant
+from graft.recipe.peer_keys import FIRST_KEYS, PEER_KEYS, as_override, meant
 
 
 def test_every_entry_names_a_key_that_exists_and_none_that_is_ours():

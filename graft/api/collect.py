@@ -12,7 +12,7 @@ from graft.api.engine import PolicyEngine, engine_of
 from graft.api.environments import EnvLike, as_task, check_tasks, env_maker
 from graft.api.progress import ProgressLine
 from graft.api.settings import settings
-from graft.recipe_keys import EnvItem
+from graft.recipe.attempt_keys import EnvItem
 from graft.types import Episode, Task
 from graft.user_code import UserCodeError, seen
 

@@ -7,7 +7,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from graft.config import Config, ConfigError, explain_problems
+from graft.config import Config, ConfigError
+from graft.recipe.problems import explain_problems
 
 
 def settings(base: Config | None = None, **sections: Mapping[str, Any]) -> Config:
@@ -23,7 +24,7 @@ def settings(base: Config | None = None, **sections: Mapping[str, Any]) -> Confi
         try:
             checked[name] = kind.model_validate({**before, **values})
         except ValidationError as error:
-            raise ConfigError(explain_problems(error)) from error
+            raise ConfigError(explain_problems(error, Config)) from error
     if base is not None:
         return base.model_copy(update=checked)
     return Config.model_construct(**checked)  # rules between sections are those of whole runs

@@ -48,6 +48,6 @@ def setting_meant(error: Any, words: list[str]) -> str:
     if "overrides" not in takes or place is None:
         return ""
     from graft.config import keys
-    from graft.peer_keys import as_override
+    from graft.recipe.peer_keys import as_override
 
     return as_override(words[place], words[place + 1 : place + 2], keys())

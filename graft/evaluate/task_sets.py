@@ -19,7 +19,7 @@ from graft.envs.base import as_messages
 from graft.envs.dataset.base import num_rows
 from graft.evaluate.task_set import TaskSet
 from graft.protocols import Env
-from graft.recipe_keys import EnvItem
+from graft.recipe.attempt_keys import EnvItem
 from graft.registry import UnknownName
 from graft.text.chat import Chat
 from graft.types import Task

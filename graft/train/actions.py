@@ -17,7 +17,7 @@ from graft.config import ActionsSection, Config, ConfigError
 from graft.models.decoder import Decoder
 from graft.models.extra_actions import extend, load_rows
 from graft.protocols import Env
-from graft.recipe_keys import EnvItem
+from graft.recipe.attempt_keys import EnvItem
 from graft.rollout.user_calls import close_env
 from graft.text.tokenizer import FastTokenizer
 from graft.train.run_dir.checkpoint import action_names

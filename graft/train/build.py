@@ -20,7 +20,7 @@ from graft.models.product_probe import find_kernel_order
 from graft.models.shape import ModelShape
 from graft.models.tree.attention import why_no_kernel
 from graft.protocols import Engine, Env
-from graft.recipe_keys import EnvItem, TaskSection
+from graft.recipe.attempt_keys import EnvItem, TaskSection
 from graft.rewards import make_reward
 from graft.rewards.weighted import WeightedSum
 from graft.rollout.setup import EnvSetup, RolloutSetup

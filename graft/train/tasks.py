@@ -12,7 +12,7 @@ from functools import lru_cache
 from graft.config import Config
 from graft.envs.dataset.shared_rows import num_shared_rows
 from graft.protocols import Env
-from graft.recipe_keys import EnvItem
+from graft.recipe.attempt_keys import EnvItem
 from graft.train.monitor.check import WARN, Check
 from graft.types import Task
 

@@ -6,7 +6,7 @@ from collections import Counter
 import pytest
 
 from graft.config import ConfigError, load_config
-from graft.recipe_keys import EnvItem
+from graft.recipe.attempt_keys import EnvItem
 from graft.train.build import build_run
 from graft.train.tasks import TaskStream, held_out_tasks
 from tests.training import train_recipe

@@ -17,7 +17,7 @@ from graft.algos.credits.scaling import rebn
 from graft.algos.credits.table import CREDITS
 from graft.algos.presets import Preset
 from graft.config import Config, ConfigError
-from graft.recipe_keys import EnvItem
+from graft.recipe.attempt_keys import EnvItem
 from graft.registry import resolve
 from graft.train.algorithm import preset_of, rounds_of
 from graft.train.memory.workload import longest_context

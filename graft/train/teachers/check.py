@@ -8,7 +8,7 @@ from graft.config import Config, ConfigError
 from graft.models.io.gguf_read import open_tokenizer
 from graft.models.io.load import read_config
 from graft.models.shape import ARCHITECTURES
-from graft.recipe_keys import DistillSection
+from graft.recipe.learning_keys import DistillSection
 from graft.text.tokenizer import FastTokenizer
 from graft.train.distributed.process_group import ProcessGroup
 from graft.train.memory.frozen_shapes import is_server, teacher_paths

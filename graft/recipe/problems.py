@@ -1,0 +1,65 @@
+"""What is wrong with the values of a recipe, in words: pydantic's problems by key, in one line."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from types import NoneType, UnionType
+from typing import Any, Union, get_args, get_origin
+
+from pydantic import ValidationError
+
+from graft.recipe.peer_keys import FIRST_KEYS, leaves_of, meant
+from graft.recipe.section import Section
+
+MOST_EXPLAINED = 12
+"""Unknown keys of one section that are explained; a whole recipe of verl has hundreds."""
+
+
+def explain_problems(error: ValidationError, config: type[Section]) -> str:
+    """What is wrong with the values of a `config`, in one line.
+
+    A key that takes values of several types has a problem with each of them; they become one.
+    """
+    problems: dict[str, list[Any]] = {}
+    for problem in error.errors():
+        problems.setdefault(_key_of(problem["loc"], config), []).append(problem)
+    known = keys_of(config)
+    return "; ".join(_explain(known, key, *found) for key, found in problems.items())
+
+
+def keys_of(config: type[Section]) -> dict[str, str]:
+    """Every key of its sections, and the key's line of documentation."""
+    documented: dict[str, str] = {}
+    for section, info in config.model_fields.items():
+        for name, field in type(info.default).model_fields.items():
+            documented[f"{section}.{name}"] = " ".join((field.description or "").split())
+    return documented
+
+
+def _key_of(loc: Sequence[int | str], config: type[Section]) -> str:
+    """For sft.skip_bad, of type bool or int: sft.skip_bad.bool -> sft.skip_bad."""
+    if len(loc) > 2 and loc[0] in config.model_fields:
+        section = type(config.model_fields[str(loc[0])].default)
+        field = section.model_fields.get(str(loc[1]))
+        types = {*get_args(field.annotation)} - {NoneType} if field else set()
+        if field and get_origin(field.annotation) in (Union, UnionType) and len(types) > 1:
+            loc = (*loc[:2], *loc[3:])
+    return ".".join(map(str, loc))
+
+
+def _explain(known: Mapping[str, str], key: str, problem: Any, *others: Any) -> str:
+    """What is wrong with one value; `problem` and others of the same key are pydantic's."""
+    if problem["type"] == "extra_forbidden":
+        names = list(leaves_of(key, problem["input"]))
+        lines = [f"unknown key {name!r}; {meant(name, known)}" for name in names[:MOST_EXPLAINED]]
+        left = len(names) - len(lines)
+        return "; ".join([*lines, f"and {left} more below {key!r}"] if left else lines)
+    if problem["type"] == "model_type" and key in FIRST_KEYS:
+        return f"{key}={problem['input']!r}: {key} is a section; did you mean {FIRST_KEYS[key]!r}?"
+    found = [str(one["msg"]).removeprefix("Value error, ") for one in (problem, *others)]
+    if not key:
+        return found[0]
+    message = ", or ".join(dict.fromkeys(one[0].lower() + one[1:] for one in found))
+    if problem["type"] == "string_type" and isinstance(problem["input"], int | float):
+        message += f"; YAML reads this as a number: quote it, as in {key}='\"01\"'"
+    return f"{key}={problem['input']!r}: {message}"
