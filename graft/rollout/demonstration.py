@@ -16,7 +16,8 @@ from typing import Any, NamedTuple
 from graft.actions.actions import Actions, Decisions
 from graft.protocols import Env
 from graft.registry import check_options
-from graft.text.chat import TEMPLATE, Chat, Tools
+from graft.text.chat import TEMPLATE, Chat
+from graft.text.template import Tools
 from graft.text.transcript import Transcript
 from graft.types import (
     NO_ACTION,

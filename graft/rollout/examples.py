@@ -22,8 +22,9 @@ from typing import Any, cast
 from graft.data.readers import ChatRow
 from graft.rollout.action_spelling import ActionSpeller, Marks
 from graft.rollout.demonstration import INLINE, DemonstratedTurn, attempt, decided, plain_decisions
-from graft.text.chat import Chat, Piece, Tools
+from graft.text.chat import Chat, Piece
 from graft.text.marks import between, inside
+from graft.text.template import Tools
 from graft.text.transcript import contexts
 from graft.types import Author, CallText, Episode, Leaf, Message, Span, Task
 

@@ -1,13 +1,7 @@
 """Conversations as tokens that only grow: a prompt, the policy's turn, the text between, and so on.
 
-Sampled tokens are never rendered or encoded again. The text between two policy turns is found by
-rendering a probe conversation with a sentinel as the assistant's text and cutting after it:
-
-    [user probe, assistant SENTINEL, user "and 4?"] in chatml, a line per part:
-
-        <|im_start|>user⏎probe<|im_end|>⏎<|im_start|>assistant⏎SENTINEL
-        <|im_end|>⏎                                                        closes the turn
-        <|im_start|>user⏎and 4?<|im_end|>⏎<|im_start|>assistant⏎           the message; opens the next turn
+Sampled tokens are never rendered or encoded again; the text between two turns is what the template
+writes after an assistant's text (`graft.text.turn_borders`).
 
 Some templates rewrite earlier turns when later ones arrive: Qwen3's drops thoughts from before the
 last question. `history` selects what happens then:
@@ -25,19 +19,18 @@ from contextlib import suppress
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-from graft.text.append_only import HOW_TO_APPEND, TemplateRewrites, check_growth
+from graft.text.append_only import TemplateRewrites, check_growth
 from graft.text.template import (
     TEMPLATES,
     TemplateError,
+    Tools,
     check_variables,
     find_template,
     render,
 )
 from graft.text.tokenizer import FastTokenizer
+from graft.text.turn_borders import SENTINEL, TurnBorders, tool_of
 from graft.types import Message
-
-Tools = Sequence[Any] | str
-"""Tool schemas in OpenAI's form; the list or its entries may be JSON strings."""
 
 APPEND, TEMPLATE = "append", "template"
 HISTORIES = {
@@ -50,10 +43,6 @@ HISTORIES = {
 MOST_EXTENDED, LONGEST_EXTENDED = 1024, 2048
 """Texts between two turns whose tokens are kept, and the characters of their messages: environments and
 agents send the same few lines again and again."""
-SENTINEL = "graft.sentinel.7c1e"
-_SHOWN = "graft.shown"
-_ASK: Message = {"role": "user", "content": "graft.question"}
-_CALL_ID = "call00001"  # nine characters: Mistral's templates count them
 
 
 class Piece(NamedTuple):
@@ -68,7 +57,8 @@ class Chat:
     """Renders with one template; `options` are extra template variables such as enable_thinking.
 
     `end_ids` are the tokens that end an assistant turn: sampling stops there, and at eos. `end_text`
-    is the text of that end; if it is not one token, `end_ids` is empty and it is a stop string.
+    is the text of that end; if it is not one token, `end_ids` is empty and it is a stop string. `ends`
+    has the text that each of these tokens completes.
 
     >>> chat = Chat(FastTokenizer.characters("0123456789+="))
     >>> chat.prompt([{"role": "user", "content": "2+3="}])
@@ -103,21 +93,12 @@ class Chat:
             )
         check_variables(self.template, options)
         self._extended: dict[Any, list[int]] = {}
-        self._shown: set[str] = set()  # roles whose messages the template writes
-        self._opened = ""  # the text before an assistant's turn, without tools
         self._names = {  # placeholders for control tokens that are only text
             f"{SENTINEL}.{number}.": token for number, token in enumerate(tokenizer.control_tokens)
         }
         self._name = re.compile("|".join(map(re.escape, self._names)) or r"(?!)")
-        self._closing = self._written_after([], opened=False)
-        self.end_text, ids = _turn_end(self._closing, tokenizer)
-        self.ends: dict[int, str] = dict.fromkeys(ids, self.end_text)
-        """The tokens that end a turn, each with the text that it completes."""
-        self._past_end = ""  # the end of a turn that is not the last, where that differs
-        if self.end_text:
-            self._find_other_ends()
-        else:
-            self._find_ends_in_what_follows()
+        self.borders = TurnBorders(self.render, tokenizer)
+        self.end_text, self.ends = self.borders.end_text, self.borders.ends
         self.end_ids = frozenset(self.ends)
 
     def render(self, messages: Sequence[Message], tools: Tools | None = None, **how: bool) -> str:
@@ -198,13 +179,13 @@ class Chat:
                 "extend() takes messages of other roles; an assistant message here would be the "
                 "policy's own turn, whose sampled tokens are appended as they are"
             )
-        after = self._written_after([self.hide(one) for one in messages], opened=True, tool=tool)
+        after = self.borders.after([self.hide(one) for one in messages], opened=True, tool=tool)
         if not closed:
             return self.encode(after, last)
         if last not in self.ends and self.ends:
             last = next(iter(self.ends))
         end = self.end_text if last is None else self.ends.get(last, self.end_text)
-        return self.encode(self._behind_end(after, end), last)
+        return self.encode(self.borders.behind(after, end), last)
 
     def is_closed(self, tokens: Sequence[int]) -> bool:
         """Whether these tokens of a policy turn end as the template ends a turn."""
@@ -236,11 +217,11 @@ class Chat:
         texts = [self.prompt_text([*map(self.hide, messages[: turns[0]])], tools)]
         for start, stop in zip(turns, [*turns[1:], None], strict=True):
             message, others = messages[start], [*map(self.hide, messages[start + 1 : stop])]
-            after = self._written_after(others, opened=stop is not None, tool=_tool_of(message))
-            text, end = self._turn_text(message, tools)
-            if not self._closing:  # the start of the next message ends the turn
+            after = self.borders.after(others, opened=stop is not None, tool=tool_of(message))
+            text, end = self.borders.written(message, tools)
+            if not self.borders.closing:  # the start of the next message ends the turn
                 end = next((end for end in self.ends.values() if after.startswith(end)), end)
-            texts += [text + end, self._behind_end(after, end)]
+            texts += [text + end, self.borders.behind(after, end)]
         return self.encode_pieces(texts)
 
     def encode_pieces(self, texts: Sequence[str]) -> list[Piece]:
@@ -256,7 +237,8 @@ class Chat:
 
     def check_append_only(self) -> None:
         """Raise TemplateRewrites unless growing conversations keep every earlier turn as it was."""
-        check_growth(self.render, self._closing, self.end_text if self._closing else "")
+        closing = self.borders.closing
+        check_growth(self.render, closing, self.end_text if closing else "")
 
     def history_note(self) -> str:
         """How a conversation that the template rewrites is handled; "" if it only appends."""
@@ -345,127 +327,11 @@ class Chat:
             "graft does not support; use another tokenizer.json of the model"
         )
 
-    def turn_end(self, whole: str) -> tuple[str, str]:
-        """A text that ends with an assistant's turn, without its closing, and the turn's end."""
-        if whole.endswith(self._closing):
-            return whole[: len(whole) - len(self._closing)], self.end_text
-        for end in self.ends.values():
-            if whole.endswith(end):
-                return whole.removesuffix(end), end
-        raise self._unlike_a_policy("", whole)
-
-    def assistant_text(self, message: Message, opened: str, whole: str) -> tuple[str, str]:
-        """The policy's text after `opened` if the template renders `whole`, and the turn's end."""
-        turn = _squeeze(whole[len(opened) :])
-        if not (whole.startswith(opened) and all(text in turn for text in _texts_of(message))):
-            raise self._unlike_a_policy(opened, whole)
-        text, end = self.turn_end(whole)
-        return text[len(opened) :], end
-
-    def _written_after(
-        self, messages: Sequence[Message], *, opened: bool, tool: str = "tool"
-    ) -> str:
-        """The template's text after an assistant's content when `messages` follow."""
-        for role in {message["role"] for message in messages} - self._shown:
-            self._require(role, tool)
-        probe = [_ASK, {"role": "assistant", "content": SENTINEL}, *messages]
-        try:
-            text = self.render(probe, add_generation_prompt=opened)
-        except TemplateError:
-            if not any(message["role"] == "tool" for message in messages):
-                raise
-            return self._written_after_call(messages, opened, tool)
-        before, found, after = text.partition(SENTINEL)
-        if not found:
-            raise TemplateRewrites(
-                f"the chat template drops an assistant turn; it wrote {before[:120]!r}. "
-                f"{HOW_TO_APPEND}"
-            )
-        return after
-
-    def _written_after_call(self, messages: Sequence[Message], opened: bool, tool: str) -> str:
-        """The same for templates that show a result only after a call, which then ends the turn."""
-        answers = [{"tool_call_id": _CALL_ID, "name": tool, **message} for message in messages]
-        closing = self.render([_ASK, _probe_call(tool)]).partition(SENTINEL)[2]
-        text = self.render([_ASK, _probe_call(tool), *answers], add_generation_prompt=opened)
-        after = text.partition(SENTINEL)[2]
-        end = _last_added(closing, self.tokenizer)
-        if not end or not after.startswith(closing):
-            raise TemplateRewrites(
-                f"the chat template rewrites a call when its result arrives: {closing[:80]!r} has "
-                f"become {after[:80]!r}. {HOW_TO_APPEND}"
-            )
-        return after[closing.rfind(end) :]
-
-    def _require(self, role: str, tool: str) -> None:
-        """Raise if the template skips a role, as some do: a tool result would be lost silently."""
-        self._shown.add(role)
-        probe: Message = {"role": role, "content": _SHOWN}
-        if _SHOWN not in self._written_after([probe], opened=False, tool=tool):
-            self._shown.discard(role)
-            raise TemplateError(
-                f"the chat template does not write messages of role {role!r}; "
-                f"use model.chat_template=chatml, or send them as another role"
-            )
-
-    def _find_other_ends(self) -> None:
-        """A turn that calls a tool, or an earlier turn, may end differently (gpt-oss: <|call|>)."""
-        try:
-            called = self.render([_ASK, _probe_call("tool")]).partition(SENTINEL)[2]
-        except TemplateError:  # a template without calls
-            called = ""
-        end = _last_added(called, self.tokenizer)
-        if end and self.end_text.strip() not in called and self.ends:
-            self.ends[self.tokenizer.added_tokens[end]] = end
-        try:
-            after = self._written_after([{"role": "user", "content": _SHOWN}], opened=False)
-        except TemplateError:  # one question, one answer: nothing ever follows
-            return
-        past, _ = _turn_end(after.partition(_SHOWN)[0], self.tokenizer)
-        is_any_message_end = after.partition(_SHOWN)[2].startswith(past)
-        if past and is_any_message_end and not after.startswith(self.end_text):
-            self._past_end = past
-
-    def _find_ends_in_what_follows(self) -> None:
-        """GLM's turns end with the mark of the next role: <|user|>, <|observation|>."""
-        for role in ("user", "tool"):
-            try:
-                after = self._written_after([{"role": role, "content": _SHOWN}], opened=False)
-            except TemplateError:
-                continue
-            text, ids = _turn_end(after.partition(_SHOWN)[0], self.tokenizer)
-            if any(text == token for token in self.tokenizer.added_tokens):
-                self.ends |= dict.fromkeys(ids, text)
-                self.end_text = self.end_text or text
-
-    def _behind_end(self, after: str, end: str) -> str:
-        """The rest of `after` behind a turn that ended with `end`."""
-        for closing in filter(None, (end, self._past_end)):
-            if after.startswith(closing):
-                return after[len(closing) :]
-        return after
-
     def hidden(self, text: str) -> str:
         """The text with placeholders for control tokens."""
         for name, token in self._names.items():
             text = text.replace(token, name)
         return text
-
-    def _turn_text(self, message: Message, tools: Tools | None) -> tuple[str, str]:
-        """An assistant message as the policy would write it, and its end."""
-        whole = self.render([_ASK, message], tools)
-        opened = self._opened
-        if tools or not opened or not whole.startswith(opened):  # such as a date that has changed
-            opened = self.render([_ASK], tools, add_generation_prompt=True)
-            if not tools:
-                self._opened = opened
-        return self.assistant_text(message, opened, whole)
-
-    def _unlike_a_policy(self, opened: str, whole: str) -> TemplateRewrites:
-        return TemplateRewrites(
-            f"the chat template does not render an assistant message as a policy could write it: "
-            f"opened {opened[-40:]!r}, rendered {whole[-120:]!r}. {HOW_TO_APPEND}"
-        )
 
 
 def turns_of(messages: Sequence[Message]) -> list[int]:
@@ -489,52 +355,3 @@ def _remembered(messages: Sequence[Message], *how: Any) -> Any:
     if sum(len(one) for message in messages for one in message.values()) > LONGEST_EXTENDED:
         return None
     return (*how, *(tuple(message.items()) for message in messages))
-
-
-def _turn_end(closing: str, tokenizer: FastTokenizer) -> tuple[str, frozenset[int]]:
-    """The end of a turn in its closing text: up to its first special token, or its last word.
-
-    "<|im_end|>\\n" -> "<|im_end|>"; as one token its id too, as several no id.
-    """
-    found = [(closing.find(token), -len(token), token) for token in tokenizer.added_tokens]
-    found = sorted(place for place in found if place[0] >= 0)
-    if not found:
-        return closing.rstrip(), frozenset()
-    at, _, token = found[0]
-    return closing[: at + len(token)], frozenset({tokenizer.added_tokens[token]})
-
-
-def _last_added(text: str, tokenizer: FastTokenizer) -> str:
-    """The last added token in the text, the longest of those that end there."""
-    found = [
-        (text.rfind(token) + len(token), len(token), token) for token in tokenizer.added_tokens
-    ]
-    return max((place for place in found if place[2] in text), default=(0, 0, ""))[2]
-
-
-def _probe_call(tool: str) -> Message:
-    function = {"name": tool, "arguments": {"graft": SENTINEL}}
-    calls = [{"id": _CALL_ID, "type": "function", "function": function}]
-    return {"role": "assistant", "content": "", "tool_calls": calls}
-
-
-def _calls(message: Message) -> list[Mapping[str, Any]]:
-    return [call.get("function") or call for call in message.get("tool_calls") or []]
-
-
-def _tool_of(message: Message) -> str:
-    """The name of the tool that the message calls; without a call, any name."""
-    return next((str(call["name"]) for call in _calls(message) if call.get("name")), "tool")
-
-
-def _texts_of(message: Message) -> list[str]:
-    """The texts that a rendered assistant message must contain, without blanks."""
-    parts = [message.get("content"), message.get("reasoning_content")]
-    return [_squeeze(part) for part in [*parts, *(call.get("name") for call in _calls(message))]]
-
-
-def _squeeze(content: Any) -> str:
-    """The text without blanks: templates may format content, but not drop it."""
-    if isinstance(content, list):
-        content = "".join(part.get("text", "") for part in content)
-    return "".join((content or "").split())

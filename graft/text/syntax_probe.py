@@ -10,9 +10,9 @@ from graft.text.call_syntax import CallSyntax
 from graft.text.calls import call_of, json_at
 from graft.text.chat import Chat
 from graft.text.template import TemplateError
+from graft.text.turn_borders import ASK
 from graft.types import Message
 
-_ASK: Message = {"role": "user", "content": "graft.question"}
 _CONTENT, _VALUES = "graft.content", ("graft.first", "graft.second")
 _NAMES = ("graft_first", "graft_second")
 _FOUND: WeakKeyDictionary[Chat, CallSyntax] = WeakKeyDictionary()
@@ -37,9 +37,9 @@ def turn_behind(chat: Chat, message: Message, names: Sequence[str]) -> str:
     names: of the tools that it is offered, which its calls may call.
     """
     tools, opened = _opened(chat, names)
-    whole = chat.render([_ASK, message], tools)
+    whole = chat.render([ASK, message], tools)
     # a template may write tools or a date elsewhere once the turn is there
-    start = opened.rfind(_ASK["content"])
+    start = opened.rfind(ASK["content"])
     tail = whole.rpartition(opened[start:])[2] if start >= 0 else whole
     return tail if len(tail) < len(whole) else _behind(opened, whole)
 
@@ -53,9 +53,9 @@ def _opened(chat: Chat, names: Sequence[str]) -> tuple[list[Message] | None, str
     """Tools with these names, and the text before a turn that is offered them."""
     tools = [_tool(name) for name in names]
     try:
-        return tools, chat.render([_ASK], tools, add_generation_prompt=True)
+        return tools, chat.render([ASK], tools, add_generation_prompt=True)
     except TemplateError:  # a template that refuses tools
-        return None, chat.render([_ASK], add_generation_prompt=True)
+        return None, chat.render([ASK], add_generation_prompt=True)
 
 
 def _find(chat: Chat) -> CallSyntax:
@@ -176,7 +176,7 @@ def _cut(written: str, chat: Chat) -> str:
 
 def _answer(chat: Chat) -> str:
     """A turn without calls."""
-    return chat.render([_ASK, {"role": "assistant", "content": _CONTENT}])
+    return chat.render([ASK, {"role": "assistant", "content": _CONTENT}])
 
 
 def _behind(opened: str, whole: str) -> str:

@@ -98,6 +98,9 @@ CHATML = """\
 TEMPLATES = {"chatml": CHATML, "plain": PLAIN, **GEM_TEMPLATES}
 """The bundled templates by name."""
 
+Tools = Sequence[Any] | str
+"""Tool schemas in OpenAI's form; the list or its entries may be JSON strings."""
+
 _GIVEN = {"messages", "tools", "documents", "add_generation_prompt", "continue_final_message"}
 _SPECIAL = {f"{role}_token" for role in ("bos", "eos", "unk", "sep", "pad", "cls", "mask")}
 
@@ -134,7 +137,7 @@ def render(
     template: str,
     messages: Sequence[Message],
     *,
-    tools: Sequence[Any] | str | None = None,
+    tools: Tools | None = None,
     add_generation_prompt: bool = False,
     continue_final_message: bool = False,
     **variables: Any,
@@ -235,7 +238,7 @@ def _with_arguments(message: Message, change: Callable[[Any], Any]) -> Message:
     return message
 
 
-def _tool_schemas(tools: Sequence[Any] | str) -> list[dict[str, Any]]:
+def _tool_schemas(tools: Tools) -> list[dict[str, Any]]:
     """Schemas as objects; the whole list or each of them may be a JSON string (old datasets)."""
     try:
         listed = json.loads(tools) if isinstance(tools, str) else tools

@@ -16,9 +16,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from graft.text.chat import APPEND, Chat, Piece, Tools, turns_of
+from graft.text.chat import APPEND, Chat, Piece, turns_of
 from graft.text.syntax_probe import syntax_of
-from graft.text.template import TemplateError
+from graft.text.template import TemplateError, Tools
 from graft.text.turn import readings
 from graft.types import Message
 
@@ -122,7 +122,7 @@ def contexts(chat: Chat, messages: Sequence[Message], tools: Tools | None) -> li
     found: list[list[str]] = []
     for start, stop in zip(turns, [*turns[1:], None], strict=True):
         opened, whole = "".join(texts), chat.render(messages[: start + 1], tools)
-        text, end = chat.assistant_text(messages[start], opened, whole)
+        text, end = chat.borders.assistant_text(messages[start], opened, whole)
         later = whole
         if stop is not None:
             later = chat.render(messages[:stop], tools, add_generation_prompt=True)

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from graft.text.call_readers import READERS
 from graft.text.call_syntax import CallSyntax, Schemas
 from graft.text.calls import ToolCall, read_arguments
-from graft.text.chat import Tools
+from graft.text.template import Tools
 from graft.types import Message
 
 _MARK = re.compile(r"<\|(start|channel|message|constrain|end|return|call)\|>")

@@ -190,7 +190,7 @@ def test_to_the_letter_every_turn_is_behind_what_the_template_writes(
         if name != "llama":  # this small tokenizer joins the blank lines before an answer
             assert chat.tokenizer.encode(opened) == rows[-1]
         whole = chat.render(messages[: turn + 1])
-        text, end = chat.assistant_text(messages[turn], opened, whole)
+        text, end = chat.borders.assistant_text(messages[turn], opened, whole)
         written = rows[-1] + chat.tokenizer.encode_after(text + end, rows[-1][-1])
         after = transcript.answered(chat, written, messages[turn + 1 : turn + 2])
         rows.append(after.tokens if after.is_new else written + after.tokens)

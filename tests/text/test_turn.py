@@ -120,7 +120,7 @@ def written(chat: Chat, message: dict[str, Any]) -> tuple[str, str]:
     opened = chat.render([ASK], TOOLS, add_generation_prompt=True)
     whole = chat.render([ASK, message], TOOLS)
     assert whole.startswith(opened)
-    return chat.turn_end(whole)[0][len(opened) :], whole
+    return chat.borders.turn_end(whole)[0][len(opened) :], whole
 
 
 def message_of(calls: list[tuple[str, dict[str, Any]]], content: str) -> dict[str, Any]:
