@@ -47,6 +47,7 @@ from graft.recipe.run_keys import (
     RunSection,
 )
 from graft.recipe.section import Section
+from graft.recipe.yaml_errors import explain_override, explain_yaml
 from graft.registry import nearest
 from graft.trust.bounds import read_yaml
 from graft.trust.masking import mask, masked
@@ -246,6 +247,10 @@ def find_recipe(name: str) -> Path:
     known = bundled_recipes()
     if name in known:
         return known[name]
+    if given.is_dir():
+        inside = sorted(given.glob("*.yaml"))
+        known_here = f"it has {', '.join(map(str, inside[:6]))}" if inside else "it has none"
+        raise ConfigError(f"{name!r} is a folder; a recipe is a .yaml file, and {known_here}")
     hint = nearest(name, known)
     meant = f"did you mean {hint!r}? " if hint else ""
     raise ConfigError(
@@ -296,19 +301,22 @@ def load_config(
             base = OmegaConf.load(StringIO(read_yaml(Path(path))))
     except (YAMLError, OmegaConfBaseException, OSError, ValueError, RecursionError) as error:
         hint = "" if isinstance(path, Path) else "; write functions and classes as 'module:name'"
-        raise ConfigError(f"{path} is not a recipe: {error}{hint}") from error
+        raise ConfigError(f"{path} is not a recipe: {explain_yaml(error)}{hint}") from error
     if not OmegaConf.is_dict(base):
         raise ConfigError(f"{path} is not a recipe: it holds {type(base).__name__}, not sections")
     for place, override in enumerate(overrides):
         if not isinstance(override, str):
             raise ConfigError(f"override {override!r} is not a text; write 'train.lr=1e-4'")
-        if "=" not in override or override.startswith("-"):
+        if "=" not in override or override.startswith(("-", "=")):
             hint = as_override(override, overrides[place + 1 : place + 2], keys())
             raise ConfigError(f"override {override!r} is not of the form key=value: {hint}")
+    parsed = [_parsed(one) for one in overrides]
     try:
-        for override in overrides:  # set, not merge: model.shape={} really is empty then
+        for override, tree in zip(
+            overrides, parsed, strict=True
+        ):  # set, not merge: model.shape={} really is empty then
             key = override.partition("=")[0]
-            given = OmegaConf.to_container(OmegaConf.from_dotlist([override]))
+            given = OmegaConf.to_container(tree)
             value = OmegaConf.select(OmegaConf.create(escaped(given)), key)
             if OmegaConf.is_config(value):
                 value = OmegaConf.to_container(value, resolve=True)
@@ -320,7 +328,9 @@ def load_config(
         unresolved: Any = OmegaConf.to_container(plain, resolve=True)
         values = OmegaConf.to_container(base, resolve=True) if is_resolved else unresolved
     except (YAMLError, OmegaConfBaseException, ValueError, RecursionError) as error:
-        raise ConfigError(f"{path} with {masked(list(overrides))}: {error}") from error
+        raise ConfigError(
+            f"{path} with {masked(list(overrides))}: {explain_yaml(error)}"
+        ) from error
     references = list(references_in(unresolved, values))
     if is_resolved:
         remember_secrets(values, references)
@@ -344,13 +354,25 @@ def read_arguments(given: Sequence[str]) -> dict[str, Any]:
     """["digits=[2,2]", "tool=true"] -> {"digits": [2, 2], "tool": True}: key=value with YAML values."""
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
+
+    parsed = [_parsed(one) for one in given]
+    try:
+        values: Any = OmegaConf.to_container(OmegaConf.merge({}, *parsed))
+    except (OmegaConfBaseException, ValueError) as error:
+        raise ConfigError(f"cannot read {' '.join(given)}: {explain_yaml(error)}") from error
+    return values
+
+
+def _parsed(override: str) -> Any:
+    """key=value as nested keys; the value is YAML."""
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
     from yaml import YAMLError
 
     try:
-        values: Any = OmegaConf.to_container(OmegaConf.from_dotlist(list(given)))
-    except (YAMLError, OmegaConfBaseException, ValueError) as error:
-        raise ConfigError(f"cannot read {' '.join(given)}: {error}") from error
-    return values
+        return OmegaConf.from_dotlist([override])
+    except (YAMLError, OmegaConfBaseException) as error:
+        raise ConfigError(mask(explain_override(override, error))) from error
 
 
 def _check_colons(override: str, value: Any) -> None:
