@@ -17,7 +17,8 @@ from graft.doctor import Check, machine, report, resources
 from graft.doctor.cheats import play
 from graft.doctor.conversation import conversation_check
 from graft.doctor.deadline import checked
-from graft.doctor.recipe import asks_a_service, examine_recipe
+from graft.doctor.environments import asks_a_service
+from graft.doctor.recipe import examine_recipe
 from graft.doctor.rewards import RewardTrial, reward_check, turns
 from graft.doctor.tools import answer_of, arguments_for, tool_checks
 from graft.engine.errors import EngineError
@@ -116,7 +117,7 @@ def chatty(tmp_path_factory) -> Path:
 @pytest.fixture(autouse=True)
 def _few_cheats(monkeypatch: pytest.MonkeyPatch) -> None:
     """A hundred answers to one task and not to eight: most tests look at other checks."""
-    monkeypatch.setattr("graft.doctor.recipe.CHEATED", 1)
+    monkeypatch.setattr("graft.doctor.environments.CHEATED", 1)
 
 
 def checks_of(path: str, *overrides: str) -> dict[str, Check]:

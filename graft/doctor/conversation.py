@@ -10,20 +10,32 @@ The marks come from the batch that the learner gets, not from the code that wrot
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
 from itertools import groupby
 from typing import Any, NamedTuple
 
-from graft.rollout.batching import to_batch
+from graft.config import Config
+from graft.data.chats import open_chats
+from graft.doctor.environments import first_tasks
+from graft.rollout.action_spelling import ActionSpeller
+from graft.rollout.batching import to_batch, trajectories_of
+from graft.rollout.demonstration import demonstration
+from graft.rollout.examples import example
 from graft.text.tokenizer import FastTokenizer
+from graft.train.components import RunComponents
 from graft.train.monitor.check import FAIL, PASS, Check
 from graft.train.monitor.formatting import visible
-from graft.types import Author, Episode, Trajectory
+from graft.types import Author, Episode, Task, Trajectory
 
 OPEN, CLOSE = "»", "«"
 MOST_SHOWN = 400
 """Characters of one span."""
 MOST_TOKENS = 4096
 """Of the conversation in JSON."""
+LESSONS = 64
+"""Demonstrations that are searched for one of several turns."""
 
 
 class ShownToken(NamedTuple):
@@ -82,3 +94,55 @@ def conversation_check(episode: Episode, tokenizer: FastTokenizer, origin: str) 
         remedy = "no token of it is trained: check the authors of these spans"
         return Check("loss mask", FAIL, seen, remedy, data)
     return Check("loss mask", PASS, seen, "", data)
+
+
+def find_example(
+    components: RunComponents, config: Config, episodes: Sequence[Episode]
+) -> tuple[Episode, str] | None:
+    """A row of the warm-up, a demonstration, or the longest of the sampled `episodes`; and which it is."""
+    sft = config.sft
+    if sft.is_on and sft.data:
+        chats, marks = open_chats(sft.data, sft.skip_bad, sft.layout), sft.mask_results
+        speller = (
+            ActionSpeller(components.actions, components.tokenizer, marks)
+            if components.actions
+            else None
+        )
+        row = example(
+            Task("row:1", ""),
+            chats[0],
+            components.chat,
+            marks,
+            speller,
+            config.task.prefill,
+            config.actions.start,
+        )
+        return row, f"the first row of {sft.data}"
+    if sft.is_on or not config.task.agent:  # an agent's attempts are not the environment's
+        with suppress(NotImplementedError, ValueError, AttributeError):
+            return _taught(components, config), "a demonstration"
+    rows = trajectories_of(episodes)
+    if not rows:
+        return None
+    longest = max(rows, key=lambda row: len(row.spans))
+    return replace(longest.episode, leaves=[longest.leaf]), "a sampled attempt"
+
+
+def _taught(components: RunComponents, config: Config) -> Episode:
+    """A demonstration of more than one turn, if there is one among several draws."""
+    task = first_tasks(config, 1)[0]
+
+    def taught(seed: int) -> Episode:
+        return demonstration(
+            task,
+            components.setup.make_env(task),
+            components.chat,
+            seed=seed,
+            actions=components.actions,
+            prefill=components.setup.for_task(task).prefill,
+            start_tool=config.actions.start,
+            **config.sft.demo_args,
+        )
+
+    several = (episode for episode in map(taught, range(LESSONS)) if len(episode.spans) > 2)
+    return next(several, None) or taught(0)
