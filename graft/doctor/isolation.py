@@ -20,9 +20,10 @@ from typing import Any
 from graft.deadlines import is_user_file
 from graft.doctor.tools import arguments_for
 from graft.envs.base import Wrapper, inner_envs
-from graft.envs.tool_env import ToolEnv, is_rebound
+from graft.envs.tool_env import ToolEnv
 from graft.protocols import Env
 from graft.tools.calling import call_tool
+from graft.tools.state import is_rebound
 from graft.train.monitor.check import FAIL, PASS, WARN, Check
 from graft.types import Author, Task
 from graft.user_code import UserCodeError, named, short

@@ -11,35 +11,27 @@ goes to the inner env, half-written calls included. The other formats are in `gr
 
 from __future__ import annotations
 
-import logging
-import math
 import time
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import lru_cache
 from typing import Any, NamedTuple, Self
 
 from graft.data.corpus import without_surrogates
 from graft.envs.base import Wrapper, as_messages, forking, inner_envs, limit_turns
+from graft.envs.call_rewards import MAX_TOOL_REWARD, CallRewards
 from graft.protocols import Env, Observation
 from graft.registry import resolve
 from graft.text.calls import ToolCall
 from graft.tools import ERROR, has_state, is_error, make_tools
-from graft.tools.calling import call_tool, shorten
+from graft.tools.calling import shorten
 from graft.tools.formats import FORMATS, CallFormat, CallStyle, instructions_for
-from graft.tools.function import FunctionTool
-from graft.tools.rebind import Memo, check_tools, rebound
+from graft.tools.rebind import check_tools
 from graft.tools.schema import schema
+from graft.tools.state import call_unchanged, check_state, forked, is_rebound
 from graft.types import Task, Turn
-from graft.user_code import UserCodeError, UserObject, as_reset, as_turn, check_action, named
+from graft.user_code import UserObject, as_reset, as_turn, check_action, named
 
-log = logging.getLogger(__name__)
-
-MAX_TOOL_REWARD = 0.5
-"""What all calls of an episode may earn: half of a right answer."""
-RIGHT_ANSWER = 1.0
-"""What nearly every environment gives for solving its task."""
 MAX_RESULT = 10_000
 WHOLE_RESULT = 1_000_000
 """Characters kept of a result with `max_result=None`. More fits into no context, and encoding 10 MB
@@ -90,7 +82,7 @@ class ToolEnv(Wrapper):
     `tool_success_counter`, `use_tool`, `tool_type`, `prev_ep_*`).
     """
 
-    shared = ("tools", "styles", "format")
+    shared = ("tools", "styles", "format", "rewards")
     saved = (
         "turns",
         "tool_uses",
@@ -128,14 +120,7 @@ class ToolEnv(Wrapper):
                 "rename one, as in graft.tool(name=...)"
             )
         for tool in made:
-            lacks = [
-                one for one in ("reset", "close") if has_state(tool) and not hasattr(tool, one)
-            ]
-            if lacks:
-                raise UserCodeError(
-                    f"{named(tool, 'tool')} has fork() and so state of its own, but no "
-                    f"{' and no '.join(lacks)}; write it, or set is_stateful = False"
-                )
+            check_state(tool)
         if max_uses is not None and max_uses < 0:
             raise ValueError(f"max_uses={max_uses}: must be 0 or more, or None for no limit")
         self.format: CallFormat = resolve(format, FORMATS, "call format")
@@ -160,12 +145,10 @@ class ToolEnv(Wrapper):
             if instructions is None
             else instructions
         )
-        self.tool_reward = tool_reward
-        self.tool_success_reward = tool_success_reward
-        self.tool_error_reward = tool_error_reward
-        self.max_tool_reward = max_tool_reward
-        if self.most_of_calls >= RIGHT_ANSWER:
-            _warn_of_calls(self.most_of_calls)
+        self.rewards = CallRewards(
+            tool_reward, tool_success_reward, tool_error_reward, max_tool_reward
+        )
+        self.rewards.check(max_uses)
         self.max_result = max_result
         self.counters = counters
         closes = [style.close for style in self.styles.values()] if self.format.stops else []
@@ -239,7 +222,7 @@ class ToolEnv(Wrapper):
     def fork(self) -> Self:
         with forking() as memo:
             twin = super().fork()
-            twin.tools = {name: _forked(tool, memo) for name, tool in self.tools.items()}
+            twin.tools = {name: forked(tool, memo) for name, tool in self.tools.items()}
             return twin
 
     def get_state(self) -> dict[str, Any]:
@@ -310,7 +293,9 @@ class ToolEnv(Wrapper):
         if self.tool_uses == self.max_uses:
             text += style.last
         self._count_call(name, is_ok, seconds)
-        return ToolAnswer(name, text, is_ok, self._reward(is_ok), seconds)
+        reward = self.rewards.reward(is_ok, self.tool_earned)
+        self.tool_earned += max(0.0, reward)
+        return ToolAnswer(name, text, is_ok, reward, seconds)
 
     def _result(self, call: ToolCall) -> str:
         if call.error:
@@ -320,43 +305,11 @@ class ToolEnv(Wrapper):
             return f"{ERROR}there is no tool {call.name[:40]!r}; known: {', '.join(self.tools)}"
         tool = self.tools[call.name]
         if self.format.is_json:
-            return self._call(tool, call.arguments)
+            return call_unchanged(tool, call.arguments)
         parameters: Mapping[str, Any] = getattr(tool, "parameters", None) or {}
         if not call.content.strip() and (needed := parameters.get("required")):
             return f"{ERROR}empty {needed[0]}; write it inside the call"
-        return self._call(tool, call.content)
-
-    def _call(self, tool: Any, arguments: str | Mapping[str, Any]) -> str:
-        if hasattr(tool, "is_stateful") or hasattr(tool, "fork") or not is_rebound(tool):
-            return call_tool(tool, arguments)
-        before = sizes(tool)
-        answer = call_tool(tool, arguments)
-        changed = [name for name, size in sizes(tool).items() if before.get(name) != size]
-        if changed and tool is self.tools[tool.name] and not isinstance(tool, FunctionTool):
-            raise UserCodeError(
-                f"{named(tool, 'tool')} changed its attribute {changed[0]!r} in a call, and all attempts "
-                "share the object. Give it fork(), reset() and close(), or keep the state in the "
-                "environment (docs/tools.md); set is_stateful = False if sharing is intended"
-            )
-        return answer
-
-    def _reward(self, is_ok: bool) -> float:
-        reward = self.tool_reward + self.tool_success_reward
-        if not is_ok:
-            reward = self.tool_error_reward or self.tool_reward
-        if self.max_tool_reward is not None and reward > 0:
-            reward = min(reward, max(0.0, self.max_tool_reward - self.tool_earned))
-        self.tool_earned += max(0.0, reward)
-        return reward
-
-    @property
-    def most_of_calls(self) -> float:
-        """The most that the calls of one episode can earn; infinity without a limit."""
-        once = max(self.tool_reward + self.tool_success_reward, self.tool_reward, 0.0)
-        if once == 0.0:
-            return 0.0
-        uses = math.inf if self.max_uses is None else once * self.max_uses
-        return uses if self.max_tool_reward is None else min(uses, self.max_tool_reward)
+        return call_unchanged(tool, call.content)
 
     def _count_call(self, name: str, is_ok: bool, seconds: float | None) -> None:
         counts = self.counts.setdefault(name, {"calls": 0, "failures": 0})
@@ -407,27 +360,6 @@ class ToolEnv(Wrapper):
         return {**of_tools, **{f"tools/{fault}": number for fault, number in faults.items()}}
 
 
-def is_rebound(tool: Any) -> bool:
-    """Whether a fork searches a tool for parts of its environment; graft's own tools have none."""
-    if isinstance(tool, FunctionTool):
-        return not tool.shared
-    return not type(tool).__module__.startswith("graft.") and getattr(tool, "is_stateful", True)
-
-
-def sizes(tool: Any) -> dict[str, tuple[int, int]]:
-    """A tool's attributes by identity and length: enough to notice most changes."""
-    attributes: dict[str, Any] = getattr(tool, "__dict__", {})
-    return {
-        name: (id(one), len(one) if isinstance(one, list | dict | set) else 0)
-        for name, one in attributes.items()
-    }
-
-
-def _forked(tool: Any, memo: Memo) -> Any:
-    twin = tool.fork() if has_state(tool) else tool
-    return rebound(twin, memo) if is_rebound(twin) else twin
-
-
 def with_instructions(observation: Observation, instructions: str, suffix: str = "") -> Observation:
     """`instructions` as separate lines at the end of the prompt, before its `suffix`.
 
@@ -441,13 +373,3 @@ def with_instructions(observation: Observation, instructions: str, suffix: str =
         return f"{before}{gap}{instructions}" + (f"\n{suffix}" if suffix else "")
     *others, last = observation
     return [*others, {**last, "content": with_instructions(last["content"], instructions, suffix)}]
-
-
-@lru_cache(maxsize=8)  # once for the environments of a run, which are alike
-def _warn_of_calls(most: float) -> None:
-    log.warning(
-        "the calls of one attempt may earn %s, and a right answer usually earns 1: a policy learns to make "
-        "calls instead. Lower tool_reward and tool_success_reward, or leave max_tool_reward at %g",
-        "any amount" if math.isinf(most) else f"{most:g}",
-        MAX_TOOL_REWARD,
-    )

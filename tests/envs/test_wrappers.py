@@ -360,7 +360,7 @@ def test_idle_calls_never_earn_as_much_as_a_right_answer(
         env = wrap(Walk(), [wrapper])
         env.reset(0)
         calls = ["<python>1</python>" if wrapper == "python_tool" else "<search>x</search>"] * 5
-        assert sum(env.step(call).reward for call in calls) == env.most_of_calls == 0.5
+        assert sum(env.step(call).reward for call in calls) == env.rewards.most_of(5) == 0.5
         assert "the calls of one attempt" not in caplog.text
         env.reset(1)
         assert env.step(calls[0]).reward == pytest.approx(0.3)  # each episode has its own

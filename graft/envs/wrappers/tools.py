@@ -7,7 +7,8 @@ import threading
 from functools import lru_cache
 from typing import Any
 
-from graft.envs.tool_env import MAX_TOOL_REWARD, ToolEnv
+from graft.envs.call_rewards import MAX_TOOL_REWARD
+from graft.envs.tool_env import ToolEnv
 from graft.protocols import Env
 from graft.registry import check_options
 from graft.tools import has_state, make_tools
