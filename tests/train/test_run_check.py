@@ -243,6 +243,8 @@ def test_sampling_must_stop_at_the_end_of_a_turn():
     assert spelled.verdict == "warn"
     assert "a text of several tokens" in spelled.seen
     assert r"'\n', is not trained" in spelled.seen
+    # chatml is in use already, and this tokenizer has no token for its end
+    assert "chatml" not in spelled.remedy and "model.chat_template=plain" in spelled.remedy
 
 
 @pytest.mark.parametrize("algo", ["grpo", "gspo", "dapo"])

@@ -94,7 +94,7 @@ def few(rows: Sequence[Trajectory], budget: int) -> list[Trajectory]:
 def ends(chat: Chat, vocab_size: int, stop: Sequence[str] = ()) -> Check:
     """Whether sampling stops at the end of a turn, as the template writes it."""
     tokenizer = chat.tokenizer
-    own = "model.chat_template=chatml, or a template that ends an assistant's turn with a token"
+    own = _with_an_end(chat)
     if not chat.end_text:
         seen = "the chat template writes nothing after an assistant's text, so"
         if stop:
@@ -116,6 +116,18 @@ def ends(chat: Chat, vocab_size: int, stop: Sequence[str] = ()) -> Check:
         named = (f"{tokenizer.decode([index])!r}, token {index}" for index in others)
         seen += f"; it also stops at {' and at '.join(named)}"
     return Check("ends", PASS, seen)
+
+
+def _with_an_end(chat: Chat) -> str:
+    """What gives turns an end of one token: a template whose end this tokenizer has, or another tokenizer."""
+    own = "a template that ends an assistant's turn with a token"
+    for name in ("chatml", "plain"):
+        try:
+            if Chat(chat.tokenizer, name).end_ids:
+                return f"model.chat_template={name}, or {own}"
+        except ValueError:  # an alphabet that cannot write this template
+            continue
+    return f"a model whose tokenizer has {chat.end_text or '<|im_end|>'!r} as one token, or {own}"
 
 
 def _after(chat: Chat) -> str:
