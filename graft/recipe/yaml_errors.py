@@ -43,7 +43,9 @@ def explain_yaml(error: Exception, *, with_place: bool = True) -> str:
     mark = getattr(error, "problem_mark", None)
     if mark is None:  # of omegaconf, which adds lines on its own types; or of ours
         reason = reason or whole.split("\n    full_key")[0]
-        return f"{reason}{INTERPOLATED}" if "nterpolation" in reason else reason
+        reason += INTERPOLATED if "nterpolation" in reason else ""
+        key = getattr(error, "full_key", None)
+        return f"{key}: {reason}" if key and with_place else reason
     reason = reason or str(getattr(error, "problem", "") or whole.splitlines()[0])
     return f"line {mark.line + 1}, column {mark.column + 1}: {reason}" if with_place else reason
 
