@@ -10,6 +10,7 @@ from typing import Any
 
 from graft.algos.checked import ARGUMENTS, CHECKED, checked
 from graft.algos.losses.covariance import SelectiveLoss
+from graft.algos.part_numbers import check_bounds, check_numbers
 from graft.algos.weights import BatchWeight
 from graft.registry import resolve
 from graft.user_code import UserCodeError, UserObject, naming, refusal, seen
@@ -53,14 +54,18 @@ def make(part: Part | Callable[..., Any], table: Mapping[str, Any], what: str) -
     try:
         signature.bind(**keywords)
         if name in table:
-            _check_numbers(signature, keywords)
+            check_numbers(signature, keywords)
         with naming(factory, what):
             made = factory(**keywords)
-    except TypeError as error:
+        if name in table:  # behind the factory, which knows more about its own numbers
+            check_bounds(signature, keywords)
+    except (TypeError, ValueError) as error:
         if name in table:
             raise ValueError(
                 f"{what} {name!r} cannot be made with ({given}): {error}; it is {name}({', '.join(bare)})"
             ) from error
+        if not isinstance(error, TypeError):
+            raise
         if _takes(signature, [None] * len(ARGUMENTS[what]), keywords):
             return _finished(partial(factory, **keywords) if keywords else factory, what)
         wanted = f"({', '.join(ARGUMENTS[what])})"
@@ -72,15 +77,6 @@ def make(part: Part | Callable[..., Any], table: Mapping[str, Any], what: str) -
     if not callable(made):
         raise refusal(UserObject(factory, what), made, f"the {what}, a function")
     return _finished(made, what)
-
-
-def _check_numbers(signature: inspect.Signature, keywords: Mapping[str, Any]) -> None:
-    """Where the default is a number, a text would fail steps later, in the middle of a formula."""
-    for key, value in keywords.items():
-        known = signature.parameters.get(key)
-        is_number = known is not None and type(known.default) in (int, float)
-        if is_number and (isinstance(value, bool) or not isinstance(value, int | float)):
-            raise TypeError(f"{key}={value!r} must be a number")
 
 
 def _takes(signature: inspect.Signature, args: list[Any], keywords: Mapping[str, Any]) -> bool:
