@@ -95,6 +95,8 @@ def _checked(how: Mapping[str, float], key: str, known: set[str]) -> dict[str, f
         raise ValueError(f"{key} has no {unknown[0]!r}; it has {', '.join(sorted(known))}")
     if how.get("target", 0) <= 0 or how.get("horizon", 1) <= 0:
         raise ValueError(f"{key}={dict(how)}: give a target above 0, as in {{target: 0.1}}")
+    if how.get("least", 0.0) > how.get("most", 1.0):
+        raise ValueError(f"{key}={dict(how)}: least is more than most (1 where it is left out)")
     return dict(how)
 
 

@@ -144,9 +144,9 @@ class AgentSection(Section):
 class EvalSection(Section):
     env: EnvList = []
     """Other environments for held-out tasks, as in task.env; empty: those of the run."""
-    samples: int = Field(default=0, ge=0)
+    samples: int = Field(default=0, ge=0, le=100_000)
     """Attempts per held-out task; 0: what the row asks for (its extra_info["pass@k"]), else 1."""
-    temperature: float | None = Field(default=None, ge=0)
+    temperature: float | None = Field(default=None, ge=0, le=100)
     """Temperature of the sampled attempts; 0: only greedy ones, null: rollout.temperature."""
     top_p: float | None = Field(default=None, gt=0, le=1)
     """Sample from the likeliest tokens that together have this probability; 1: every token, null: as in
@@ -190,13 +190,13 @@ class ActionsSection(Section):
 
 
 class RolloutSection(Section):
-    tasks: int = Field(default=16, ge=1)
+    tasks: int = Field(default=16, ge=1, le=1_000_000)
     """Tasks per step."""
-    samples: int = Field(default=8, ge=1)
+    samples: int = Field(default=8, ge=1, le=100_000)
     """Attempts per task."""
     branch: Any = ""
     """Where attempts fork: a name, {name: {...}} or "your.module:fn"; empty: the preset's."""
-    temperature: float = 1.0
+    temperature: float = Field(default=1.0, le=100)
     """Temperature of sampling, and of the trained log-probs."""
     top_p: float = Field(default=1.0, gt=0, le=1)
     """Sample from the likeliest tokens that together have this probability; the trained log-probs are those

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator
 
-from graft.recipe.section import Section
+from graft.recipe.section import MOST, Section
 
 Share = Annotated[float, Field(ge=0, lt=1)]
 
@@ -31,11 +31,11 @@ class AlgoSection(Section):
     """Where the KL is added."""
     kl_corrected: bool | None = None
     """Multiply the KL in the loss by the ratio to the old policy (DeepSeek-V3.2); null: the preset's."""
-    kl_control: dict[str, float] | None = None
+    kl_control: dict[str, Annotated[float, Field(ge=0)]] | None = None
     """{target: KL, horizon: 10000}: kl_coef follows the KL from step to step (PPO's controller)."""
     entropy_coef: float | None = None
     """Bonus on the policy's entropy; null: the preset's."""
-    entropy_control: dict[str, float] | None = None
+    entropy_control: dict[str, Annotated[float, Field(ge=0)]] | None = None
     """{target: H, delta: 0.005, least: 0, most: 1}: the bonus is paid up to that entropy, and its coefficient
     changes by delta in each step."""
     old_policy: Literal["learner", "engine"] | None = None
@@ -55,9 +55,9 @@ class AlgoSection(Section):
     one, 1 replaces it; null: the preset's, never."""
     mask_truncated: bool = False
     """Do not train on truncated attempts."""
-    overlong: list[int] = []
+    overlong: list[Annotated[int, Field(ge=1, le=MOST)]] = []
     """[length, buffer]: soft penalty on the last `buffer` of `length` sampled tokens (DAPO)."""
-    critic_lr: float = Field(default=0.0, ge=0)
+    critic_lr: float = Field(default=0.0, ge=0, le=1)
     """Learning rate of the critic (ppo); 0: train.lr."""
 
 
@@ -73,7 +73,7 @@ class DistillSection(Section):
     "your.module:fn"; null: the preset's."""
     coef: float | None = Field(default=None, ge=0)
     """Weight of the divergence that is added to algo.loss; null: the preset's, 0: none."""
-    temperature: float | None = Field(default=None, gt=0)
+    temperature: float | None = Field(default=None, gt=0, le=100)
     """Temperature of both distributions; null: rollout.temperature."""
     top_k: int = Field(default=0, ge=0)
     """Compare this number of likeliest tokens; 0: all. A server gives no others, so it needs a number."""
@@ -105,7 +105,7 @@ class DistillSection(Section):
 class TrainSection(Section):
     steps: int = Field(default=100, ge=0)
     """RL steps: one batch of rollouts each."""
-    lr: float = Field(default=1e-6, gt=0)
+    lr: float = Field(default=1e-6, gt=0, le=1)
     """Peak learning rate."""
     warmup: int = Field(default=0, ge=0)
     """Steps of linear warm-up."""
@@ -113,7 +113,7 @@ class TrainSection(Section):
     """Shape of the learning rate after the warm-up."""
     min_lr: float = Field(default=0.0, ge=0, le=1)
     """Final learning rate of the schedule, as a share of lr."""
-    weight_decay: float = Field(default=0.0, ge=0)
+    weight_decay: float = Field(default=0.0, ge=0, le=100)
     """Weight decay of AdamW, on matrices only."""
     betas: tuple[Share, Share] = (0.9, 0.95)
     """Betas of AdamW."""
@@ -142,9 +142,9 @@ class SftSection(Section):
     """Layout of the columns of sft.data, if more than one fits."""
     demo_args: dict[str, Any] = {}
     """Arguments of the environment's demonstrate()."""
-    batch: int = Field(default=64, ge=1)
+    batch: int = Field(default=64, ge=1, le=1_000_000)
     """Examples per step."""
-    lr: float = Field(default=1e-4, gt=0)
+    lr: float = Field(default=1e-4, gt=0, le=1)
     """Peak learning rate. Betas, weight decay and clipping are those of train."""
     schedule: Literal["constant", "linear", "cosine"] = "linear"
     """Shape of the learning rate after the warm-up."""
@@ -197,7 +197,7 @@ class SftSection(Section):
 
 
 class LoraSection(Section):
-    rank: int = Field(default=0, ge=0)
+    rank: int = Field(default=0, ge=0, le=65_536)
     """Train adapters of this rank instead of the weights, in both phases; 0: no adapters."""
     alpha: float = Field(default=32.0, gt=0)
     """The output of adapters is scaled by alpha / rank, so that one learning rate suits every rank."""

@@ -15,7 +15,7 @@ class RunSection(Section):
     """Folder of the run under `run.dir`; empty: the recipe's name."""
     dir: str = "runs"
     """Folder that contains the runs."""
-    seed: int = 0
+    seed: int = Field(default=0, ge=0, le=1 << 30)
     """Seed of weights, tasks and draws."""
     resume: bool = True
     """Resume from the newest checkpoint of the folder; false refuses a folder that has one."""
@@ -27,7 +27,7 @@ class RunSection(Section):
     """Number of newest checkpoints to keep, besides the best one."""
     eval_every: int = Field(default=0, ge=0)
     """Steps between held-out evaluations; 0 evaluates only before and after."""
-    eval_tasks: int = Field(default=200, ge=0)
+    eval_tasks: int = Field(default=200, ge=0, le=1_000_000)
     """Held-out tasks per evaluation; 0 disables evaluation."""
     log_episodes: int = Field(default=1, ge=0)
     """Write the episode trees of every n-th step; 0: of no step."""

@@ -5,8 +5,27 @@ Each field's line of documentation is what `graft config --keys` prints.
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict
+import re
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, ValidationInfo, field_validator
+
+MOST = 1_000_000_000
+"""Of whole numbers; larger ones are slips, and overflow or fill the memory somewhere later."""
 
 
 class Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False
+    )
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _counts(cls, value: Any, info: ValidationInfo) -> Any:
+        """Refuse true for a number, which would be read as 1, and numbers that count nothing real."""
+        types = {*re.findall(r"\w+", str(cls.model_fields[info.field_name or ""].annotation))}
+        if isinstance(value, bool) and types & {"int", "float"} and "bool" not in types:
+            raise ValueError("give a number, not true or false")
+        if isinstance(value, int) and "int" in types and value > MOST:
+            raise ValueError(f"must be at most {MOST:,}")
+        return value
