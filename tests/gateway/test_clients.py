@@ -14,12 +14,12 @@ from pathlib import Path
 
 import pytest
 
-from graft.gateway import server
 from graft.gateway.address import GatewayAddress
 from graft.gateway.client import AgentClient
 from graft.gateway.dialects.dialect import DIALECTS
 from graft.gateway.forest import CallForest
 from graft.gateway.gateway import Gateway
+from graft.gateway.http import caller
 from graft.gateway.programs import CommandAgent
 from graft.gateway.roots import SUB_AGENT
 from graft.gateway.session import AgentSession
@@ -119,8 +119,8 @@ STREAMED = [one for one in TRIALS if "--stream" in one.arguments or one.name == 
 
 
 def test_streaming_clients_wait_through_pings(bench: Bench, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(server, "FIRST_SECONDS", 0.0)  # every stream begins with a ping
-    monkeypatch.setattr(server, "PING_SECONDS", 0.02)
+    monkeypatch.setattr(caller, "FIRST_SECONDS", 0.0)  # every stream begins with a ping
+    monkeypatch.setattr(caller, "PING_SECONDS", 0.02)
     sessions = [bench.open(trial) for trial in STREAMED]
     printed = asyncio.run(bench.run([*zip(STREAMED, sessions, strict=True)]))
     pings = tuple(dialect.ping() for dialect in DIALECTS.values())

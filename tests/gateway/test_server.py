@@ -11,9 +11,10 @@ from typing import Any
 import httpx
 import pytest
 
-from graft.gateway import server
 from graft.gateway.address import GatewayAddress
 from graft.gateway.gateway import Gateway
+from graft.gateway.http import caller
+from graft.gateway.http.rules import GatewayRules
 from graft.types import Sampling
 from tests.gateway.tiny import TASK, tiny_gateway
 
@@ -113,7 +114,7 @@ def test_who_may_not_ask_reads_why_in_the_form_of_their_dialect():
             assert body.get("type") == ("error" if is_claude else None)
         ended = (await client.post("/v1/messages", content=b"{}")).json()["error"]["message"]
         assert "it may have ended" in ended
-        rules = server.GatewayRules("", ("127.0.0.1", 80), address.find)
+        rules = GatewayRules("", ("127.0.0.1", 80), address.find)
         kind, large = rules.written((413, "too long"), "/v1/messages", {})
         assert kind == "application/json" and b'"request_too_large"' in large
         wrong = await client.put("/v1/messages", content=b"{}")
@@ -200,8 +201,8 @@ def test_responses_continue_each_other_by_id():
 
 
 def test_a_stream_is_pinged_while_the_policy_samples(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(server, "FIRST_SECONDS", 0.01)
-    monkeypatch.setattr(server, "PING_SECONDS", 0.01)
+    monkeypatch.setattr(caller, "FIRST_SECONDS", 0.01)
+    monkeypatch.setattr(caller, "PING_SECONDS", 0.01)
 
     async def work(address: GatewayAddress, gateway: Gateway, client: httpx.AsyncClient) -> None:
         session = gateway.open(TASK)

@@ -16,33 +16,24 @@ from __future__ import annotations
 import asyncio
 import sys
 import traceback
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Awaitable, Mapping
+from typing import Any, Protocol
 from weakref import WeakKeyDictionary
 
-from pydantic_core import from_json, to_json
-
-from graft.gateway.dialects import anthropic, openai_chat, openai_responses
-from graft.gateway.dialects.dialect import DIALECTS, Dialect, answer_id
+from graft.gateway.dialects import anthropic, openai_responses
+from graft.gateway.dialects.dialect import Dialect, answer_id
 from graft.gateway.dialects.fields import shown
 from graft.gateway.dialects.response_store import ResponseStore
+from graft.gateway.http.caller import Caller, EventStream
+from graft.gateway.http.rules import Find, Place, dialect_of, session_of, shown_keys
 from graft.gateway.request import AgentRequest, PolicyAnswer, RefusedRequest
 from graft.gateway.session import AgentSession
-from graft.serving.guard import Refused, Rules, Scope, Send, bearer_tokens, equal_secrets
+from graft.serving.guard import Scope, Send
 from graft.types import Status, Task
 from graft.user_code import UserCodeError, as_number
 
 MAX_BODY = 64 * 2**20
 """Bytes of a request: a context of a million tokens with some images' worth of text beside it."""
-PING_SECONDS = 10.0
-"""Between two pings of a stream while the policy samples."""
-FIRST_SECONDS = 0.25
-"""A stream begins this late, so that a request that is refused at once gets an HTTP status."""
-
-STREAM = b"text/event-stream; charset=utf-8"
-
-Find = Callable[[str], AgentSession | None]
-"""The session with this key or id."""
 Answers = list[PolicyAnswer]
 
 
@@ -55,165 +46,6 @@ class SessionSource(Protocol):
         ...
 
     def release(self) -> None: ...
-
-
-class Place(NamedTuple):
-    """A path without the name of its session.
-
-    "/s/abc/v1/messages" -> Place("abc", "/v1/messages");  "/graft/sessions/abc/end" -> Place("abc", "end")
-    """
-
-    session: str
-    path: str
-    is_control: bool = False
-
-    @property
-    def api_path(self) -> str:
-        """With the /v1 that some clients leave out."""
-        return self.path if self.path.startswith("/v1/") else f"/v1{self.path}"
-
-    @classmethod
-    def of(cls, path: str, headers: Mapping[str, str]) -> Place:
-        parts = path.strip("/").split("/")
-        if parts[:2] == ["graft", "sessions"] and len(parts) <= 4:
-            return cls("".join(parts[2:3]), "".join(parts[3:4]), is_control=True)
-        named = headers.get("x-graft-session", "")
-        if parts[0] == "s" and len(parts) > 1:
-            named, parts = parts[1], parts[2:]
-        return cls(named, "/" + "/".join(parts))
-
-
-def dialect_of(place: Place, headers: Mapping[str, str]) -> Dialect:
-    """The dialect of a path; of one that several have, that of the client."""
-    for one in DIALECTS.values():
-        if place.api_path.removesuffix("/count_tokens") == one.PATH:
-            return one
-    return anthropic if "anthropic-version" in headers else openai_chat
-
-
-class GatewayRules(Rules):
-    """Each path needs the key of its session, or the gateway's token; refusals are those of a dialect."""
-
-    KINDS = {401: "authentication", 403: "permission", 404: "not_found", 413: "too_large"}
-
-    def __init__(self, token: str, address: Sequence[Any], find: Find) -> None:
-        super().__init__(token, address, "", ("GET", "HEAD", "POST"))
-        self.find = find
-
-    def stranger(
-        self, path: str, headers: Mapping[str, str], tokens: Sequence[str]
-    ) -> Refused | None:
-        place = Place.of(path, headers)
-        if place.path == "/" and not place.is_control:  # clients look whether anything is there
-            return None
-        shown = shown_keys(headers)
-        if any(map(self.is_token, (*shown, *tokens))):
-            return None
-        if place.is_control and not place.session:  # a session's key opens no other
-            return (
-                401,
-                "opening a session takes the token of this gateway, as a bearer's or as x-api-key",
-            )
-        session = session_of(place, shown, self.find)
-        if session is None or not any(
-            equal_secrets(one, session.key) for one in (place.session, *shown)
-        ):
-            return 401, (
-                "no API key of an open session (it may have ended): send it as a bearer's token or as "
-                "x-api-key, or put it into the path, /s/KEY/v1/..."
-            )
-        return None
-
-    def written(self, refused: Refused, path: str, headers: Mapping[str, str]) -> tuple[str, bytes]:
-        status, text = refused
-        dialect = dialect_of(Place.of(path, headers), headers)
-        error = RefusedRequest(text, self.KINDS.get(status, "invalid"))
-        return "application/json", to_json(dialect.error(error)[1])
-
-
-def shown_keys(headers: Mapping[str, str]) -> list[str]:
-    """The secrets that a request shows in its headers."""
-    return [*bearer_tokens(headers), *filter(None, [headers.get("x-api-key", "").strip()])]
-
-
-def session_of(place: Place, shown: Sequence[str], find: Find) -> AgentSession | None:
-    """The session that a request names, or whose key it shows."""
-    if place.session:
-        return find(place.session)
-    found = ((key, find(key)) for key in shown)
-    return next((one for key, one in found if one and equal_secrets(key, one.key)), None)
-
-
-class Caller(NamedTuple):
-    """One request on its way through the app."""
-
-    method: str
-    place: Place
-    headers: Mapping[str, str]
-    receive: Any
-    send: Send
-    watch: Callable[[Callable[[], Any] | None], None]
-    """Sets what is called if the client closes the connection."""
-
-    async def body(self) -> Mapping[str, Any]:
-        """The JSON object that was sent; an empty body is an empty object."""
-        message = await self.receive()  # the guard hands over the body as a whole
-        raw = message.get("body", b"")
-        if (coding := self.headers.get("content-encoding", "identity")) != "identity":
-            raise RefusedRequest(f"content-encoding {shown(coding)} is not read; send plain JSON")
-        try:
-            read = from_json(raw) if raw.strip() else {}
-        except ValueError as error:
-            raise RefusedRequest(f"the body is not JSON: {error}") from error
-        if not isinstance(read, dict):
-            raise RefusedRequest(f"the body must be a JSON object, not {shown(read)}")
-        return read
-
-    async def reply(self, status: int, content: Any) -> None:
-        """One whole answer as JSON; bytes are JSON already."""
-        body = content if isinstance(content, bytes) else to_json(content)
-        await self.begin(status, b"application/json", length=len(body))
-        await self.send({"type": "http.response.body", "body": body})
-
-    async def begin(self, status: int, kind: bytes, length: int | None = None) -> None:
-        headers = [(b"content-type", kind)]
-        if length is not None:
-            headers.append((b"content-length", str(length).encode()))
-        await self.send({"type": "http.response.start", "status": status, "headers": headers})
-
-    async def write(self, events: bytes, more: bool = True) -> None:
-        await self.send({"type": "http.response.body", "body": events, "more_body": more})
-
-
-class EventStream:
-    """A streamed answer that begins when it takes longer than FIRST_SECONDS, and is kept open with pings."""
-
-    def __init__(self, caller: Caller, dialect: Dialect) -> None:
-        self.caller, self.dialect = caller, dialect
-        self.has_begun = False
-        self._pings: asyncio.Task[None] | None = None
-        self._timer = asyncio.get_running_loop().call_later(FIRST_SECONDS, self._start)
-
-    def _start(self) -> None:
-        self._pings = asyncio.ensure_future(self._ping())
-
-    async def _ping(self) -> None:
-        await self.begin()
-        while True:
-            await self.caller.write(self.dialect.ping())
-            await asyncio.sleep(PING_SECONDS)
-
-    async def begin(self) -> None:
-        if not self.has_begun:
-            await self.caller.begin(200, STREAM)
-            self.has_begun = True
-
-    async def stop(self) -> None:
-        """No more pings."""
-        self._timer.cancel()
-        if self._pings is not None:
-            self._pings.cancel()
-            await asyncio.gather(self._pings, return_exceptions=True)
 
 
 class GatewayApp:
@@ -264,8 +96,6 @@ class GatewayApp:
             named = caller.place.session or "with this API key"
             raise RefusedRequest(f"no open session {named}; it may have ended", "not_found")
         return session
-
-    # --- sessions -----------------------------------------------------------------------------------
 
     async def _control(self, caller: Caller) -> None:
         name, what = caller.place.session, caller.place.path
@@ -319,8 +149,6 @@ class GatewayApp:
             why = f"{name} must be a finite number, not {shown(value)}"
             raise RefusedRequest(why, param=name) from error
         session.reward(number, None if answer is None else answer_id(answer))
-
-    # --- calls of the policy ------------------------------------------------------------------------
 
     async def _call(self, caller: Caller, dialect: Dialect) -> None:
         session, body = self._session(caller), await caller.body()
