@@ -56,6 +56,13 @@ class AgentRequest:
     agent: str = ""
     """The client's own name of the sub-agent that asks; "" where it has none."""
 
+    @property
+    def wishes(self) -> str:
+        """What distinguishes two requests with the same messages."""
+        drawn = self.temperature, self.top_p, self.top_k, self.max_tokens, self.seed
+        called = self.tool_choice, self.parallel_calls
+        return repr((*drawn, self.stop, self.n, *called, self.logprobs is not None))
+
 
 @dataclass(frozen=True, slots=True)
 class AnsweredCall:

@@ -90,7 +90,7 @@ class AgentSession:
         if self.leaf is not None:
             raise RefusedRequest("this attempt has ended; open a new session", "not_found")
         request, names = self.history.named(request)
-        asked = f"{names[-1]}/{_wishes(request)}"
+        asked = f"{names[-1]}/{request.wishes}"
         own = f"{request.agent}/{asked}"  # two sub-agents may ask the same
         self.counts["calls"] += 1
         if own in self._given:
@@ -169,9 +169,9 @@ class AgentSession:
             "contexts": float(len(self.contexts)),
             **{f"agent/{name}": float(count) for name, count in sorted(self.counts.items())},
         }
-        about = [self._about(node) for node in tips]
+        contexts = [asdict(self.contexts[self._own[node]]) for node in tips]
         self.leaf = Leaf((), self.total, status, metrics=metrics)
-        self.leaf.info = {**(info or {}), "contexts": about}
+        self.leaf.info = {**(info or {}), "contexts": contexts}
         trained = [node for node in self._own if any(node.span.mask)]
         if trained:  # turns add up to the leaf's reward
             trained[-1].span.reward += self._earned
@@ -358,17 +358,6 @@ class AgentSession:
                 for node in done.nodes:
                     node.span.mask = [False] * len(node.span)
 
-    def _about(self, tip: Node) -> dict[str, Any]:
-        record = self.contexts[self._own[tip]]
-        return {
-            "reason": record.reason,
-            "role": record.role,
-            "agent": record.agent,
-            "after": record.after,
-            "change": None if record.change is None else asdict(record.change),
-            "answers": record.answers,
-        }
-
 
 async def _draw(live: LiveContext, sampling: Sampling, parts: list[Completion]) -> None:
     """Sample to the end of the turn; where new weights arrive, the rest is a part of its own."""
@@ -397,11 +386,3 @@ async def _all(samples: list[Any]) -> list[PolicyAnswer]:
     async with together() as group:
         tasks = [group.create_task(one) for one in samples]
     return [task.result() for task in tasks]
-
-
-def _wishes(request: AgentRequest) -> str:
-    """What distinguishes two requests with the same messages."""
-    drawn = request.temperature, request.top_p, request.top_k, request.max_tokens, request.seed
-    called = request.tool_choice, request.parallel_calls
-    is_measured = request.logprobs is not None
-    return repr((*drawn, request.stop, request.n, *called, is_measured))
