@@ -206,7 +206,7 @@ def _measured(
     spec: EvalSpec, posed: Sequence[Any], engine: PolicyEngine, line: ProgressLine
 ) -> Scores:
     from graft.evaluate.candidates import Candidate
-    from graft.evaluate.evaluator import Evaluator, no_env
+    from graft.evaluate.evaluator import Evaluator, no_env, trained_sets
     from graft.evaluate.table import ScoreTable
     from graft.train.build import make_setup
 
@@ -226,4 +226,4 @@ def _measured(
             }
         finally:
             evaluator.close()
-    return Scores(ScoreTable.of(spec, {name: results}, problems))
+    return Scores(ScoreTable.of(spec, {name: results}, problems, trained_sets(posed)))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
@@ -88,8 +88,11 @@ class EvalSpec:
         samples = same.pop() if len(same) == 1 else PASS_AT
         return {**self.draws(tasks), "tasks": len(attempts), "samples": samples}
 
-    def caption(self, samples: int) -> str:
-        """Of a table of results with at most `samples` attempts at a task."""
+    def caption(self, samples: int, not_held_out: Mapping[str, str]) -> str:
+        """Of a table of results with at most `samples` attempts at a task.
+
+        not_held_out   the sets with trained tasks, and why; see `graft.evaluate.trained_rows`
+        """
         attempts = "one attempt each" if samples == 1 else f"{samples} attempts each"
         if self.samples is None and samples > 1:
             attempts = f"as many attempts as their rows ask for ({PASS_AT}, at most {samples})"
@@ -100,9 +103,12 @@ class EvalSpec:
             how += f", {word} {getattr(self.sampling, name):g}"
         right = "" if samples == 1 else f"; right means a reward of at least {self.solved:g}"
         tools = "" if all(one.has_tools for one in self.sets) else ", without tools"
+        what = "Held-out tasks" if self.config.task.env and not not_held_out else "Tasks"
+        trained = "; ".join(f"{label}: {why}" for label, why in not_held_out.items())
+        memory = f" Not held out, so that scores measure memory too: {trained}." if trained else ""
         return (
-            f"Held-out tasks, {attempts}, {how}{tools}{right}. Mean over tasks [95% bootstrap "
-            "interval]; tool calls per attempt."
+            f"{what}, {attempts}, {how}{tools}{right}. Mean over tasks [95% bootstrap "
+            f"interval]; tool calls per attempt.{memory}"
         )
 
 

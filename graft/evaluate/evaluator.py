@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,7 @@ from graft.evaluate.results import EvalResult
 from graft.evaluate.samples import SampleFile, StoredSample, file_name
 from graft.evaluate.task_set import TaskSet
 from graft.evaluate.task_sets import pose_one
+from graft.evaluate.trained_rows import not_held_out
 from graft.models.decoder import Decoder
 from graft.models.io.load import ModelFileError
 from graft.protocols import Env
@@ -67,6 +68,13 @@ class TaskList:
     """The number of attempts at each task, by id."""
     settings: dict[str, Any]
     draws: dict[str, Any]
+    not_held_out: str = ""
+    """Why its tasks are not all held out; see `graft.evaluate.trained_rows`."""
+
+
+def trained_sets(task_lists: Sequence[TaskList]) -> dict[str, str]:
+    """The sets whose tasks are not all held out, and why."""
+    return {one.tasks.label: one.not_held_out for one in task_lists if one.not_held_out}
 
 
 def pose(spec: EvalSpec, chat: Chat) -> list[TaskList]:
@@ -97,7 +105,9 @@ def _pose(spec: EvalSpec, tasks: TaskSet, chat: Chat) -> TaskList:
     if spec.samples is None and spec.sampling.temperature and isinstance(inner, PromptsEnv):
         counts = [inner.attempts_at(task.seed) for task in listed]
     attempts = {task.id: count for task, count in zip(listed, counts, strict=True)}
-    return TaskList(tasks, listed, attempts, spec.settings(tasks, counts), spec.draws(tasks))
+    settings, draws = spec.settings(tasks, counts), spec.draws(tasks)
+    trained = not_held_out(config, tasks, env, [task.seed or 0 for task in listed])
+    return TaskList(tasks, listed, attempts, settings, draws, trained)
 
 
 def chat_with(config: Config, endpoint: EndpointSpec | None, model: Path | None) -> Chat:

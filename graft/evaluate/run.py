@@ -34,6 +34,7 @@ from graft.evaluate.evaluator import (
     chat_with,
     pose,
     temperature_of,
+    trained_sets,
 )
 from graft.evaluate.results import EvalResult, ResultsFile
 from graft.evaluate.table import ScoreTable
@@ -329,7 +330,7 @@ def to_table(
         if result.overlong
     ]
     shown = {name: rows[name] for name in sorted(rows, key=place)}
-    return ScoreTable.of(spec, shown, [*problems, *cramped])
+    return ScoreTable.of(spec, shown, [*problems, *cramped], trained_sets(task_lists))
 
 
 def _write(table: ScoreTable, compared: Comparison | None, folder: Path, name: str) -> None:

@@ -44,19 +44,36 @@ class ScoreTable:
     """The sets whose answers and calls are shown in detail."""
     is_uneven: bool = False
     """Whether tasks have different numbers of attempts."""
+    not_held_out: dict[str, str] = field(default_factory=dict[str, str])
+    """The sets with tasks that the run trains on, and which."""
 
     @classmethod
     def of(
-        cls, spec: EvalSpec, rows: Mapping[str, Mapping[str, EvalResult]], problems: list[str]
+        cls,
+        spec: EvalSpec,
+        rows: Mapping[str, Mapping[str, EvalResult]],
+        problems: list[str],
+        not_held_out: Mapping[str, str],
     ) -> ScoreTable:
         sets = [tasks.label for tasks in spec.sets]
         every = [one for results in rows.values() for one in results.values()]
         counts = sorted({len(rewards) for one in every for rewards in one.rewards}) or [1]
         samples, ks = spec.samples or counts[-1], spec.k or counts
         is_uneven = spec.samples is None and len(counts) > 1
-        caption = spec.caption(samples)
+        caption = spec.caption(samples, not_held_out)
         detailed = frozenset(tasks.label for tasks in spec.sets if tasks.shows_answers)
-        return cls(sets, rows, caption, samples, ks, spec.solved, problems, detailed, is_uneven)
+        return cls(
+            sets,
+            rows,
+            caption,
+            samples,
+            ks,
+            spec.solved,
+            problems,
+            detailed,
+            is_uneven,
+            dict(not_held_out),
+        )
 
     @property
     def measures(self) -> list[str]:
@@ -116,7 +133,7 @@ class ScoreTable:
             settings = {label: one.settings for label, one in results.items()} | settings
         settings = {label: settings[label] for label in self.sets if label in settings}
         found = {"caption": self.caption, "solved": self.solved, "sets": settings, "rows": rows}
-        return {**found, "problems": self.problems}
+        return {**found, "not_held_out": self.not_held_out, "problems": self.problems}
 
     def _scores(self, result: EvalResult, with_tasks: bool) -> dict[str, Any]:
         scores = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,18 +20,28 @@ def num_shared_rows(trained: Any, held_out: Any, seeds: Sequence[int]) -> int:
     if ours is None or theirs is None:
         return 0  # tasks are drawn, and held-out seeds are not training seeds
     (table, numbers), (scored_table, scored_numbers) = ours, theirs
-    # a file is one object however often it is opened
-    places = {id(part): index for index, part in enumerate(table.parts)}
+    places = {_identity(part): index for index, part in enumerate(table.parts)}
     starts = np.cumsum([0, *(len(part) for part in table.parts)])
     wanted: set[int] = set()
     for seed in seeds:
         part, row = scored_table.part_of(scored_numbers[seed % len(scored_numbers)])
-        index = places.get(id(scored_table.parts[part]))
+        index = places.get(_identity(scored_table.parts[part]))
         if index is not None:
             wanted.add(int(starts[index]) + row)
     if isinstance(numbers, range):
         return sum(number in numbers for number in wanted)
     return int(np.isin(sorted(wanted), np.asarray(numbers)).sum()) if wanted else 0
+
+
+def same_file(table: RowTable, path: Path) -> bool:
+    """Whether a table is this one file, however its path is written."""
+    return path.is_file() and _identity(table) == path.resolve()
+
+
+def _identity(table: RowTable) -> Path | int:
+    """The file behind a table; of several files or none the object, which is the same for equal paths."""
+    file = Path(table.source)
+    return file.resolve() if table.source and file.is_file() else id(table)
 
 
 def _rows(env: Any) -> tuple[RowTable, Sequence[int]] | None:
