@@ -18,19 +18,12 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, Self
 
+from graft.envs.checked import as_observation, as_turn, check_action
 from graft.envs.random_state import RandomState, checked_seed
 from graft.protocols import Env, Observation
 from graft.tools.rebind import Memo, counterparts
 from graft.types import Author, Message, Task, Turn
-from graft.user_code import (
-    UserCodeError,
-    UserObject,
-    as_observation,
-    as_turn,
-    check_action,
-    named,
-    seen,
-)
+from graft.user_code import UserCodeError, UserObject, named, seen
 
 Trace = list[tuple[Author, str]]
 """The texts after the prompt, in order, with their authors. The last one ends the episode."""

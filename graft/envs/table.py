@@ -12,6 +12,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from graft.envs.base import BaseEnv, EnvSource, FirstSeed
+from graft.envs.checked import check_env
 from graft.envs.dataset import DATASETS
 from graft.envs.earl import EARL
 from graft.envs.entry import EnvEntry, family_of
@@ -27,7 +28,7 @@ from graft.envs.webshop import WEBSHOP
 from graft.envs.wrappers import Wrappers, wrap
 from graft.protocols import Env
 from graft.registry import UnknownName, check_options, load_named, nearest
-from graft.user_code import UserCodeError, check_env, named, naming, place_of, seen, source_of
+from graft.user_code import UserCodeError, named, naming, place_of, seen, source_of
 
 ENVS: dict[str, EnvEntry] = {
     "arithmetic": EnvEntry("graft.envs.arithmetic:Arithmetic"),

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple, Self
 from graft.data.corpus import without_surrogates
 from graft.envs.base import Wrapper, as_messages, forking, inner_envs, limit_turns
 from graft.envs.call_rewards import MAX_TOOL_REWARD, CallRewards
+from graft.envs.checked import as_reset, as_turn, check_action
 from graft.protocols import Env, Observation
 from graft.registry import resolve
 from graft.text.calls import ToolCall
@@ -30,7 +31,7 @@ from graft.tools.rebind import check_tools
 from graft.tools.schema import schema
 from graft.tools.state import call_unchanged, check_state, forked, is_rebound
 from graft.types import Task, Turn
-from graft.user_code import UserObject, as_reset, as_turn, check_action, named
+from graft.user_code import UserObject, named
 
 MAX_RESULT = 10_000
 WHOLE_RESULT = 1_000_000

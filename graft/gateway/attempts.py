@@ -17,6 +17,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 from weakref import WeakKeyDictionary
 
+from graft.envs.checked import as_turn
 from graft.gateway.address import GatewayAddress
 from graft.gateway.client import AgentClient
 from graft.gateway.forest import CallForest, Node
@@ -30,7 +31,7 @@ from graft.rollout.failure import RolloutFailure, boundary
 from graft.rollout.setup import ProgramAttempt, RolloutSetup
 from graft.rollout.user_calls import call, close_env, compute_reward, last_info
 from graft.types import Author, Episode, Leaf, Span, Status, Task, Trajectory
-from graft.user_code import UserCodeError, UserObject, as_turn
+from graft.user_code import UserCodeError, UserObject
 
 MakeEnv = Callable[[], Awaitable[Env]]
 

@@ -14,6 +14,7 @@ from itertools import takewhile
 from typing import Any, NamedTuple
 
 from graft.actions.actions import Actions, Decisions
+from graft.envs.checked import as_reset, as_trace
 from graft.protocols import Env
 from graft.registry import check_options
 from graft.text.chat import TEMPLATE, Chat
@@ -30,7 +31,7 @@ from graft.types import (
     Span,
     Task,
 )
-from graft.user_code import UserCodeError, UserObject, as_reset, as_trace
+from graft.user_code import UserCodeError, UserObject
 
 INLINE = "inline"
 

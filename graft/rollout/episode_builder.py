@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from graft.envs.base import BaseEnv
+from graft.envs.checked import as_info, as_reset
 from graft.protocols import Context, Env, Observation
 from graft.rollout.demonstration import decided
 from graft.rollout.episode_draft import EpisodeDraft
@@ -18,7 +19,7 @@ from graft.rollout.match import Match, frozen_drafts, match_of
 from graft.rollout.setup import ProgramAttempt, ProgramGroup, RolloutSetup
 from graft.rollout.user_calls import call, close_env, fork_env, info_of_reset
 from graft.types import Author, Leaf, Message, Span, Task
-from graft.user_code import UserCodeError, UserObject, as_info, as_reset, check_json
+from graft.user_code import UserCodeError, UserObject, check_json
 
 
 class EnvUnavailable(BaseEnv):

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Mapping
 from typing import Any
 
+from graft.envs.checked import as_turn
 from graft.protocols import Context, Env
 from graft.rollout.episode_draft import EpisodeDraft
 from graft.rollout.failure import RolloutFailure, boundary
@@ -34,7 +35,7 @@ from graft.types import (
     Trajectory,
     Turn,
 )
-from graft.user_code import UserObject, as_number, as_turn
+from graft.user_code import UserObject, as_number
 
 
 class LiveTrajectory:

@@ -14,23 +14,14 @@ from hashlib import blake2b
 from queue import SimpleQueue
 from typing import Any
 
+from graft.envs.checked import as_reset, as_turn, check_fork
 from graft.envs.interop.external import plain
 from graft.protocols import Env, Reward
 from graft.rewards.weighted import WeightedSum
 from graft.rollout.failure import boundary
 from graft.rollout.setup import RolloutSetup
 from graft.types import Task, Trajectory, Turn
-from graft.user_code import (
-    UserCodeError,
-    UserObject,
-    as_number,
-    as_reset,
-    as_turn,
-    check_fork,
-    naming,
-    raised,
-    user_frame,
-)
+from graft.user_code import UserCodeError, UserObject, as_number, naming, raised, user_frame
 
 MAX_IDLE = 64
 """Threads kept for the next call; starting one takes longer than most calls."""

@@ -18,9 +18,10 @@ from random import Random
 from typing import Any, ClassVar
 
 from graft.envs.base import CopyableEnv
+from graft.envs.checked import as_turn, check_action
 from graft.registry import resolve
 from graft.types import Turn
-from graft.user_code import UserCodeError, UserObject, as_turn, check_action, refusal
+from graft.user_code import UserCodeError, UserObject, refusal
 
 Player = Callable[["MultiAgentEnv", str, Random], str]
 """(game, agent, generator) -> action: a program that plays a seat."""

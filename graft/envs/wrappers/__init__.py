@@ -10,9 +10,10 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from graft.envs.checked import check_env
 from graft.protocols import Env
 from graft.registry import check_options, resolve
-from graft.user_code import UserObject, check_env, naming
+from graft.user_code import UserObject, naming
 
 WRAPPERS: dict[str, Any] = {
     "tools": "graft.envs.wrappers.tools:tools",
