@@ -58,7 +58,7 @@ def jobs_of(options: argparse.Namespace) -> list[Job]:
 
     teacher = (
         f"model.path={options.model}", *GRPO, f"rollout.tasks={options.rows // 8}", "rollout.samples=8",
-        "train.lr=1e-5", "train.schedule=constant", "run.eval_every=8", "run.save_every=8", "run.keep_last=9",
+        "train.lr=1e-4", "train.schedule=constant", "run.eval_every=8", "run.save_every=8", "run.keep_last=9",
     )  # fmt: skip
     student = (
         f"model.path={options.out / 'shallow'}", *GRPO, "sft.steps=300", "sft.lr=3e-4", "sft.warmup=20",

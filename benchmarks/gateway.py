@@ -2,11 +2,13 @@
 
     make bench BENCH=gateway ARGS="512 4 32"                 # sessions, calls of each, tokens of an answer
     make bench BENCH=gateway ARGS="512 4 128 OWNER/NAME"     # a model instead of random weights
+    make bench BENCH=gateway ARGS="512 4 128 0.6B 6"         # random weights of this shape; 6 rounds
     make bench BENCH=gateway ARGS="calls 512 4 128"          # HTTP alone: an engine that takes no time
 
 One load, three ways. Each attempt takes the same number of turns; one token in N ends a turn, so that a turn
 has N tokens on average; and 8 attempts share a task. There are three times as many attempts as sessions at
-once, so that one long attempt at the end, or many requests at the beginning, do not decide:
+once, so that one long attempt at the end, or many requests at the beginning, do not decide; whoever is free
+takes the next attempt. Environments have an engine of their own, which no server shares:
 
     environment    a turn is an environment's: no gateway
     function       a turn is a call of client.chat in a Python function: sessions, no HTTP
@@ -32,6 +34,7 @@ from pathlib import Path
 from typing import Any
 
 import graft
+from benchmarks.shapes import SHAPES
 from graft.engine.native.context import NativeContext
 from graft.engine.native.engine import NativeEngine
 from graft.envs.base import BaseEnv
@@ -59,6 +62,7 @@ SHAPE = {
 SAMPLES = 8
 WAVES = 3
 """Attempts for each of the sessions at once."""
+OUTSIDE = (sys.executable, "-m", "benchmarks.gateway", "outside")
 QUESTION = "Work on this task step by step, and write down what you find. " * 4
 MORE = "Go on with the next step, please."
 
@@ -118,12 +122,13 @@ class Connection:
 
 
 async def outside(url: str, token: str, sessions: int, turns: int, waves: int) -> list[float]:
-    """The other process: `sessions` agents at once, `waves` attempts each; seconds of each call."""
+    """The other process: `sessions` agents at once, `waves` attempts for each; seconds of each call."""
     seconds: list[float] = []
+    attempts = iter(range(sessions * waves))
 
     async def agent() -> None:
         connection = Connection(url)
-        for _ in range(waves):
+        for _ in attempts:  # the next one of all agents
             await attempt(connection)
         connection.close()
 
@@ -195,9 +200,7 @@ def over_http(
     agents: Any = served.agent
     agents.address.app.source = program
     words = [agents.address.url, agents.address.token, *map(str, (sessions, Talk.turns, waves))]
-    child = subprocess.Popen(
-        [sys.executable, __file__, "outside", *words], stdout=subprocess.PIPE, text=True
-    )
+    child = subprocess.Popen([*OUTSIDE, *words], stdout=subprocess.PIPE, text=True)
     assert child.stdout is not None
     child.stdout.readline()  # it has imported everything, and claims now
     seconds, tokens = measure(served, sessions, salt, waves)
@@ -278,7 +281,7 @@ async def calls(sessions: int, turns: int, tokens: int) -> None:
         for _ in range(2):
             words = [address.url, address.token, str(sessions), str(turns), "1"]
             child = await asyncio.create_subprocess_exec(
-                sys.executable, __file__, "outside", *words, stdout=subprocess.PIPE, limit=2**24
+                *OUTSIDE, *words, stdout=subprocess.PIPE, limit=2**24
             )
             assert child.stdout is not None
             await child.stdout.readline()
@@ -296,21 +299,29 @@ async def calls(sessions: int, turns: int, tokens: int) -> None:
     address.close()
 
 
+def load_policy(model: str) -> graft.Policy:
+    """A model, or random weights of a shape, which reads and writes bytes."""
+    if model and model not in SHAPES:
+        return graft.load(model)
+    shape = SHAPE
+    if model:
+        sizes = ("width", "layers", "heads", "kv_heads", "head_dim", "ff")
+        shape = {**SHAPE, **{name: getattr(SHAPES[model], name) for name in sizes}}
+    return graft.load(shape=shape, alphabet="bytes", chat_template="chatml")
+
+
 def main(sessions: int, turns: int, tokens: int, model: str, rounds: int = 3) -> None:
     Talk.turns = turns
-    policy = (
-        graft.load(model)
-        if model
-        else graft.load(shape=SHAPE, alphabet="bytes", chat_template="chatml")
-    )
+    policy = load_policy(model)
     each = len(policy.chat.prompt([{"role": "user", "content": QUESTION}])) + 128
     needed = sessions * turns * (tokens + 96) + sessions // SAMPLES * each
-    setup = setup_of(policy, tokens, kv_tokens=needed + 65_536)
+    alone, setup = (setup_of(policy, tokens, kv_tokens=needed + 65_536) for _ in range(2))
     inside = with_agents(setup, FunctionAgent(talk))
-    measure(setup, SAMPLES, 0)  # warm up
+    for warm_up in (alone, setup):
+        measure(warm_up, sessions, 0, waves=1)
     rates: dict[str, list[float]] = {"environment": [], "function": [], "http": []}
     for salt in range(1, rounds + 1):
-        for name, load in (("environment", setup), ("function", inside)):
+        for name, load in (("environment", alone), ("function", inside)):
             seconds, count = measure(load, sessions, salt)
             rates[name].append(count / seconds)
         seconds, count, _ = over_http(setup, sessions, salt)
@@ -334,6 +345,7 @@ def main(sessions: int, turns: int, tokens: int, model: str, rounds: int = 3) ->
                 measure(short if name == "environment" else talking, 1, 9, waves=1)
             taken = clock.beside(32)
         print(f"  {name:12} {taken:6.2f} ms a call")
+    alone.engine.close()
     setup.engine.close()
 
 
@@ -346,4 +358,5 @@ if __name__ == "__main__":
         run(lambda: calls(*(int(word) for word in sys.argv[2:5])))
     else:
         numbers = [int(word) for word in sys.argv[1:4]]
-        main(*(numbers or [512, 4, 32]), model="".join(sys.argv[4:5]))
+        rounds = int(sys.argv[5]) if sys.argv[5:] else 3
+        main(*(numbers or [512, 4, 32]), model="".join(sys.argv[4:5]), rounds=rounds)

@@ -27,6 +27,7 @@ from graft.actions.grammar import Automaton
 from graft.actions.space import ActionSpace
 from graft.engine.errors import EngineError
 from graft.engine.native.engine import NativeEngine
+from graft.engine.native.scheduler import Scheduler
 from graft.types import Completion, Finish, Sampling
 
 
@@ -377,3 +378,41 @@ def test_a_device_error_reaches_every_request_even_if_the_cleanup_fails(
         assert [str(error) for error in asyncio.run(main())] == ["the device is gone"] * 4
     completions = sample_all(contexts[:2], Sampling(max_tokens=2))
     assert_all_exact(engine, [prompt(20)] * 2, completions)
+
+
+@pytest.mark.parametrize("kv_tokens", [2048, 144])
+def test_results_are_computed_behind_the_last_steps_of_a_burst(
+    device: torch.device, kv_tokens: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Agents with turns of unequal length, one of which is cancelled. With few pages nothing is planned
+    ahead."""
+    works: list[Any] = []
+    plan_ahead = Scheduler.plan_ahead
+
+    def noted(scheduler: Scheduler) -> list[Any]:
+        works.extend(found := plan_ahead(scheduler))
+        return found
+
+    monkeypatch.setattr(Scheduler, "plan_ahead", noted)
+
+    async def agent(engine: NativeEngine, number: int) -> list[Completion]:
+        context = engine.open(prompt(20 + 7 * number, number), key=number)
+        completions: list[Completion] = []
+        for turn in range(2):
+            completions.append(await context.sample(Sampling(max_tokens=3 + (number + turn) % 5)))
+            context.append(prompt(5 + 3 * number + turn, 10 + turn))
+        context.close()
+        return completions
+
+    def scenario(engine: NativeEngine) -> list[Completion]:
+        async def play() -> list[Completion]:
+            agents = [asyncio.ensure_future(agent(engine, number)) for number in range(4)]
+            await asyncio.sleep(0)
+            agents.pop().cancel()
+            return [c for found in await asyncio.gather(*agents) for c in found]
+
+        return asyncio.run(play())
+
+    run_both(device, scenario, kv_tokens=kv_tokens)
+    assert bool(works) == (kv_tokens > 1000)
+    assert all(work.request is None for work in works)

@@ -39,9 +39,9 @@ def steps_of(engine: NativeEngine) -> list[int]:
     taken: list[int] = []
     run = runner.run
 
-    def spy(works: Any, steps: int, segment: int, go_on: Any) -> Any:
+    def spy(works: Any, steps: int, segment: int, *decide: Any) -> Any:
         taken.append(segment)
-        return run(works, steps, segment, go_on)
+        return run(works, steps, segment, *decide)
 
     runner.run = spy
     return taken

@@ -143,6 +143,53 @@ def test_idle_contexts_are_evicted_for_a_longer_burst() -> None:
     assert scheduler.reserve_ahead([], 8) == 1
 
 
+@given(
+    st.lists(st.integers(1, 40), min_size=1, max_size=6),
+    st.lists(st.integers(1, 90), min_size=1, max_size=6),
+    st.integers(0, 16),
+)
+def test_what_is_planned_ahead_takes_free_pages_only(
+    running: list[int], waiting: list[int], spare: int
+) -> None:
+    tree = pool_of(sum(-(-length // PAGE) for length in running) + spare)
+    works = [drawing(tree, length, 8) for length in running]
+    before = [list(work.sequence.pages) for work in works]
+    scheduler = scheduler_of(tree, works)
+    for length in waiting:
+        request = drawing(pool_of(8), length, 8).request
+        assert request is not None
+        request.sequence = tree.open(prompt(length))
+        scheduler.add(request)
+    ahead = scheduler.plan_ahead()
+    assert [work.sequence.pages for work in works] == before
+    assert tree.pages.free >= min(spare, len(running))  # one each to grow
+    assert sum(work.count for work in ahead) <= scheduler.prefill_chunk
+    lengths = [len(work.sequence.tokens) for work in ahead]
+    for work, length in zip(ahead, lengths, strict=True):
+        assert work.request is None and 0 < work.count <= length - 1  # the last one draws
+        assert work.sequence.writable >= work.count
+    admitted = [len(r.sequence.tokens) for r in scheduler.running[len(running) :]]
+    assert admitted == waiting[: len(admitted)]  # in the order of arrival
+    assert lengths == [length for length in admitted if length > 1][: len(lengths)]
+    if sum(waiting) <= 64 and spare >= sum(-(-n // PAGE) + 1 for n in waiting) + len(running):
+        assert len(admitted) == len(waiting)
+
+
+def test_siblings_that_wait_for_one_stem_plan_it_ahead_once() -> None:
+    tree = pool_of(20)
+    root = tree.open(prompt(30))
+    scheduler = scheduler_of(tree, [])
+    for sequence in (root, tree.fork(root)):
+        request = drawing(pool_of(4), 8, 8).request
+        assert request is not None
+        request.sequence = sequence
+        scheduler.add(request)
+    (work,) = scheduler.plan_ahead()
+    assert work.sequence is root.stem and work.count == 29
+    assert len(scheduler.running) == 2 and not scheduler.waiting
+    assert scheduler.plan_ahead() == []
+
+
 @pytest.mark.parametrize(("max_steps", "got"), [(6, 6), (7, 3), (64, 4)])
 def test_a_burst_is_halved_until_it_fits(max_steps: int, got: int) -> None:
     tree = pool_of(2)

@@ -2,8 +2,10 @@
 
 It is an asyncio task that lives as long as there is work. `sleep(0)` after each hand-over lets the
 callers of finished samples run, so that their next requests join the next step: continuous batching
-without a thread. The engine keeps no reference to an event loop between runs, so it serves any number
-of `asyncio.run` calls. Where several processes hold the engine, all of them run this loop (`mirror`).
+without a thread. Callers that are other processes take longer to come back: the next steps start first, and
+the event loop is theirs while a GPU computes these. The engine keeps no reference to it between runs, so it
+serves any number of `asyncio.run` calls. Where several processes hold the engine, all of them run this loop
+(`mirror`).
 """
 
 from __future__ import annotations
@@ -45,7 +47,12 @@ class Runner(Protocol):
     """Whether the event loop has other work, which then runs while a device computes."""
 
     def run(
-        self, works: list[PlannedWork], steps: int, segment: int, go_on: Callable[[], bool]
+        self,
+        works: list[PlannedWork],
+        steps: int,
+        segment: int,
+        go_on: Callable[[], bool],
+        plan_ahead: Callable[[], list[PlannedWork]],
     ) -> Iterator[list[Draw] | None]: ...
     def can_follow(self, grammar: Grammar) -> bool: ...
     def should_restart(self, num_waiting: int, num_running: int) -> bool: ...
@@ -96,22 +103,24 @@ class EngineLoop:
     async def run_queued(self) -> bool:
         """All steps of the queued requests; False if this process was released on the way."""
         try:
-            while works := self.scheduler.plan():
+            while True:
+                works = self.scheduler.plan()
+                if not works:  # callers of the last samples may go on
+                    if not await self._let_callers_run():
+                        return False
+                    if not (works := self.scheduler.plan()):
+                        break
                 steps, segment, go_on = self._plan_burst(works)
                 self._count_planned(works)
-                for draws in self.runner.run(works, steps, segment, go_on):
-                    if draws is None:  # the device computes
-                        await asyncio.sleep(0)
-                        continue
-                    self._count_drawn(draws)
-                    are_pages_valid = self._hand_over(draws)
-                    # callers of finished samples submit their next ones; a prompt finishes none
-                    for _ in range(HOPS if draws and self.runner.shares_loop else 1):
-                        await asyncio.sleep(0)
-                    if not self._sync():
+                for draws in self.runner.run(works, steps, segment, go_on, self._plan_ahead):
+                    if draws is not None:
+                        self._count_drawn(draws)
+                        if not self._hand_over(draws):
+                            break  # the rest of the burst read pages that were dropped
+                    # callers that share the loop run during the next steps, when None is yielded
+                    is_later = self.runner.has_bursts and self.runner.shares_loop
+                    if (not draws or not is_later) and not await self._let_callers_run():
                         return False
-                    if not are_pages_valid:
-                        break  # the rest of the burst read pages that were dropped
             self.runner.on_idle()
         except asyncio.CancelledError:  # the event loop is closing
             for request in self.scheduler.requests:
@@ -123,6 +132,12 @@ class EngineLoop:
             if self.mirror is not None and not self.mirror.group.is_first:
                 raise  # no caller of a sample is here to raise it
         return True
+
+    async def _let_callers_run(self) -> bool:
+        """Callers of finished samples submit their next ones; False if this process was released."""
+        for _ in range(HOPS if self.runner.shares_loop else 1):
+            await asyncio.sleep(0)
+        return self._sync()
 
     def _sync(self) -> bool:
         return self.mirror is None or self.mirror.sync()
@@ -169,6 +184,13 @@ class EngineLoop:
         if num_waiting and self.runner.should_restart(num_waiting, num_alive):
             return False
         return num_alive >= MIN_ALIVE * len(requests)
+
+    def _plan_ahead(self) -> list[PlannedWork]:
+        """Prompts and results that the device computes after the last steps of a burst, while the host
+        reads what these have drawn."""
+        works = self.scheduler.plan_ahead()
+        self._count_planned(works)
+        return works
 
     def _count_planned(self, works: list[PlannedWork]) -> None:
         """A work of several tokens is prefill, also where it ends with a draw."""

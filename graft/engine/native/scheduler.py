@@ -101,6 +101,36 @@ class Scheduler:
             return self.plan()  # all of `running` was failed; plan the waiting ones
         return works
 
+    def plan_ahead(self) -> list[PlannedWork]:
+        """Gaps of waiting requests, to be filled behind steps that still run; they are running then.
+
+        Only from free pages: those steps read and write the pages of all others.
+        """
+        works: list[PlannedWork] = []
+        planned: set[Sequence] = set()
+        budget = self.prefill_chunk
+        needed = len(self.running)  # a page each, to grow; what their steps write is reserved
+        while self.waiting and budget and len(self.running) < self.max_running:
+            request = self.waiting[0]
+            if request.is_over:
+                self.waiting.popleft()
+                continue
+            needed += self._pages_needed(request.sequence)
+            if needed > self.tree.pages.free:
+                break
+            self.running.append(self.waiting.popleft())
+            sequence = self.tree.next_to_compute(request.sequence)
+            gap = len(sequence.tokens) - sequence.cached - (sequence is request.sequence)
+            count = min(gap, budget)
+            if not count or sequence in planned:
+                continue
+            if self.tree.reserve(sequence, sequence.cached + count):
+                budget -= count
+                planned.add(sequence)
+                sequence.last_used = self.tree.clock
+                works.append(PlannedWork(sequence, count, None))
+        return works
+
     def _mostly_decoding(self) -> bool:
         """Whether most running requests lack only the token they have just drawn."""
         sequences = [request.sequence for request in self.running]

@@ -37,11 +37,16 @@ class CpuRunner:
 
     @torch.no_grad()  # not inference_mode: the trainer uses these tensors too
     def run(
-        self, works: list[PlannedWork], steps: int, segment: int, go_on: Callable[[], bool]
+        self,
+        works: list[PlannedWork],
+        steps: int,
+        segment: int,
+        go_on: Callable[[], bool],
+        plan_ahead: Callable[[], list[PlannedWork]],
     ) -> Iterator[list[Draw]]:
         """Compute the works, mark their tokens as cached, draw one token for each that has a request.
 
-        `steps` and `segment` are 1 here: the host takes part in every draw.
+        `steps` and `segment` are 1 here: the host takes part in every draw, and nothing runs ahead.
         """
         yield self._step(works)
 

@@ -2,8 +2,9 @@
 
     T tokens in one list, P pages of a sequence
 
-Long chunks are launched kernel by kernel: a kernel takes longer than the host needs to launch the next.
-Short ones would wait for the host, so they are padded to a size of `SIZES` and computed by a graph.
+Where the products of a layer take longer than the host needs to launch its kernels, chunks are launched
+kernel by kernel. Shorter ones would wait for the host: they are padded to a size of `SIZES` and computed by
+a graph.
 """
 
 from __future__ import annotations
@@ -24,8 +25,12 @@ from graft.models.kernels.path_attention import attend_pages
 from graft.models.kv_slots import KVSlots
 from graft.transfer import transfer
 
-SIZES = (16, 64, 256, 1024)
+SIZES = (16, 64, 256, 1024, 1536, 2048, 3072, 4096, 6144, 8192)
 """Tokens that graphs are captured for."""
+MAX_ROWS = 256
+"""Sequences of a graph: it has a block at least for each, and empty blocks take time too."""
+LAUNCH_FLOPS = 4e11
+"""What the products of a GPU compute while the host launches the kernels of a layer, 0.65 ms on an H200."""
 
 
 class PrefillChunk(NamedTuple):
@@ -46,12 +51,14 @@ class Prefill:
         self.decoder, self.tree, self.graphs = decoder, tree, graphs
         self.device, self.in_order = decoder.device, decoder.order is not None
         self.widest = -(-decoder.shape.max_positions // tree.pages.size)
+        weights = sum(p.numel() for p in decoder.blocks[0].parameters() if p.ndim == 2)
+        self.sizes = [size for size in SIZES if 2 * size * weights <= LAUNCH_FLOPS]
         self._captured: dict[int, tuple[PrefillChunk, Callable[[], None]]] = {}
 
     def compute(self, works: list[PlannedWork]) -> None:
         """The next `count` tokens of every work's sequence."""
         chunk = self._lay_out(works)
-        size = next((size for size in SIZES if size >= len(chunk.tokens)), None)
+        size = self._graph_size(len(chunk.tokens), len(works))
         if size is None or self.graphs is None:
             self._forward(self._move(chunk))
         else:
@@ -61,6 +68,13 @@ class Prefill:
             replay()
         for work in works:
             work.sequence.cached += work.count
+
+    def _graph_size(self, num_tokens: int, num_rows: int) -> int | None:
+        """The smallest graph for so many tokens; padding takes a row that no sequence has."""
+        for size in self.sizes:
+            if num_tokens <= size:
+                return size if num_rows + (num_tokens < size) <= max_rows(size) else None
+        return None
 
     def _lay_out(self, works: list[PlannedWork]) -> PrefillChunk:
         sequences = [work.sequence for work in works]
@@ -97,8 +111,8 @@ class Prefill:
             rows=zeros(size, dtype=torch.int64),
             positions=zeros(size, dtype=torch.int64),
             blocks=zeros(max_blocks(size), BLOCK_FIELDS),
-            table=zeros(size, self.widest),
-            alive=zeros(size),  # no row: the capture writes nothing
+            table=zeros(max_rows(size), self.widest),
+            alive=zeros(max_rows(size)),  # no row: the capture writes nothing
         )
         self._captured[size] = buffers, graphs.record(lambda: self._forward(buffers))
         return self._captured[size]
@@ -115,9 +129,14 @@ class Prefill:
         self.decoder(chunk.tokens, chunk.positions, attend, kv_slots)
 
 
+def max_rows(size: int) -> int:
+    """Sequences of a graph of `size` tokens."""
+    return min(size, MAX_ROWS)
+
+
 def max_blocks(size: int) -> int:
-    """Blocks of `size` tokens at most, for any number of sequences."""
-    return size + size // BLOCK
+    """Blocks of `size` tokens at most, for as many sequences."""
+    return max_rows(size) + size // BLOCK
 
 
 def _pad(chunk: PrefillChunk, size: int) -> PrefillChunk:
@@ -129,9 +148,9 @@ def _pad(chunk: PrefillChunk, size: int) -> PrefillChunk:
 
     return PrefillChunk(
         tokens=longer(chunk.tokens, size),
-        rows=longer(chunk.rows, size, fill=size - 1),  # unused, unless there is nothing to pad
+        rows=longer(chunk.rows, size, fill=max_rows(size) - 1),
         positions=longer(chunk.positions, size),
         blocks=longer(chunk.blocks, max_blocks(size)),
-        table=longer(chunk.table, size),
-        alive=longer(chunk.alive, size),
+        table=longer(chunk.table, max_rows(size)),
+        alive=longer(chunk.alive, max_rows(size)),
     )

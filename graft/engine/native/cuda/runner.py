@@ -86,14 +86,21 @@ class CudaRunner:
 
     @torch.no_grad()  # not inference_mode: the trainer uses these tensors too
     def run(
-        self, works: list[PlannedWork], steps: int, segment: int, go_on: Callable[[], bool]
+        self,
+        works: list[PlannedWork],
+        steps: int,
+        segment: int,
+        go_on: Callable[[], bool],
+        plan_ahead: Callable[[], list[PlannedWork]],
     ) -> Iterator[list[Draw] | None]:
         """Compute the prefill works, or draw up to `steps` tokens for each of the others.
 
         Yields the draws of every `segment` steps; the next segment starts if `go_on()`, before the
-        last one is read, so that the device never waits for the host. If the event loop has other work
-        (`shares_loop`), None is yielded while the device computes, and the decision is taken late:
-        callers of finished samples, which may be other processes, have that long to come back.
+        last one is read, so that the device does not wait for the host. Else prompts and results that
+        `plan_ahead()` finds follow it, and are computed while the host reads, plans and starts the next
+        burst. If the event loop has other work (`shares_loop`), None is yielded while the device computes,
+        and the decision is taken late: callers of finished samples, which may be other processes, have
+        that long to come back.
         """
         prefill = [work for work in works if work.request is None]
         drawing = [work for work in works if work.request is not None]
@@ -111,12 +118,17 @@ class CudaRunner:
             self._restart_seconds = perf_counter() - self._read_at
         while burst.pending:
             began = perf_counter()
+            if self.shares_loop:  # once at least, however late the host is
+                yield None
             while self.shares_loop and not burst.is_ready:
                 if perf_counter() - began > DECIDE_AT * self._segment_seconds:
                     break
                 yield None
             if burst.left and go_on():
                 burst.launch(segment)
+            elif ahead := plan_ahead():
+                self.tree.pages.flush_copies()
+                self.prefill.compute(ahead)
             while self.shares_loop and not burst.is_ready:
                 yield None
             yield burst.read()
