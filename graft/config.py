@@ -177,7 +177,7 @@ class Config(Section):
             raise ValueError("run.eval_every needs run.eval_tasks to be more than 0")
         if self.train.steps and not self.task.env:
             raise ValueError("no environment: RL needs task.env (train.steps=0 runs SFT alone)")
-        _check_sft(self.sft, self.task.env)
+        self.sft.check(self.task.env)
         if self.algo.overlong and len(self.algo.overlong) != 2:
             raise ValueError(f"algo.overlong={self.algo.overlong}: give [length, buffer]")
         samples = self.train.steps or (self.task.env and self.run.eval_tasks)
@@ -211,29 +211,6 @@ def _check_eval(config: Config) -> None:
         )
     if section.env and not config.task.env:
         raise ValueError("eval.env replaces task.env for held-out tasks, and task.env is empty")
-
-
-def _check_sft(sft: SftSection, env: object) -> None:
-    if sft.steps and sft.epochs:
-        raise ValueError(
-            f"sft.steps={sft.steps} and sft.epochs={sft.epochs} exclude each other: set one to 0"
-        )
-    if sft.is_on and not (env or sft.data):
-        raise ValueError("nothing to imitate: give sft.data, or task.env for demonstrations")
-    if sft.epochs and not sft.data:
-        raise ValueError(
-            "sft.epochs counts passes over sft.data, which is empty; an environment's "
-            "demonstrations never end: give sft.steps"
-        )
-    if sft.eval_data and sft.eval_share:
-        raise ValueError("sft.eval_data and sft.eval_share exclude each other: choose one")
-    if sft.eval_share and not sft.data:
-        raise ValueError("sft.eval_share is a share of sft.data, which is empty")
-    for name, value in {"stop_at": sft.stop_at, "eval_every": sft.eval_every}.items():
-        if sft.is_on and value and not (env or sft.has_held_out):
-            raise ValueError(
-                f"sft.{name}={value:g} needs held-out data: set sft.eval_share, sft.eval_data or task.env"
-            )
 
 
 RECIPES = Path(__file__).parent / "recipes"

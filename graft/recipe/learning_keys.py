@@ -195,6 +195,30 @@ class SftSection(Section):
             raise ValueError("give the text that opens a result and the text that closes it")
         return value
 
+    def check(self, env: object) -> None:
+        """Refuse values that exclude each other, or that need data which is missing; `env` is task.env."""
+        if self.steps and self.epochs:
+            raise ValueError(
+                f"sft.steps={self.steps} and sft.epochs={self.epochs} exclude each other: set one to 0"
+            )
+        if self.is_on and not (env or self.data):
+            raise ValueError("nothing to imitate: give sft.data, or task.env for demonstrations")
+        if self.epochs and not self.data:
+            raise ValueError(
+                "sft.epochs counts passes over sft.data, which is empty; an environment's "
+                "demonstrations never end: give sft.steps"
+            )
+        if self.eval_data and self.eval_share:
+            raise ValueError("sft.eval_data and sft.eval_share exclude each other: choose one")
+        if self.eval_share and not self.data:
+            raise ValueError("sft.eval_share is a share of sft.data, which is empty")
+        for name, value in {"stop_at": self.stop_at, "eval_every": self.eval_every}.items():
+            if self.is_on and value and not (env or self.has_held_out):
+                raise ValueError(
+                    f"sft.{name}={value:g} needs held-out data: set sft.eval_share, sft.eval_data or "
+                    "task.env"
+                )
+
 
 class LoraSection(Section):
     rank: int = Field(default=0, ge=0, le=65_536)
