@@ -43,7 +43,7 @@ from graft.models.tree.forest import Forest
 from graft.models.truncation import Truncation
 from graft.train.collisions import collisions
 from graft.train.distributed.process_group import ALONE, ProcessGroup
-from graft.train.micro_batches import share_out
+from graft.train.micro_batches import mini_batches, share_out
 from graft.train.optimizer import NonFinite, Optimizer
 from graft.train.step_totals import IMPORTANCE, IS_EXACT, SAMPLING_GAP, step_totals
 from graft.transfer import transfer
@@ -252,7 +252,8 @@ class Learner:
     def update(self, trajectories: Sequence[Trajectory], batch: Batch) -> dict[str, float]:
         """All optimizer steps on this batch; metrics averaged over them."""
         totals: dict[str, float] = {}
-        steps = list(self._minibatches(batch))
+        seed = self.seed * 1000 + self.optimizer.steps
+        steps = list(mini_batches(batch, self.epochs, self.minibatches, seed))
         seen = batch.zeros() if self.keeps_logprobs else None
         for number, index in enumerate(steps):
             # the index ascends: where it is complete, the batch need not be copied
@@ -276,23 +277,6 @@ class Learner:
         # kernels of engine and learner find the threshold of a truncated distribution in different ways
         is_cut = self.truncation is not None and self.policy.device.type != "cpu"
         return getattr(self.policy, "order", None) is not None and not is_cut
-
-    def _minibatches(self, batch: Batch) -> Iterator[Tensor]:
-        """Row numbers of each optimizer step, ascending; whole groups, shuffled where there are several."""
-        groups = batch.group.unique()
-        if self.minibatches == 1:
-            for _ in range(self.epochs):
-                yield torch.arange(batch.num_rows)
-            return
-        for epoch in range(self.epochs):
-            generator = torch.Generator().manual_seed(
-                self.seed * 1000 + self.optimizer.steps + epoch
-            )
-            shuffled = groups[torch.randperm(len(groups), generator=generator)]
-            for part in shuffled.tensor_split(self.minibatches):
-                index = torch.isin(batch.group, part).nonzero()[:, 0]
-                if len(index):
-                    yield index
 
     def _step(
         self, trajectories: Sequence[Trajectory], batch: Batch, seen: Tensor | None, index: Tensor

@@ -1,4 +1,5 @@
-"""Which process learns from which rows: shares of equal work, cut into micro-batches.
+"""Which rows an optimizer step learns from, and which process from which of them: shares of equal work, cut
+into micro-batches.
 
 Every process has the whole batch and computes all shares, so none has to be sent.
 
@@ -11,10 +12,30 @@ gradients are added up.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
+import torch
+from torch import Tensor
+
+from graft.algos.batch import Batch
 from graft.models.tree.packing import split_rows
 from graft.types import Trajectory
+
+
+def mini_batches(batch: Batch, epochs: int, count: int, seed: int) -> Iterator[Tensor]:
+    """Row numbers of each optimizer step, ascending; whole groups, shuffled where there are several."""
+    if count == 1:
+        for _ in range(epochs):
+            yield torch.arange(batch.num_rows)
+        return
+    groups = batch.group.unique()
+    for epoch in range(epochs):
+        generator = torch.Generator().manual_seed(seed + epoch)
+        shuffled = groups[torch.randperm(len(groups), generator=generator)]
+        for part in shuffled.tensor_split(count):
+            index = torch.isin(batch.group, part).nonzero()[:, 0]
+            if len(index):
+                yield index
 
 
 def share_out(trajectories: Sequence[Trajectory], budget: int, ways: int) -> list[list[list[int]]]:
