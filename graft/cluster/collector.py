@@ -23,10 +23,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from graft.cluster.ray_import import cause_of, ray_module, store_host
+from graft.cluster.ray_import import cause_of, ray_module
 from graft.cluster.rollout_worker import AttemptResult, RolloutWorker
 from graft.cluster.scale_file import ScaleFile
-from graft.cluster.weight_transfer import BroadcastHost, described, packed
+from graft.cluster.weight_sender import WeightSender
+from graft.cluster.weight_transfer import packed
 from graft.cluster.worker import (
     PING_EVERY,
     ClusterWorker,
@@ -76,7 +77,7 @@ class RayCollector:
         self._scale_file = ScaleFile(folder)
         self._weights: tuple[Any, int] | None = None  # (reference in the store, version)
         backend = "nccl" if config.cluster.gpus else "gloo"
-        self._broadcasts = BroadcastHost(backend, self.patience)
+        self._sender = WeightSender(self.ray, backend, self.deadline, self.patience, self._remove)
         self._lock = threading.RLock()  # never held during a wait
         self._error: BaseException | None = None
         self._is_closed = threading.Event()
@@ -115,9 +116,13 @@ class RayCollector:
                 self._weights = reference, version
                 ready = [worker for worker in self.workers if worker.stage is WorkerStage.READY]
             if is_broadcast and ready:
-                ready = self._broadcast(weights, version, ready)
-            loads = {worker: worker.actor.load.remote(reference, version) for worker in ready}
-            for worker, error in self._load_errors(loads, version).items():
+                missed = self._sender.broadcast(weights, version, ready)
+                if missed:
+                    self.note(
+                        f"the broadcast of version {version} failed; the weights are sent through the store"
+                    )
+                ready = [worker for worker in missed if worker in self.workers]
+            for worker, error in self._sender.load(reference, version, ready).items():
                 if error:
                     self._fail(RunStopped(f"{worker} cannot take the weights: {error}"))
         self._check()
@@ -151,53 +156,6 @@ class RayCollector:
     def _check(self) -> None:
         if self._error is not None:
             raise self._error
-
-    # weights
-
-    def _broadcast(
-        self, weights: Mapping[str, Any], version: int, workers: list[ClusterWorker]
-    ) -> list[ClusterWorker]:
-        """Send by broadcast; returns the workers that did not receive the weights."""
-        group = self._broadcasts.group(store_host(self.ray), workers)
-        shapes = described(weights)
-        loads = {
-            worker: worker.actor.receive.remote(replace(group, rank=rank), shapes, version)
-            for rank, worker in enumerate(workers, 1)
-        }
-        try:
-            group.send(weights)
-        except RuntimeError:  # a worker died or does not answer
-            missed = workers
-        else:
-            missed = [
-                worker for worker, error in self._load_errors(loads, version).items() if error
-            ]
-        if missed:
-            self._broadcasts.end()
-            self.note(
-                f"the broadcast of version {version} failed; the weights are sent through the store"
-            )
-        return [worker for worker in missed if worker in self.workers]
-
-    def _load_errors(
-        self, loads: Mapping[ClusterWorker, Any], version: int
-    ) -> dict[ClusterWorker, str]:
-        """Wait for pending loads: worker -> its error, or "". Workers that die are left out."""
-        owners = {reference: worker for worker, reference in loads.items()}
-        if not owners:
-            return {}
-        # the other thread removes a silent worker, and its answer is then an error
-        done, late = self.ray.wait(list(owners), num_returns=len(owners), timeout=self.deadline)
-        for reference in late:
-            reason = f"did not take version {version} of the weights in {self.deadline:g} s"
-            self._remove(owners[reference], reason)
-        errors: dict[ClusterWorker, str] = {}
-        for reference in done:
-            try:
-                errors[owners[reference]] = self.ray.get(reference, timeout=self.patience)
-            except self.ray.exceptions.RayError as error:
-                self._remove(owners[reference], cause_of(error))
-        return errors
 
     # the thread that communicates with the workers
 
@@ -386,7 +344,7 @@ class RayCollector:
                 self._num_failed_starts += 1
                 delay = min(MAX_DELAY, 2.0 ** (self._num_failed_starts - 2))
                 self._start_after = time.monotonic() + delay
-            self._broadcasts.end()
+            self._sender.end_broadcasts()
             is_alone = not any(other.num_done for other in self.workers)
             self.ray.kill(worker.actor)
         repeated = {0: "", 1: "; its episode is repeated"}

@@ -22,6 +22,7 @@ from graft.cluster.rollout_worker import AttemptResult
 from graft.cluster.scale_file import SCALE
 from graft.cluster.shared_collector import SharedCollector
 from graft.cluster.supervisor import check_capacity
+from graft.cluster.weight_transfer import BroadcastGroup
 from graft.cluster.worker import ClusterWorker
 from graft.config import Config, ConfigError, check
 from graft.files import write_text
@@ -137,6 +138,9 @@ class FakeRay:
 
     def kill(self, actor: Actor) -> None:
         actor.die()
+
+    def nodes(self) -> list[dict[str, Any]]:
+        return [{"Alive": True}]
 
     def available_resources(self) -> dict[str, float]:
         return {"CPU": 1.0}
@@ -319,6 +323,20 @@ def test_weights_that_are_sent_while_a_worker_starts_are_loaded_before_its_first
         Actor.call = plain  # type: ignore[method-assign]
     assert new.loaded == [2]
     assert names(pending.result()) == ["a"]
+
+
+def test_a_worker_that_misses_a_broadcast_gets_the_weights_from_the_store(
+    kit: Kit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent: list[Any] = []
+    monkeypatch.setattr(BroadcastGroup, "send", lambda group, weights: sent.append(weights))
+    collector = kit.collector(cluster={"address": "here", "workers": 2, "sync": "broadcast"})
+    kit.ready(2)
+    first, second = kit.ray.actors
+    kit.ray.answers["receive"] = lambda actor, *_: "no route to host" if actor is second else ""
+    collector.load({"w": torch.zeros(2)}, 1)
+    assert len(sent) == 1 and (first.loaded, second.loaded) == ([], [1])
+    assert "the broadcast of version 1 failed; the weights are sent through the store" in kit.notes
 
 
 def test_weights_that_no_worker_can_load_end_the_run(kit: Kit) -> None:
