@@ -1,6 +1,7 @@
 """The gap between engine and learner, with and without one order of adding, and what the order costs.
 
     python -m benchmarks.exact [--shape 0.6B] [--loads static,agent] [--rounds 3]
+    python -m benchmarks.exact --shape 8B --prompts 8 --micro 8192        # a larger model, fewer prompts
     python -m benchmarks.exact --device cpu --shape tiny --quick          # to try the benchmark itself
 
 static   answers to prompts, as in `benchmarks.gpu`
@@ -238,6 +239,7 @@ def main(arguments: list[str] | None = None) -> dict[str, dict[str, Measured]]:
     parser.add_argument("--loads", default=",".join(LOADS))
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--micro", type=int, default=16_384, help="tokens per micro-batch")
+    parser.add_argument("--prompts", type=int, help="of a load, instead of its own number")
     parser.add_argument("--quick", action="store_true", help="one round of small loads")
     args = parser.parse_args(arguments)
     device = choose_device(args.device)
@@ -250,6 +252,7 @@ def main(arguments: list[str] | None = None) -> dict[str, dict[str, Measured]]:
         if name not in LOADS:
             parser.error(f"unknown load {name!r}; known: {', '.join(LOADS)}")
         load = (QUICK if args.quick else LOADS)[name]
+        load = replace(load, prompts=args.prompts or load.prompts)
         found[name] = measure(bench, args.shape, load, lambda text, n=name: print(f"{n}: {text}"))
         new = [measured.line(name, mode) for mode, measured in found[name].items()]
         lines += new
