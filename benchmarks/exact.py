@@ -64,9 +64,11 @@ class Load:
 
     @property
     def kv_tokens(self) -> int:
-        """Room for all of it at once, with forks."""
-        path = self.prompt + self.turns * (self.answer + self.result) + 128
-        return self.prompts * self.samples * path * (2 ** (self.turns - 1) if self.forks else 1)
+        """Room for all of it at once: the turns before a fork are shared."""
+        leaves = 2 ** (self.turns - 1) if self.forks else 1
+        turns = 2 * leaves - 1 if self.forks else self.turns
+        tokens = turns * (self.answer + self.result) + 128 * leaves
+        return self.prompts * (self.prompt + self.samples * tokens)
 
 
 LOADS = {
