@@ -31,11 +31,12 @@ def check_numbers(signature: inspect.Signature, keywords: Mapping[str, Any]) -> 
         if isinstance(value, bool) and "bool" in types:
             continue
         if isinstance(value, bool) or not isinstance(value, int | float):
-            raise TypeError(f"{key}={value!r} must be a number")
+            whole = "" if "float" in types else "whole "
+            raise TypeError(f"{key}={value!r}: must be a {whole}number")
         if math.isnan(value) or (math.isinf(value) and key not in ENDLESS):
-            raise TypeError(f"{key}={value!r} must be a finite number")
+            raise TypeError(f"{key}={value!r}: must be a finite number")
         if "float" not in types and value != int(value):
-            raise TypeError(f"{key}={value!r} must be a whole number")
+            raise TypeError(f"{key}={value!r}: must be a whole number")
 
 
 def check_bounds(signature: inspect.Signature, keywords: Mapping[str, Any]) -> None:
@@ -43,17 +44,17 @@ def check_bounds(signature: inspect.Signature, keywords: Mapping[str, Any]) -> N
 
     >>> check_bounds(inspect.signature(grpo), {"eps": -1})
     Traceback (most recent call last):
-    ValueError: eps=-1 must be above 0
+    ValueError: eps=-1: must be above 0
     """
     for key, value in keywords.items():
         if not isinstance(value, int | float) or not _types(signature, key) & {"int", "float"}:
             continue
         if key in POSITIVE and value <= 0:
-            raise ValueError(f"{key}={value!r} must be above 0")
+            raise ValueError(f"{key}={value!r}: must be above 0")
         if value < 0 and key not in SIGNED:
-            raise ValueError(f"{key}={value!r} must not be negative")
+            raise ValueError(f"{key}={value!r}: must not be negative")
         if value > MOST.get(key, math.inf):
-            raise ValueError(f"{key}={value!r} must be at most {MOST[key]:g}")
+            raise ValueError(f"{key}={value!r}: must be at most {MOST[key]:g}")
 
 
 def _types(signature: inspect.Signature, key: str) -> set[str]:

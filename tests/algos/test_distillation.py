@@ -206,5 +206,5 @@ def test_a_users_divergence_is_checked(users, says):
 
 
 def test_a_keyword_of_another_type_is_named():
-    with pytest.raises(ValueError, match=r"credit 'teacher_kl' .*coef='much' must be a number"):
+    with pytest.raises(ValueError, match=r"credit 'teacher_kl' .*coef='much': must be a number"):
         make(("teacher_kl", {"coef": "much"}), CREDITS, "credit")

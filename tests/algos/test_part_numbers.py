@@ -66,9 +66,9 @@ def test_a_number_out_of_its_bounds_is_refused_by_name(
 
 def test_numbers_that_divide_are_above_zero():
     for name in ("grpo", "whiten", "maxrl"):
-        assert "eps=0 must be above 0" in refused("credit", name, {"eps": 0})
-        assert "eps=100.0 must be at most 1" in refused("credit", name, {"eps": 100.0})
-    assert "norm=0 must be above 0" in refused("credit", "gpg", {"norm": 0})
+        assert "eps=0: must be above 0" in refused("credit", name, {"eps": 0})
+        assert "eps=100.0: must be at most 1" in refused("credit", name, {"eps": 100.0})
+    assert "norm=0: must be above 0" in refused("credit", "gpg", {"norm": 0})
 
 
 def test_an_upper_bound_may_be_infinite():

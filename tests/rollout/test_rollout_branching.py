@@ -538,7 +538,7 @@ def test_the_published_aepo_throws_its_first_attempt_away():
         ({"initial_rollouts": 0}, "initial_rollouts=0: must be a whole number"),
         ({"beam_size": 1.5}, "beam_size=1.5"),
         ({"branch_probability": 1.2}, "branch_probability=1.2: must lie in"),
-        ({"branch_probability": "half"}, "branch_probability='half' must be a number"),
+        ({"branch_probability": "half"}, "branch_probability='half': must be a number"),
         ({"entropy_weight": math.nan}, "entropy_weight=nan: must be a finite number"),
         ({"initial_rollouts": True}, "initial_rollouts=True: must be a whole number"),
         ({"faithful": "maybe"}, "faithful='maybe': must be true or false"),
