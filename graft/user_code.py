@@ -181,6 +181,20 @@ def as_number(
     return number
 
 
+MOST_REWARD = 1e12
+"""In size: of larger ones the square that a std takes is no finite float32."""
+
+
+def as_reward(
+    value: Any, owner: Owner, wanted: str = "a finite number", verb: str = "returned"
+) -> float:
+    """`as_number`, of a size that advantages can be computed from."""
+    number = as_number(value, owner, wanted, verb)
+    if abs(number) > MOST_REWARD:
+        raise refusal(owner, number, f"{wanted} from -1e12 to 1e12; 0 to 1 is usual", verb)
+    return number
+
+
 def check_json(value: Any, owner: Owner, what: str) -> None:
     """Refuse what cannot be written into the record of the run."""
     try:
@@ -206,6 +220,11 @@ def naming(thing: Any, kind: str, *passed: type[Exception]) -> Iterator[None]:
         yield
     except (UserCodeError, *passed):
         raise
+    except SystemExit as error:  # it would end the run without a word
+        raise UserCodeError(
+            f"{UserObject(thing, kind)} called exit({error.code}) at {user_frame(error)}; raise an exception "
+            "that says what is wrong"
+        ) from error
     except Exception as error:
         if not user_frame(error):
             raise

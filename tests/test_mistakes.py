@@ -154,6 +154,8 @@ POSE = "def pose(self):\n    return "
 
 ENVS = [
     env("observation 42", RESPOND + "Turn(42)", "Mine.respond (FILE.py:", "the int 42", "a text"),
+    env("reward too large", RESPOND + "Turn('h', 1e300)", "Mine.respond (FILE.py:", "1e+300", "to 1e12"),
+    env("half a character", RESPOND + "Turn('\\ud800')", "lone surrogate", "errors='replace'"),
     env("observation None", RESPOND + "Turn(None)", "Mine.respond", "observation None", "a text"),
     env("observation bytes", RESPOND + "Turn(b'x')", "Mine.respond", "bytes", "a text"),
     env("observation list of str", RESPOND + "Turn(['a'])", "Mine.respond", "list", "a text"),
@@ -247,6 +249,7 @@ REWARDS = [
             ("reward Score (FILE.py:", "__call__(self, task, trajectory)"), {"task.reward": "MINE:Score"}),
     reward("of three", "return 1", "score(prompt, completion, answer)", "(task, trajectory)",
            head="def score(prompt, completion, answer):"),
+    reward("too large", "return -1e30", "reward score (FILE.py:", "-1e+30", "from -1e12 to 1e12"),
     reward("NaN", "return math.nan", "reward score", "nan", "a finite number"),
     reward("inf", "return -math.inf", "reward score", "-inf", "a finite number"),
     reward("list", "return [1.0, 2.0]", "reward score", "list of 2", "finite number"),
@@ -266,6 +269,8 @@ LOSS = "def mine():\n    def loss(logp, entropy, batch):\n        return {}\n   
 DIRECT = "def mine({}):\n    return {}"
 
 PARTS = [
+    part("credit", "exits", "def mine(adv, batch):\n    raise SystemExit(3)", "credit mine (FILE.py:",
+         "called exit(3)", "FILE.py:"),
     part("loss", "scalar", LOSS.format("(-logp.mean(), {})"), "loss", "FILE.py:", "shape []", "per token"),
     part("loss", "one value", LOSS.format("-logp"), "loss", "Tensor of shape", "(loss, metrics)"),
     part("loss", "None", LOSS.format("None"), "loss", "None", "(loss, metrics)"),

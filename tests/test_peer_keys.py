@@ -116,6 +116,7 @@ def test_every_key_of_a_foreign_section_is_answered_and_many_are_counted():
         ("train.lr", ["1e-4"], "without dashes: train.lr=1e-4"),
         ("train.lr", ["run.name=x"], "without dashes: train.lr=VALUE"),
         ("--per-device-train-batch-size", ["4"], "did you mean 'rollout.tasks'? (TRL counts"),
+        ("--resume", [], "the same command resumes a run"),
         ("--foo", ["4"], "'foo' is not a key of graft; see `graft config --keys`"),
     ],
 )

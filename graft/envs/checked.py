@@ -6,7 +6,6 @@ Every error names the method and its file and line, as in `graft.user_code`.
 from __future__ import annotations
 
 import inspect
-import math
 from collections.abc import Mapping
 from difflib import get_close_matches
 from typing import Any
@@ -14,10 +13,11 @@ from weakref import WeakSet
 
 from graft.types import Author, Turn
 from graft.user_code import (
+    MOST_REWARD,
     Owner,
     UserCodeError,
     UserObject,
-    as_number,
+    as_reward,
     method_named,
     named,
     refusal,
@@ -120,14 +120,14 @@ def as_turn(value: Any, owner: Owner) -> Turn:
     observation, reward, terminated, truncated, info = value
     is_plain = type(terminated) is bool and type(truncated) is bool and type(info) is dict
     is_plain = is_plain and type(reward) is float and isinstance(observation, str)
-    if is_plain and math.isfinite(reward) and "observe_as" not in info:
+    if is_plain and abs(reward) <= MOST_REWARD and "observe_as" not in info:
         return value
     ends = as_flag(terminated, owner, "terminated"), as_flag(truncated, owner, "truncated")
     if observation is None and any(ends):
         observation = ""  # it is not shown
     if not isinstance(observation, str):
         raise refusal(owner, observation, "a text", "gave as observation")
-    earned = as_number(reward, owner, "a finite number", "gave as reward")
+    earned = as_reward(reward, owner, "a finite number", "gave as reward")
     info = as_info(info, owner)
     role = info.get("observe_as", "user")
     if role not in (*OBSERVED_AS, "messages"):

@@ -28,7 +28,7 @@ from graft.rollout.failure import RolloutFailure
 from graft.rollout.user_calls import in_thread
 from graft.trust import check_program
 from graft.types import Status, Task
-from graft.user_code import UserObject, as_number, refusal
+from graft.user_code import UserObject, as_reward, refusal
 
 PLACEHOLDER = re.compile(r"\{(base_url|openai_base_url|api_key|folder|task(?:\.[\w-]+)+)\}")
 TASK_FIELDS = ("id", "prompt", "messages", "answer", "env", "data_source", "seed")
@@ -201,11 +201,11 @@ def read_outcome(value: Any, owner: UserObject | str, info: dict[str, Any]) -> O
     if isinstance(value, Mapping):
         rest = {str(name): one for name, one in value.items() if name != "reward"}
         reward = value.get("reward")
-        number = None if reward is None else as_number(reward, owner, "a finite reward")
+        number = None if reward is None else as_reward(reward, owner, "a finite reward")
         return Outcome(number, {**rest, **info})
     if isinstance(value, str | bytes | Sequence):
         raise refusal(owner, value, 'a number, None, or {"reward": number}')
-    return Outcome(as_number(value, owner, 'a number, None, or {"reward": number}'), info)
+    return Outcome(as_reward(value, owner, 'a number, None, or {"reward": number}'), info)
 
 
 def environment(client: AgentClient) -> dict[str, str]:

@@ -314,6 +314,8 @@ def as_override(option: str, following: Iterable[str], known: Mapping[str, Any])
     key = plain(key)
     if not has_value:
         value = next((v for v in following if "=" not in v and not v.startswith("--")), "")
+    if key in ("resume", "run.resume") and not value:
+        return "the same command resumes a run; run.resume=false refuses a folder with a checkpoint"
     text = "settings are written key=value, without dashes"
     if key in known:
         return f"{text}: {key}={value or 'VALUE'}"

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from graft.protocols import Reward
 from graft.types import Leaf, Task, Trajectory
-from graft.user_code import UserObject, as_number
+from graft.user_code import UserObject, as_reward
 
 METRIC = "reward/"
 """The prefix of their metrics."""
@@ -45,7 +45,7 @@ class WeightedSum:
         """The weighted sum of these values, which become metrics of the leaf, with their weights."""
         total = 0.0
         for each, value in zip(self.components, values, strict=True):
-            number = as_number(value, UserObject(each.reward, "reward"), "a finite number")
+            number = as_reward(value, UserObject(each.reward, "reward"), "a finite number")
             leaf.metrics[METRIC + each.name] = number
             leaf.weights[each.name] = each.weight
             total += each.weight * number

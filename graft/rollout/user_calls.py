@@ -21,7 +21,7 @@ from graft.rewards.weighted import WeightedSum
 from graft.rollout.failure import boundary
 from graft.rollout.setup import RolloutSetup
 from graft.types import Task, Trajectory, Turn
-from graft.user_code import UserCodeError, UserObject, as_number, naming, raised, user_frame
+from graft.user_code import UserCodeError, UserObject, as_reward, naming, raised, user_frame
 
 MAX_IDLE = 64
 """Threads kept for the next call; starting one takes longer than most calls."""
@@ -100,7 +100,7 @@ async def compute_reward(reward: Reward, task: Task, trajectory: Trajectory) -> 
         if isinstance(error, UserCodeError) or not user_frame(error):
             raise
         raise raised(f"{who}, called for task {task.id!r},", error) from error
-    return as_number(value, who, f"a finite number (task {task.id!r})")
+    return as_reward(value, who, f"a finite number (task {task.id!r})")
 
 
 def state_of(env: Env, info: Any) -> str:

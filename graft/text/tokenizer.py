@@ -145,7 +145,15 @@ class FastTokenizer:
         self, text: str, is_plain: bool = False, is_continued: bool = False
     ) -> tokenizers.Encoding:
         backend = self._twin(is_plain, is_continued)
-        encoding = backend.encode(text, add_special_tokens=False)
+        try:
+            encoding = backend.encode(text, add_special_tokens=False)
+        except TypeError as error:
+            if (at := lone_surrogate(text)) is None:
+                raise
+            raise UnknownCharacter(
+                f"character {at} of a text, {text[at]!r}, is half of a pair (a lone surrogate) and cannot be "
+                "encoded; decode bytes with errors='replace'"
+            ) from error
         if self._is_strict and self.unk_id in encoding.ids:
             self._refuse_unknown(text, encoding)
         return encoding
@@ -251,6 +259,11 @@ class FastTokenizer:
                     f"character {text[start:end]!r} (position {start}, in {near!r}) is not in the "
                     f"tokenizer's alphabet; add it to the alphabet or keep it out of the text"
                 )
+
+
+def lone_surrogate(text: str) -> int | None:
+    """Where a text cannot be written as UTF-8: the place of its first lone surrogate."""
+    return next((at for at, one in enumerate(text) if "\ud800" <= one <= "\udfff"), None)
 
 
 def _declare(backend: tokenizers.Tokenizer, names: Iterable[str]) -> None:

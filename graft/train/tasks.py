@@ -81,7 +81,10 @@ def held_out_check(
         most = max(num_shared_rows(one, scored, seeds) for one in trained)
         if most:
             where = f" of {item.label}" if len(config.held_out_envs) > 1 else ""
-            notes.append(f"{most} held-out tasks{where} are rows that this run trains on")
+            rows = "are rows" if most > 1 else "is a row"
+            notes.append(
+                f"{most} held-out task{'s' * (most > 1)}{where} {rows} that this run trains on"
+            )
         scored.close()
     for one in trained:
         one.close()

@@ -13,7 +13,7 @@ import pytest
 from graft.config import ConfigError, load_config
 from graft.engine.errors import EngineError
 from graft.models.io.gguf_read import open_tokenizer
-from graft.models.io.load import load_model
+from graft.models.io.load import ModelFileError, load_model
 from graft.models.io.save import save_model
 from graft.replay.replay import replay
 from graft.rollout.examples import is_unsampled
@@ -209,3 +209,9 @@ def test_a_teacher_of_another_alphabet_is_refused(tmp_path, teacher):
     model = {"shape": {**SHAPE, "width": 32, "ff": 32}, "alphabet": "bytes"}
     with pytest.raises(ConfigError, match="another tokenizer"):
         train_recipe(load_config(recipe_in(tmp_path, "other", **{**own, "model": model}), []))
+
+
+def test_a_teacher_that_is_not_there_is_called_missing(tmp_path):
+    own = {"algo": {"name": "opd"}, "distill": {"teacher": str(tmp_path / "nowhere")}}
+    with pytest.raises(ModelFileError, match=r"distill.teacher: there is no folder '.*nowhere'"):
+        train_recipe(load_config(recipe_in(tmp_path, "other", **own), []))

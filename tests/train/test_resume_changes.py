@@ -115,3 +115,10 @@ def test_a_key_that_an_older_version_did_not_have_had_its_default():
     assert differences(old, load_config("quickstart", ["rollout.staleness=1"])) == {
         "rollout.staleness": (0, 1)
     }
+
+
+def test_a_folder_that_was_renamed_is_still_the_same_run(tmp_path):
+    train(tmp_path, "train.steps=2")
+    (tmp_path / "run").rename(tmp_path / "better")
+    printed = train(tmp_path, "run.name=better", "train.steps=3")
+    assert "after rl step 2" in printed and "->" not in printed.replace("train.steps: 2 -> 3", "")

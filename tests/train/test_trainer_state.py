@@ -162,7 +162,11 @@ def test_a_write_that_fails_is_a_stop_that_names_the_disk(tmp_path, monkeypatch,
 
 @pytest.mark.parametrize(
     ("number", "way_out"),
-    [(28, "MB are free there: free some space"), (13, "set run.dir to a folder")],
+    [
+        (28, "MB are free there: free some space"),
+        (13, "set run.dir to a folder"),
+        (17, "set run.dir to"),
+    ],
 )
 def test_a_folder_that_may_not_be_written_is_not_called_full(tmp_path, number: int, way_out: str):
     with pytest.raises(RunStopped, match=way_out), out_of_disk(tmp_path):

@@ -6,6 +6,8 @@ distill.teacher    teachers in this process: weights
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from graft.config import Config
 from graft.models.io.load import read_config, shape_of
 from graft.models.io.tensors import ModelFileError
@@ -52,4 +54,9 @@ def _shape_of(name: str, policy: ModelShape, key: str) -> ModelShape:
         path = latest_model(name, weights=False)
         return shape_of(read_config(path), path / "config.json")
     except ModelFileError as error:
+        if not Path(name).exists():
+            raise ModelFileError(
+                f"{key}: there is no folder '{name}' in {Path.cwd()}, nor a run of that name; give a run, a "
+                "checkpoint or a hub name. A recipe that names a run needs that run first"
+            ) from error
         raise ModelFileError(f"{key}: {error}; give a run, a checkpoint or a hub name") from error

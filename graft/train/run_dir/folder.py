@@ -29,9 +29,9 @@ class RunStopped(RuntimeError):
 
 
 MAY_CHANGE = {
-    "run.resume", "run.dir", "run.save_every", "run.keep_last", "run.eval_every", "run.eval_tasks",
-    "run.log_episodes", "run.trackers", "rollout.concurrency", "rollout.deadline", "train.steps",
-    "train.tokens_per_micro", "train.recompute", "model.device", "model.exact",
+    "run.resume", "run.dir", "run.name", "run.save_every", "run.keep_last", "run.eval_every",
+    "run.eval_tasks", "run.log_episodes", "run.trackers", "rollout.concurrency", "rollout.deadline",
+    "train.steps", "train.tokens_per_micro", "train.recompute", "model.device", "model.exact",
     "engine.kv_tokens", "engine.tp",
     "run.save_later", "engine.url", "engine.api_key_env", "engine.sync", "engine.exchange", "engine.args",
     "parallel.tp", "parallel.shard", "parallel.offload", "parallel.deadline",
@@ -47,15 +47,15 @@ WARM_UP_MAY_CHANGE = {
 }  # fmt: skip
 """These too, until the first RL step: later nothing reads them."""
 
-UNREPORTED = {"run.dir", "run.resume"}
+UNREPORTED = {"run.dir", "run.name", "run.resume"}
 """Keys whose changes are not reported: where the folder is, how it is opened."""
 
 CHANGES = "changes.jsonl"
 """Settings that changed when the run was resumed: {"time": ..., "phase": "rl", "step": 40, "changed":
 {"train.lr": [1e-06, 5e-07]}}, a line each time."""
 
-NOT_WRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.ENOTDIR)
-"""Errors that more free space would not solve."""
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""Errors that more free space solves."""
 
 STOPPED = "stopped.json"
 """Why a run stopped: {"reason": ..., "time": seconds since 1970}."""
@@ -67,9 +67,9 @@ def out_of_disk(folder: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        way_out = f"{free_megabytes(folder):,.0f} MB are free there: free some space"
-        if error.errno in NOT_WRITABLE:
-            way_out = "set run.dir to a folder that exists and that you may write to"
+        way_out = "set run.dir to a folder that exists and that you may write to"
+        if error.errno in FULL:
+            way_out = f"{free_megabytes(folder):,.0f} MB are free there: free some space"
         raise RunStopped(
             f"cannot write to {folder} ({error}); {way_out}, and run the same command again. The last "
             "good checkpoint is intact"
