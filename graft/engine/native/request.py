@@ -74,16 +74,7 @@ class SampleRequest:
         Of a description that is longer than the budget only the beginning is written.
         """
         written = tokens[: self.budget_left]
-        self.sequence.tokens += written
-        self.actions.append(action)
-        self.logprobs.append(logprob)
-        self.entropies.append(entropy)
-        self.modes.append(self.mode)
-        if rest := len(written) - 1:
-            self.actions += [NO_ACTION] * rest
-            self.logprobs += [0.0] * rest
-            self.entropies += [0.0] * rest
-            self.modes += [self.mode] * rest
+        self.write(action, logprob, entropy, written)
         if len(written) < len(tokens):
             return Finish.LENGTH
         if is_exit:
@@ -92,6 +83,19 @@ class SampleRequest:
         if is_stop_token or self._has_stop_string(len(written)):
             return Finish.STOP
         return Finish.LENGTH if len(self.logprobs) >= self.budget else None
+
+    def write(self, action: int, logprob: float, entropy: float, tokens: list[int]) -> None:
+        """Add an action and the tokens that it writes."""
+        self.sequence.tokens += tokens
+        self.actions.append(action)
+        self.logprobs.append(logprob)
+        self.entropies.append(entropy)
+        self.modes.append(self.mode)
+        if rest := len(tokens) - 1:
+            self.actions += [NO_ACTION] * rest
+            self.logprobs += [0.0] * rest
+            self.entropies += [0.0] * rest
+            self.modes += [self.mode] * rest
 
     def finish(self, finish: Finish) -> None:
         """Resolve the future with the completion as it is."""

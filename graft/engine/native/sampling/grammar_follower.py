@@ -32,7 +32,7 @@ class GrammarFollower:
         self._decisions: dict[tuple[int, int], Decision] = {}
 
     def add(self, draw: Draw, grammar: Grammar) -> Finish | None:
-        """Add special actions one by one and the plain tokens between them in runs."""
+        """Add plain tokens and special actions in runs of either kind."""
         if grammar is not self._grammar:
             self._grammar, self._special = grammar, special_actions(grammar, self.space)
             self._decisions = {}
@@ -48,11 +48,39 @@ class GrammarFollower:
                 run = slice(start, stop)
                 finish = request.add_tokens(actions[run], logprobs[run], entropies[run])
                 start = stop
-                continue
-            if action != NO_ACTION:
+            elif (stop := self._add_decisions(draw, grammar, start)) > start:
+                start = stop
+            elif action == NO_ACTION:
+                start += 1
+            else:
                 finish = self._decide(request, grammar, action, logprobs[start], entropies[start])
-            start += 1
+                start += 1
         return finish
+
+    def _add_decisions(self, draw: Draw, grammar: Grammar, start: int) -> int:
+        """Add special actions from `start` on, up to a plain token or to one that may end the completion;
+        the place of that one."""
+        request, actions, logprobs, entropies = draw
+        mode, room = request.mode, request.budget_left
+        if request.stop_strings is not None:
+            return start  # each of them may end it
+        at = start
+        for at in range(start, len(actions)):
+            action, special = actions[at], self._special.get(mode)
+            if action == NO_ACTION:
+                continue
+            if special is not None and action not in special:
+                break
+            decision = self._decisions.get((mode, action)) or self._answer(grammar, mode, action)
+            tokens, next_mode, is_exit, fault = decision
+            room -= len(tokens)
+            if fault or is_exit or room <= 0 or action in request.stop_tokens:
+                break
+            request.write(action, logprobs[at], entropies[at], tokens)
+            request.mode = mode = next_mode
+        else:
+            at = len(actions)
+        return at
 
     def _decide(
         self, request: SampleRequest, grammar: Grammar, action: int, logprob: float, entropy: float
