@@ -30,6 +30,7 @@ from benchmarks.gpu.bench import Bench
 from benchmarks.gpu.report import Report, Row
 from benchmarks.gpu.roofs import roofs
 from benchmarks.gpu.start import start
+from benchmarks.gpu.warm_up import warm_up
 from benchmarks.gpu.works import anchor_of, works_of
 from benchmarks.shapes import SHAPES
 from graft.models.device import choose_device, choose_dtype
@@ -61,6 +62,7 @@ def jobs_of(shapes: list[str]) -> dict[str, Job]:
     if "1.7B" in others:  # it has a goal
         add_rollouts("1.7B")
     add(f"start {main}", start, main)
+    add("warm-up", warm_up, main)
     add(f"guard {main}", rollouts.guard, main, anchor)
     add(f"memory {main}", training.memory, main, anchor)
     add("attention of decoding", attention.decoding)

@@ -24,13 +24,9 @@ class Row:
     rounds: list[float] = field(default_factory=list[float])
     note: str = ""
     """Percentages of bounds, ranges: for people."""
-    meets: str | None = None
-    """The verdict, where it is not simply value against must and aim."""
 
     @property
     def verdict(self) -> str:
-        if self.meets is not None:
-            return self.meets
         if self.value is None:
             return FAILED
         for name, goal in (("aim", self.aim), ("must", self.must)):

@@ -204,7 +204,7 @@ def step(bench: Bench, name: str, work: Work) -> list[Row]:
     parts.clear()
     times = bench.repeat(once)
     trainer.close()
-    must, aim = (7.0, 4.6) if name == "0.6B" else (None, None)
+    must, aim = (5.6, 4.6) if name == "0.6B" else (None, None)
     rolling, learning = (median(values) for values in zip(*parts, strict=True))
     note = (
         f"rollout {rolling:.2f} s ({work.sampled / rolling / 1e3:.1f}k tok/s), learn "
@@ -212,7 +212,7 @@ def step(bench: Bench, name: str, work: Work) -> list[Row]:
     )
     rows = [
         Row(f"{name} full step {work.title}", "s", median(times), must, aim, True, times, note),
-        _memory_row(bench, f"{name} peak memory, all sequences at once", trainer),
+        _memory_row(bench, f"{name} memory beside the pool, all sequences at once", trainer),
     ]
     gaps = {
         metric.rpartition("/")[2]: value
@@ -221,30 +221,18 @@ def step(bench: Bench, name: str, work: Work) -> list[Row]:
     }
     note = ", ".join(f"{kind} {value:.2e}" for kind, value in gaps.items())
     rows.append(
-        Row(
-            f"{name} log-prob gap engine/learner", "mean", gaps["mean"], 5e-3, 1e-3, True, note=note
-        )
+        Row(f"{name} log-prob gap engine/learner", "mean", gaps["mean"], 0.0, 0.0, True, note=note)
     )
     return rows
 
 
 def _memory_row(bench: Bench, title: str, trainer: Trainer) -> Row:
-    """The goals: 25 GB beside the pool that was set, 25 GB in all."""
+    """What is held beside the pool that was set: 35 GB at most, better 25."""
     peak = bench.peak_bytes / GIGABYTE
     pool = trainer.kv_tokens * kv_bytes(trainer.shape, bench.dtype) / GIGABYTE
-    meets = "aim" if peak <= 25 else "must" if peak - pool <= 25 else "short"
-    note = f"{pool:.1f} GB of it the pool of {trainer.kv_tokens:,} tokens, {peak - pool:.1f} GB beside it"
-    has_goal = trainer.shape is SHAPES["0.6B"] and peak > 0
-    return Row(
-        title,
-        "GB",
-        peak,
-        25 + pool if has_goal else None,
-        25 if has_goal else None,
-        is_less_better=True,
-        note=note,
-        meets=meets if has_goal else "",
-    )
+    note = f"{peak:.1f} GB in all, {pool:.1f} GB of it the pool of {trainer.kv_tokens:,} tokens"
+    goals = (35, 25) if trainer.shape is SHAPES["0.6B"] and peak > 0 else (None, None)
+    return Row(title, "GB", max(peak - pool, 0.0), *goals, is_less_better=True, note=note)
 
 
 LEAN_MICRO = 12_288
@@ -264,7 +252,7 @@ def memory(bench: Bench, name: str, work: Work) -> list[Row]:
     seconds = bench.time(lambda: trainer.learn(trainer.rollout()))
     trainer.close()
     return [
-        _memory_row(bench, f"{name} peak memory, in waves", trainer),
+        _memory_row(bench, f"{name} memory beside the pool, in waves", trainer),
         Row(f"{name} full step {work.title}, in waves", "s", seconds, is_less_better=True),
     ]
 

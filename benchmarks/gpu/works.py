@@ -83,10 +83,10 @@ SINGLE = Work(1, 1, 256, 512)
 TINY = Work(4, 2, 24, 8)
 
 GOALS: dict[tuple[str, Work], tuple[float, float]] = {
-    ("0.6B", ANCHOR): (60e3, 95e3),
+    ("0.6B", ANCHOR): (80e3, 95e3),
     ("0.6B", LONG): (25e3, 40e3),
-    ("0.6B", SMALL): (25e3, 38e3),
-    ("0.6B", SINGLE): (900, 1400),
+    ("0.6B", SMALL): (38e3, 45e3),
+    ("0.6B", SINGLE): (1400, 2000),
     ("0.6B", WIDE): (40e3, 60e3),
     ("1.7B", ANCHOR): (50e3, 75e3),
 }
