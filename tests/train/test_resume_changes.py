@@ -122,3 +122,23 @@ def test_a_folder_that_was_renamed_is_still_the_same_run(tmp_path):
     (tmp_path / "run").rename(tmp_path / "better")
     printed = train(tmp_path, "run.name=better", "train.steps=3")
     assert "after rl step 2" in printed and "->" not in printed.replace("train.steps: 2 -> 3", "")
+
+
+@pytest.mark.parametrize("text", ["{", "[]", ""])
+def test_a_damaged_state_names_the_checkpoint_to_move_away(tmp_path, text):
+    train(tmp_path, "train.steps=3")
+    newest = max((tmp_path / "run" / "checkpoints").glob("rl-*"))
+    (newest / "state.json").write_text(text)
+    with pytest.raises(RunStopped, match=r"state.json' is damaged: .* Move the folder"):
+        train(tmp_path, "train.steps=4")
+    newest.rename(tmp_path / "away")
+    assert "resuming" in train(tmp_path, "train.steps=4")
+
+
+def test_damaged_settings_of_a_run_are_named(tmp_path):
+    train(tmp_path, "train.steps=2")
+    (tmp_path / "run" / "config.yaml").write_text("train: [1")
+    with pytest.raises(RunStopped, match=r"config.yaml is damaged: line .* remove it"):
+        train(tmp_path, "train.steps=3")
+    (tmp_path / "run" / "config.yaml").unlink()
+    assert "resuming" in train(tmp_path, "train.steps=3")

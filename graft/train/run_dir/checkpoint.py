@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from graft.files import write_text
 from graft.models.io.hub import find_model
@@ -52,7 +52,20 @@ class Checkpoint:
 
     def state(self) -> dict[str, Any]:
         """State of the training loop: scores, cursors, alarms."""
-        return parse_json(read_bytes(self.path / "state.json"), f"'{self.path}/state.json'")
+        file = self.path / "state.json"
+        try:
+            found = parse_json(read_bytes(file), f"'{file}'")
+        except ValueError as error:
+            raise self._damaged(file, str(error)) from error
+        if not isinstance(found, dict):
+            raise self._damaged(file, f"it holds a {type(found).__name__}, not keys")
+        return cast("dict[str, Any]", found)
+
+    def _damaged(self, file: Path, why: str) -> RunStopped:
+        return RunStopped(
+            f"'{file}' is damaged: {why}. Move the folder '{self.path}' away, and the same command resumes "
+            "from the checkpoint before it"
+        )
 
     def ahead(self) -> dict[int, list[Episode]]:
         """Episodes of the steps that were sampled ahead when it was written, by step."""

@@ -19,6 +19,7 @@ from graft.files import (
     write_json,
     write_text,
 )
+from graft.recipe.yaml_errors import explain_yaml
 from graft.trust.bounds import read_yaml
 from graft.trust.masking import mask, masked
 from graft.trust.ownership import sign
@@ -131,10 +132,18 @@ class RunFolder:
 
     def _same_run(self, before: Path) -> None:
         from omegaconf import OmegaConf
+        from omegaconf.errors import OmegaConfBaseException
+        from yaml import YAMLError
 
         if not self.has_checkpoint:
             return
-        old: Any = OmegaConf.to_container(OmegaConf.load(StringIO(read_yaml(before))))
+        try:
+            old: Any = OmegaConf.to_container(OmegaConf.load(StringIO(read_yaml(before))))
+        except (YAMLError, OmegaConfBaseException, ValueError) as error:
+            raise RunStopped(
+                f"{before} is damaged: {explain_yaml(error)}. It has the settings that the run began with; "
+                "remove it, and the same command resumes with those of the recipe"
+            ) from error
         differing = differences(old, self.config)
         has_rl = any(self.checkpoints.glob("rl-*/state.json"))
         allowed = MAY_CHANGE if has_rl else MAY_CHANGE | WARM_UP_MAY_CHANGE
