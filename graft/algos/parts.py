@@ -59,13 +59,15 @@ def make(part: Part | Callable[..., Any], table: Mapping[str, Any], what: str) -
             made = factory(**keywords)
         if name in table:  # behind the factory, which knows more about its own numbers
             check_bounds(signature, keywords)
-    except (TypeError, ValueError) as error:
+    except ValueError as error:  # a value that the part itself refuses
+        if name not in table:
+            raise
+        raise ValueError(f"{what} {name!r}: {error}") from error
+    except TypeError as error:
         if name in table:
             raise ValueError(
                 f"{what} {name!r} cannot be made with ({given}): {error}; it is {name}({', '.join(bare)})"
             ) from error
-        if not isinstance(error, TypeError):
-            raise
         if _takes(signature, [None] * len(ARGUMENTS[what]), keywords):
             return _finished(partial(factory, **keywords) if keywords else factory, what)
         wanted = f"({', '.join(ARGUMENTS[what])})"

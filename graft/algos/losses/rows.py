@@ -112,7 +112,10 @@ def vespo(
     depend on the sign of the advantage.
     """
     if min(k_pos, lambda_pos, k_neg, lambda_neg) <= 0:
-        raise ValueError("vespo: k and lambda must be above 0, for both signs of the advantage")
+        raise ValueError(
+            f"{k_pos=}, {lambda_pos=}, {k_neg=}, {lambda_neg=}: k and lambda must be above 0, for both "
+            "signs of the advantage"
+        )
 
     def loss(logp_NT: Tensor, entropy_NT: Tensor, batch: Batch) -> tuple[Tensor, Metrics]:
         adv_NT = advantages(batch)
