@@ -188,7 +188,7 @@ class AgentAttempt:
         agents, task = self.group.agents, self.group.forest.task
         client = AgentClient(session, *agents.address.urls(session))
         try:
-            async with boundary(f"env {task.env} agent", agents.seconds):
+            async with boundary(f"env {task.env} agent", agents.seconds, "agent.seconds"):
                 return await agents.program(task, client), None
         except RolloutFailure as failure:
             return Outcome(), failure

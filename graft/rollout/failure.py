@@ -84,13 +84,15 @@ async def concurrently(
 
 
 @asynccontextmanager
-async def boundary(what: str, deadline: float) -> AsyncIterator[None]:
+async def boundary(
+    what: str, deadline: float, key: str = "rollout.deadline"
+) -> AsyncIterator[None]:
     """Name a step in users' code; an exception in it is a RolloutFailure of this trajectory only.
 
     `EngineError` and `ToolError` keep their own status, passing the deadline is a TIMEOUT, and any
     other exception inside "env ..." is that environment's. Exceptions elsewhere are bugs of ours and
     are raised, and so is a UserCodeError: an environment that returns something of a wrong type will do
-    so again.
+    so again. `key` of the recipe is where the deadline comes from.
     """
     clock = asyncio.timeout(deadline)
     try:
@@ -98,7 +100,8 @@ async def boundary(what: str, deadline: float) -> AsyncIterator[None]:
             yield
     except TimeoutError as error:
         if clock.expired():  # not one that the code itself raised
-            raise RolloutFailure(Status.TIMEOUT, f"waited {deadline:g} s for {what}") from error
+            why = f"waited {deadline:g} s for {what} ({key})"
+            raise RolloutFailure(Status.TIMEOUT, why) from error
         raise failure(Status.ENV_ERROR, what, error) from error
     except RolloutFailure:  # it has its status already
         raise

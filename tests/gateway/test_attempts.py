@@ -203,7 +203,7 @@ async def talkative(task: Task, client: Any) -> float:
     [
         (broken, Status.ENV_ERROR, "KeyError: 'no such tool'"),
         (idle, Status.ENV_ERROR, "without a call"),
-        (slow, Status.TIMEOUT, "waited 0.5 s"),
+        (slow, Status.TIMEOUT, "(agent.seconds)"),
         (talkative, Status.TRUNCATED, "may make 3 calls of the policy"),
     ],
 )
