@@ -134,6 +134,8 @@ def check(
     table: RowTable, layout: RowLayout, purpose: str, skip_bad: bool | float = SPARED
 ) -> Verdict:
     """The bad rows of a table, found once; DataError if their share is above `skip_bad`."""
+    if not 0 <= skip_bad <= 1:
+        raise DataError(f"{skip_bad=}: must be a share from 0 to 1, true (any number) or false")
     with _checking:  # many envs may open one file: the first one checks it
         known = _verdicts.setdefault(table, {})
         key = (f"{layout.name} {layout.columns}", purpose)

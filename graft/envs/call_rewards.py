@@ -25,6 +25,13 @@ class CallRewards:
     error: float = 0.0
     most: float | None = MAX_TOOL_REWARD
 
+    def __post_init__(self) -> None:
+        if self.most is not None and self.most < 0:
+            raise ValueError(
+                f"max_tool_reward={self.most}: must be 0 or more, or None for no limit; calls cost with a "
+                "negative tool_reward"
+            )
+
     def reward(self, is_ok: bool, earned: float) -> float:
         """Of one call, after calls that have `earned` something."""
         reward = self.call + self.success if is_ok else self.error or self.call

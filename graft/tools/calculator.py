@@ -159,6 +159,10 @@ class Calculator:
     }
 
     def __init__(self, max_operations: int | None = None) -> None:
+        if max_operations is not None and max_operations < 1:
+            raise ValueError(
+                f"{max_operations=}: no call could be made; give 1 or more, None: no limit"
+            )
         self.max_operations = max_operations
 
     def __call__(self, content: str) -> str:

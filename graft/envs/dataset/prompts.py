@@ -13,6 +13,7 @@ r"""Your own prompts, in the column layouts of verl, EasyRL, TRL and others.
 
 from __future__ import annotations
 
+import math
 import random
 import re
 from array import array
@@ -91,6 +92,8 @@ class PromptsEnv(DatasetEnv):
         evaluation: bool = False,
         timeout: float = 1.0,
     ) -> None:
+        if not 0 < timeout < math.inf:
+            raise ValueError(f"{timeout=}: must be above 0, the seconds that a grade may take")
         self.timeout, self.template, self.system = timeout, template, system
         self.meta: Mapping[str, Any] = {}
         self.tools: list[dict[str, Any]] | None = None

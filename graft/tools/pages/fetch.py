@@ -67,8 +67,8 @@ class FetchTool(CachedTool):
         concurrency: calls at a time, over all envs of the process; None: no limit.
         """
         given = arguments_of(locals())
-        for name in ("max_chars", "max_bytes", "timeout"):
-            if given[name] <= 0:
+        for name in ("max_chars", "max_bytes", "timeout", "concurrency"):
+            if given[name] is not None and given[name] <= 0:
                 raise ValueError(f"{name}={given[name]}; must be above 0")
         self.max_chars, self.max_bytes, self.timeout = max_chars, max_bytes, timeout
         self.tag, self.allow_private, self.concurrency = tag, allow_private, concurrency
