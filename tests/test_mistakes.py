@@ -244,7 +244,7 @@ REWARDS = [
     reward("text", "return '1'", "reward score (FILE.py:", "the text '1'", "finite number"),
     reward("None", "pass", "reward score (FILE.py:", "None", "finite number", "`return` missing"),
     Mistake("answer missing", "class Mine(Env):\n    def pose(self):\n        return '?'",
-            ("no answer to compare with", "self.answer"), {"task.reward": "exact_match"}),
+            ("no answer to compare with", "column answer", "self.answer"), {"task.reward": "exact_match"}),
     Mistake("without a call", "class Mine(Env):\n    pass\n\n\nclass Score:\n    pass",
             ("reward Score (FILE.py:", "__call__(self, task, trajectory)"), {"task.reward": "MINE:Score"}),
     reward("of three", "return 1", "score(prompt, completion, answer)", "(task, trajectory)",

@@ -264,8 +264,9 @@ def accepted_answers(answer: Any) -> list[str]:
     """A task's answer as the list of texts that are right."""
     if answer is None:
         raise ValueError(
-            "the task has no answer to compare with; an environment sets self.answer in pose(), or "
-            "info['answer'] in reset(). Otherwise choose a reward that needs no answer"
+            "the task has no answer to compare with; a row has one in its column answer (or solution, or the "
+            "one that answer_key= names), an environment sets self.answer in pose(), or info['answer'] in "
+            "reset(). Otherwise choose a reward that needs no answer"
         )
     several = answer if isinstance(answer, list | tuple) else [answer]
     return [str(one) for one in several]
