@@ -23,11 +23,13 @@ from graft.types import Sampling, Task
 pytestmark = pytest.mark.gpu
 
 
-def rollouts(dtype: torch.dtype, pauses: int = 0):
-    """A policy and rows of its own; with pauses, every sample is cut `pauses` times on the way."""
-    tokenizer = FastTokenizer.characters(make("calculator").alphabet)
+TOKENIZER = FastTokenizer.characters(make("calculator").alphabet)
+
+
+def policy_of(dtype: torch.dtype) -> Decoder:
+    """Always with the same weights."""
     shape = ModelShape(
-        vocab_size=tokenizer.vocab_size,
+        vocab_size=TOKENIZER.vocab_size,
         width=256,
         layers=4,
         heads=8,
@@ -35,7 +37,12 @@ def rollouts(dtype: torch.dtype, pauses: int = 0):
         head_dim=32,
         ff=512,
     )
-    policy = Decoder(shape).initialise(0).to("cuda", dtype)
+    return Decoder(shape).initialise(0).to("cuda", dtype)
+
+
+def rollouts(dtype: torch.dtype, pauses: int = 0):
+    """A policy and rows of its own; with pauses, every sample is cut `pauses` times on the way."""
+    policy, tokenizer = policy_of(dtype), TOKENIZER
     engine = NativeEngine(policy, tokenizer=tokenizer, eos_ids=(tokenizer.eos_id,), kv_tokens=65536)
     setup = RolloutSetup(
         engine=engine,
@@ -96,6 +103,25 @@ def test_cpu_and_gpu_take_the_same_step_in_fp32():
         results.append(metrics)
     for name in ("loss", "grad_norm", "entropy"):
         assert results[0][name] == pytest.approx(results[1][name], rel=2e-3, abs=1e-5)
+
+
+def test_the_same_step_has_the_same_bits_each_time():
+    """In bfloat16, as replay takes it again: loss, norm of the gradients, all weights."""
+    _, rows = rollouts(torch.bfloat16)
+    batch = to_batch(rows)
+    _, credit, loss, reduction = build("gspo")
+    batch = batch.replace(advantages=credit(batch.zeros(), batch))
+    found = []
+    for _ in range(3):
+        model = policy_of(torch.bfloat16)
+        optimizer = Optimizer([model], lr=1e-3, schedule=schedule("constant", 0, 1, 0.0))
+        learner = Learner(model, optimizer, loss, reduction, 2048)
+        metrics = [learner.update(rows, batch) for _ in range(2)]
+        seen = [(step["loss"], step["grad_norm"]) for step in metrics]
+        found.append((seen, [weight.detach().clone() for weight in model.parameters()]))
+    for seen, weights in found[1:]:
+        assert seen == found[0][0]
+        assert all(torch.equal(*pair) for pair in zip(weights, found[0][1], strict=True))
 
 
 def test_paused_samples_go_on_with_logprobs_the_learner_agrees_with():

@@ -11,6 +11,8 @@ from typing import cast
 import torch
 from torch import Tensor
 
+from graft.row_sums import add_rows
+
 
 def keep(x_NT: Tensor, mask_NT: Tensor) -> Tensor:
     """x where the mask is true, 0 elsewhere, whatever x is there.
@@ -38,7 +40,7 @@ def masked_whiten(x_NT: Tensor, mask_NT: Tensor, eps: float = 1e-6) -> Tensor:
 
 def segment_sum(x_M: Tensor, segment_M: Tensor, num_segments: int) -> Tensor:
     """[K]"""
-    return x_M.new_zeros(num_segments).index_add(0, segment_M, x_M)
+    return add_rows(x_M.new_zeros(num_segments), segment_M, x_M)
 
 
 def segment_count(segment_M: Tensor, num_segments: int) -> Tensor:

@@ -20,6 +20,7 @@ from graft.models.device import has_kernels
 from graft.models.head_rotation import HeadRotation
 from graft.models.kv_slots import KVSlots
 from graft.models.row_order import RowOrder
+from graft.row_sums import add_rows
 
 
 class _RmsNorm(torch.autograd.Function):
@@ -240,7 +241,7 @@ class _Gather(torch.autograd.Function):
         (index,) = ctx.saved_tensors
         grad = grads[0]
         total = grad.new_zeros(ctx.rows, *grad.shape[1:])
-        return total.index_add_(0, index, grad), None
+        return add_rows(total, index, grad), None
 
 
 def gather_rows(x: Tensor, index: Tensor) -> Tensor:

@@ -18,6 +18,7 @@ from torch import Tensor
 from graft.models.grad_sum import grad_sum_of
 from graft.models.kernels import gate, norm
 from graft.models.row_order import RowOrder
+from graft.row_sums import add_rows
 
 
 def add_product_(total: Tensor, left: Tensor, right: Tensor) -> None:
@@ -121,7 +122,7 @@ class _Embed(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
         (tokens,) = ctx.saved_tensors
-        ctx.grad_sum.index_add_(0, tokens, grads[0].to(ctx.grad_sum.dtype))
+        add_rows(ctx.grad_sum, tokens, grads[0].to(ctx.grad_sum.dtype))
         return None, None
 
 
