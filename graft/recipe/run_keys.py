@@ -15,7 +15,7 @@ class RunSection(Section):
     """Folder of the run under `run.dir`; empty: the recipe's name."""
     dir: str = "runs"
     """Folder that contains the runs."""
-    seed: int = Field(default=0, ge=0, le=1 << 30)
+    seed: int = Field(default=0, ge=0)
     """Seed of weights, tasks and draws."""
     resume: bool = True
     """Resume from the newest checkpoint of the folder; false refuses a folder that has one."""

@@ -10,8 +10,8 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationInfo, field_validator
 
-MOST = 1_000_000_000
-"""Of whole numbers; larger ones are slips, and overflow or fill the memory somewhere later."""
+MOST = 2**32 - 1
+"""Of whole numbers, such as seeds of 32 bits; larger ones are slips, and overflow or fill the memory later."""
 
 
 class Section(BaseModel):
