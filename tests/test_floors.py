@@ -50,7 +50,11 @@ for room in ("text", "actions", "data", "tools", "rewards", "envs"):  # downhill
 NO_TORCH = below.copy()  # floors 0 and 1a
 LOOKS_AT["transfer"] = {"transfer"}  # tensors to a device
 LOOKS_AT["row_sums"] = {"row_sums"}  # of tensors
-LOOKS_AT["algos"] = {"algos", "transfer", "row_sums"} | GROUND  # maths of tensors only: nothing of floor 1a
+LOOKS_AT["algos"] = {
+    "algos",
+    "transfer",
+    "row_sums",
+} | GROUND  # maths of tensors only: nothing of floor 1a
 below |= {"algos", "transfer", "row_sums"}
 # each of these may import from those before it
 for room in ("models", "engine", "rollout", "gateway", "train"):

@@ -11,7 +11,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, ValidationInfo, field_validator
 
 MOST = 2**32 - 1
-"""Of whole numbers, such as seeds of 32 bits; larger ones are slips, and overflow or fill the memory later."""
+"""Of whole numbers, such as seeds of 32 bits; larger ones are slips that overflow or fill memory later."""
 
 
 class Section(BaseModel):
