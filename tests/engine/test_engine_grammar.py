@@ -24,6 +24,7 @@ from graft.actions.space import ActionSpace
 from graft.engine.native.engine import NativeEngine
 from graft.engine.native.sampling.grammar_tables import END, DeviceGrammar, tabulate
 from graft.engine.native.sampling.masks import Masks
+from graft.engine.native.scheduler import BurstPlan
 from graft.models.decoder import Decoder
 from graft.models.shape import ModelShape
 from graft.types import NO_ACTION, Completion, Finish, Sampling
@@ -39,9 +40,9 @@ def steps_of(engine: NativeEngine) -> list[int]:
     taken: list[int] = []
     run = runner.run
 
-    def spy(works: Any, steps: int, segment: int, *decide: Any) -> Any:
-        taken.append(segment)
-        return run(works, steps, segment, *decide)
+    def spy(works: Any, plan: BurstPlan) -> Any:
+        taken.append(plan.segment)
+        return run(works, plan)
 
     runner.run = spy
     return taken

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from typing import Any, Protocol
 
@@ -22,7 +22,7 @@ from graft.engine.native.kv.sequences import Sequence, SequenceTree
 from graft.engine.native.mirror import CallMirror
 from graft.engine.native.request import Draw, SampleRequest
 from graft.engine.native.sampling.grammar_follower import GrammarFollower
-from graft.engine.native.scheduler import PlannedWork, Scheduler
+from graft.engine.native.scheduler import BurstPlan, PlannedWork, Scheduler
 from graft.garbage import rare_collections
 from graft.protocols import Grammar
 from graft.types import Completion, Finish, Sampling
@@ -46,14 +46,7 @@ class Runner(Protocol):
     shares_loop: bool
     """Whether the event loop has other work, which then runs while a device computes."""
 
-    def run(
-        self,
-        works: list[PlannedWork],
-        steps: int,
-        segment: int,
-        go_on: Callable[[], bool],
-        plan_ahead: Callable[[], list[PlannedWork]],
-    ) -> Iterator[list[Draw] | None]: ...
+    def run(self, works: list[PlannedWork], plan: BurstPlan) -> Iterator[list[Draw] | None]: ...
     def can_follow(self, grammar: Grammar) -> bool: ...
     def should_restart(self, num_waiting: int, num_running: int) -> bool: ...
     def on_idle(self) -> None: ...
@@ -110,9 +103,9 @@ class EngineLoop:
                         return False
                     if not (works := self.scheduler.plan()):
                         break
-                steps, segment, go_on = self._plan_burst(works)
+                plan = self._plan_burst(works)
                 self._count_planned(works)
-                for draws in self.runner.run(works, steps, segment, go_on, self._plan_ahead):
+                for draws in self.runner.run(works, plan):
                     if draws is not None:
                         self._count_drawn(draws)
                         if not self._hand_over(draws):
@@ -159,12 +152,11 @@ class EngineLoop:
             grammar_number = self.mirror.grammar_number(grammar)
             self.mirror.record("begin", number, mode, sampling, grammar_number)
 
-    def _plan_burst(self, works: list[PlannedWork]) -> tuple[int, int, Callable[[], bool]]:
-        """Steps in all, steps of a segment, and whether another segment should start."""
+    def _plan_burst(self, works: list[PlannedWork]) -> BurstPlan:
         requests = [work.request for work in works if work.request is not None]
         segment = self._segment_steps(requests) if self.runner.has_bursts else 1
         steps = self.scheduler.reserve_ahead(works, segment * MAX_SEGMENTS if segment > 1 else 1)
-        return steps, segment, partial(self._should_go_on, requests)
+        return BurstPlan(steps, segment, partial(self._should_go_on, requests), self._plan_ahead)
 
     def _segment_steps(self, requests: list[SampleRequest]) -> int:
         """A part of a completion, at most the largest budget; 1 if the host follows a grammar."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from graft.engine.errors import EngineError
 from graft.engine.native.kv.sequences import Sequence, SequenceTree
@@ -21,6 +23,19 @@ class PlannedWork:
     sequence: Sequence
     count: int
     request: SampleRequest | None
+
+
+class BurstPlan(NamedTuple):
+    """How many draws may follow without a new plan, and what the host decides on the way."""
+
+    steps: int
+    """In all."""
+    segment: int
+    """Steps after which the host reads the draws."""
+    go_on: Callable[[], bool]
+    """Whether another segment should start."""
+    plan_ahead: Callable[[], list[PlannedWork]]
+    """What is computed behind the last segment."""
 
 
 class Scheduler:

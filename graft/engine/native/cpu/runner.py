@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import numpy as np
 import torch
@@ -15,7 +15,7 @@ from graft.engine.native.request import Draw, SampleRequest
 from graft.engine.native.sampling.masks import HeadSubset, Masks
 from graft.engine.native.sampling.sampler import SamplingParams, penalize, sample
 from graft.engine.native.sampling.uniforms import uniforms
-from graft.engine.native.scheduler import PlannedWork
+from graft.engine.native.scheduler import BurstPlan, PlannedWork
 from graft.models.decoder import Decoder
 from graft.protocols import Grammar
 
@@ -36,17 +36,10 @@ class CpuRunner:
         self.shares_loop = False  # one step at a time: the loop runs between two steps
 
     @torch.no_grad()  # not inference_mode: the trainer uses these tensors too
-    def run(
-        self,
-        works: list[PlannedWork],
-        steps: int,
-        segment: int,
-        go_on: Callable[[], bool],
-        plan_ahead: Callable[[], list[PlannedWork]],
-    ) -> Iterator[list[Draw]]:
+    def run(self, works: list[PlannedWork], plan: BurstPlan) -> Iterator[list[Draw]]:
         """Compute the works, mark their tokens as cached, draw one token for each that has a request.
 
-        `steps` and `segment` are 1 here: the host takes part in every draw, and nothing runs ahead.
+        The plan has one step: the host takes part in every draw, and nothing runs ahead.
         """
         yield self._step(works)
 

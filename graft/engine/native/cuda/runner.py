@@ -37,7 +37,7 @@ from graft.engine.native.request import Draw, SampleRequest
 from graft.engine.native.sampling.grammar_tables import DeviceGrammar, round_up
 from graft.engine.native.sampling.masks import Masks
 from graft.engine.native.sampling.sampler import penalize
-from graft.engine.native.scheduler import PlannedWork
+from graft.engine.native.scheduler import BurstPlan, PlannedWork
 from graft.models.decoder import Decoder
 from graft.models.kernels.head import logits_in_rows
 from graft.models.kv_slots import KVSlots
@@ -85,22 +85,15 @@ class CudaRunner:
         self.shares_loop = False
 
     @torch.no_grad()  # not inference_mode: the trainer uses these tensors too
-    def run(
-        self,
-        works: list[PlannedWork],
-        steps: int,
-        segment: int,
-        go_on: Callable[[], bool],
-        plan_ahead: Callable[[], list[PlannedWork]],
-    ) -> Iterator[list[Draw] | None]:
-        """Compute the prefill works, or draw up to `steps` tokens for each of the others.
+    def run(self, works: list[PlannedWork], plan: BurstPlan) -> Iterator[list[Draw] | None]:
+        """Compute the prefill works, or draw the tokens of a plan for each of the others.
 
-        Yields the draws of every `segment` steps; the next segment starts if `go_on()`, before the
-        last one is read, so that the device does not wait for the host. Else prompts and results that
-        `plan_ahead()` finds follow it, and are computed while the host reads, plans and starts the next
-        burst. If the event loop has other work (`shares_loop`), None is yielded while the device computes,
-        and the decision is taken late: callers of finished samples, which may be other processes, have
-        that long to come back.
+        Yields the draws of every segment; the next one starts if `plan.go_on()`, before the last one is
+        read, so that the device does not wait for the host. Else prompts and results that
+        `plan.plan_ahead()` finds follow it, and are computed while the host reads, plans and starts the
+        next burst. If the event loop has other work (`shares_loop`), None is yielded while the device
+        computes, and the decision is taken late: callers of finished samples, which may be other
+        processes, have that long to come back.
         """
         prefill = [work for work in works if work.request is None]
         drawing = [work for work in works if work.request is not None]
@@ -112,8 +105,8 @@ class CudaRunner:
             yield []
             return
         self._prefill_steps = 0
-        burst = self._start(drawing, steps)
-        burst.launch(segment)
+        burst = self._start(drawing, plan.steps)
+        burst.launch(plan.segment)
         if self._read_at is not None:
             self._restart_seconds = perf_counter() - self._read_at
         while burst.pending:
@@ -124,9 +117,9 @@ class CudaRunner:
                 if perf_counter() - began > DECIDE_AT * self._segment_seconds:
                     break
                 yield None
-            if burst.left and go_on():
-                burst.launch(segment)
-            elif ahead := plan_ahead():
+            if burst.left and plan.go_on():
+                burst.launch(plan.segment)
+            elif ahead := plan.plan_ahead():
                 self.tree.pages.flush_copies()
                 self.prefill.compute(ahead)
             while self.shares_loop and not burst.is_ready:
