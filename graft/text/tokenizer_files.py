@@ -38,8 +38,8 @@ def read_tokenizer(path: Path) -> TokenizerFiles:
     """Read a Hugging Face folder, or a `tokenizer.json` together with the files beside it."""
     if not path.exists():
         raise TokenizerNotFound(
-            f"no tokenizer at '{path}': no such file or folder; pass a downloaded model folder "
-            f"with tokenizer.json, or the path of a tokenizer.json"
+            f"no tokenizer at '{path}': no such file or folder. Check the path of the model, or of the "
+            "tokenizer: it is a downloaded folder with tokenizer.json, or that file"
         )
     folder, file = (path, path / "tokenizer.json") if path.is_dir() else (path.parent, path)
     if not file.exists():

@@ -200,6 +200,13 @@ def test_messages_are_read_back_from_the_context_whatever_they_contain(served):
     assert served.requests[1]["path"] == "/v1/chat/completions"
 
 
+def test_an_endpoint_that_does_not_answer_is_not_asked_for_the_name_of_a_model(monkeypatch):
+    monkeypatch.setattr("graft.engine.remote.openai_servers.LIST_SECONDS", 0.2)
+    engine = OpenAIEngine("http://127.0.0.1:9/v1", "", tokenizer=TOKENIZER)
+    with pytest.raises(EngineError, match="cannot be reached"):
+        sample(engine, "p")
+
+
 def test_what_an_endpoint_cannot_do_is_refused(served, tmp_path):
     engine = engine_of(served, api="chat")
     begun = Chat(TOKENIZER, CONVERSATION).prompt([{"role": "user", "content": "p"}])

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from graft.models.decoder import Decoder
-from graft.models.io.load import load_model
+from graft.models.io.load import load_model, read_config
 from graft.models.io.save import save_model, split_shards
 from graft.models.io.tensor_names import hf_names, hf_rows
 from graft.models.io.tensors import ModelFileError
@@ -246,6 +246,8 @@ def test_a_hub_name_is_no_path_and_the_way_to_it_is_named() -> None:
 def test_a_plain_file_is_not_a_model(folder: Path) -> None:
     with pytest.raises(ModelFileError, match=r"is a file; pass a \.gguf file, or the folder"):
         load_model(folder / "model.safetensors")
+    with pytest.raises(ModelFileError, match=r"no model at .*: there is no such folder or file"):
+        read_config(folder / "nothing")
 
 
 def test_a_folder_without_config_is_not_a_model(folder: Path) -> None:

@@ -58,8 +58,8 @@ class OpenAIServer(Endpoint):
             )
         except EndpointError as error:
             is_down = error.code == 0 or error.code >= 500
-            if error.code in (401, 403) or (is_down and not is_only):
-                raise
+            if error.code in (401, 403) or (is_down and not (is_only and model)):
+                raise  # without a name its list is needed
             served = []
         names = [name for name, _ in served]
         if not model and len(names) != 1:

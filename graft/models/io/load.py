@@ -77,16 +77,6 @@ def load_model(
 @contextmanager
 def open_model(path: Path) -> Iterator[StoredModel]:
     """The Hugging Face folder at `path`, its files are open inside the context."""
-    if not path.exists():
-        raise ModelFileError(
-            f"no model at '{path}': there is no such folder or file. Commands and model.path also take a "
-            f"name on the Hugging Face hub (OWNER/NAME); in Python: graft.models.io.hub.find_model(NAME)"
-        )
-    if not path.is_dir():
-        raise ModelFileError(
-            f"'{path}' is a file; pass a .gguf file, or the folder that holds config.json and "
-            f"{WEIGHTS}"
-        )
     shape = shape_of(read_config(path), path / "config.json")
     with ExitStack() as stack:
         files = _open_weights(path, stack)
@@ -103,6 +93,16 @@ def open_model(path: Path) -> Iterator[StoredModel]:
 
 def read_config(folder: Path) -> dict[str, Any]:
     """The folder's parsed config.json."""
+    if not folder.exists():
+        raise ModelFileError(
+            f"no model at '{folder}': there is no such folder or file. Commands and model.path also take a "
+            f"name on the Hugging Face hub (OWNER/NAME); in Python: graft.models.io.hub.find_model(NAME)"
+        )
+    if not folder.is_dir():
+        raise ModelFileError(
+            f"'{folder}' is a file; pass a .gguf file, or the folder that holds config.json and "
+            f"{WEIGHTS}"
+        )
     file = folder / "config.json"
     if not file.exists():
         if (folder / "adapter_config.json").exists():
