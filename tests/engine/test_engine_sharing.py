@@ -146,7 +146,7 @@ def test_idle_contexts_are_evicted_for_a_longer_burst() -> None:
 @given(
     st.lists(st.integers(1, 40), min_size=1, max_size=6),
     st.lists(st.integers(1, 90), min_size=1, max_size=6),
-    st.integers(0, 16),
+    st.integers(0, 40),
 )
 def test_what_is_planned_ahead_takes_free_pages_only(
     running: list[int], waiting: list[int], spare: int

@@ -123,7 +123,7 @@ class Scheduler:
         """
         works: list[PlannedWork] = []
         planned: set[Sequence] = set()
-        budget = self.prefill_chunk
+        budget, free = self.prefill_chunk, self.tree.pages.free
         needed = len(self.running)  # a page each, to grow; what their steps write is reserved
         while self.waiting and budget and len(self.running) < self.max_running:
             request = self.waiting[0]
@@ -131,7 +131,7 @@ class Scheduler:
                 self.waiting.popleft()
                 continue
             needed += self._pages_needed(request.sequence)
-            if needed > self.tree.pages.free:
+            if needed > free:
                 break
             self.running.append(self.waiting.popleft())
             sequence = self.tree.next_to_compute(request.sequence)
