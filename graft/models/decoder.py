@@ -30,6 +30,7 @@ from graft.models.ops import (
     add_linear,
     add_norm,
     attend_qkv,
+    can_gate_inside,
     embed,
     gather_rows,
     linear,
@@ -111,14 +112,15 @@ class Block(nn.Module):
         if rows is not None:
             x, attended = gather_rows(x, rows), gather_rows(attended, rows)
         x, delta = self._add_linear(x, attended, self.out)
-        x, gate_up = self._norm_linear(x, delta, self.mlp_norm, self.gate_up)
-        return self._add_linear(x, gate_up, self.down, gate=True)
+        is_inside = can_gate_inside(x, self.gate_up.weight, self.order)
+        x, inner = self._norm_linear(x, delta, self.mlp_norm, self.gate_up, gate=is_inside)
+        return self._add_linear(x, inner, self.down, gate=not is_inside)
 
     def _norm_linear(
-        self, x: Tensor, delta: Tensor | None, norm: Norm, linear: nn.Linear
+        self, x: Tensor, delta: Tensor | None, norm: Norm, linear: nn.Linear, gate: bool = False
     ) -> tuple[Tensor, Tensor]:
         how = norm.weight, norm.eps, linear.weight, linear.bias
-        return norm_linear(x, delta, *how, self.order)
+        return norm_linear(x, delta, *how, self.order, gate)
 
     def _add_linear(
         self, x: Tensor, y: Tensor, linear: nn.Linear, gate: bool = False

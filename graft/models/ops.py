@@ -152,6 +152,13 @@ def has_few_rows(x: Tensor) -> bool:
     return len(x) <= FEW_ROWS and not torch.is_grad_enabled() and has_kernels(x.device)
 
 
+def can_gate_inside(x: Tensor, weight: Tensor, order: RowOrder | None) -> bool:
+    """Whether `norm_linear` may compute the gate of gate|up as well: in our own product, without gradients."""
+    if order is None or torch.is_grad_enabled() or not has_kernels(x.device):
+        return False
+    return order.is_fixed(len(x), weight)
+
+
 def norm_linear(
     x: Tensor,
     delta: Tensor | None,
@@ -160,8 +167,10 @@ def norm_linear(
     weight: Tensor,
     bias: Tensor | None,
     order: RowOrder | None = None,
+    gate: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """x + delta, and the product of its norm with weight [N, D], in the `order` if there is one."""
+    """x + delta, and the product of its norm with weight [N, D], in the `order` if there is one; with a
+    `gate`, where `can_gate_inside`, silu(gate) * up of that product."""
     if order is None and has_few_rows(x):
         from graft.models.kernels.skinny import skinny_linear
 
@@ -169,6 +178,8 @@ def norm_linear(
     if has_kernels(x.device):
         from graft.models.kernels import products
 
+        if gate:
+            return products.norm_gated(x, delta, scale, eps, weight, bias)
         return products.norm_linear(x, delta, scale, eps, weight, bias, order)
     total, normed = add_norm(x, delta, scale, eps)
     return total, _product(normed, weight, bias, order)

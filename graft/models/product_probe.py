@@ -3,8 +3,8 @@
 Each weight of the first block, and the head, is multiplied by many random rows at once and by 1, 2, ...,
 6,144 of them, from several places. A library that divides K between programs for few rows adds in another
 order there. Our own product (`kernels.fixed_product`) then takes its place: below the number of rows from
-which the library's bits are those of all rows, if ours are too; else for any number. Up to 4 rows it also
-replaces a library that holds, which is slow there.
+which the library's bits are those of all rows, if ours are too; else for any number. For few rows it also
+replaces a library that holds, which is slower there.
 Shapes and GPU decide, so this runs at every start; it takes the time of some thousand products.
 """
 
@@ -33,6 +33,10 @@ it divided K for 144 rows, neither for 129 nor for 160."""
 MOST_ROWS = 8192
 MAX_BYTES = 1 << 30
 """Of the product of all rows, which are then fewer."""
+
+FEW_CHAINED = 64
+"""Rows up to which our own product is faster than the library where launches overlap; else it is as many as
+`kernels.skinny` takes without an order."""
 
 Product = Callable[[Tensor], Tensor]
 
@@ -117,9 +121,11 @@ def _library_from(products: list[Rivals]) -> int | None:
 
 def _products(decoder: Decoder) -> Iterator[tuple[tuple[int, int], Rivals]]:
     """Every kind of product of the decoder, with the shape of its weight."""
+    from graft.models.kernels.chained import chained
     from graft.models.kernels.fixed_product import fixed_linear
     from graft.models.kernels.head import logits_in_rows
 
+    few = FEW_CHAINED if chained(decoder.device)["CHAINED"] else FEW_ROWS
     block: Any = decoder.blocks[0]
     for linear in (block.qkv, block.out, block.gate_up, block.down):
         weight, bias = linear.weight, linear.bias
@@ -129,7 +135,7 @@ def _products(decoder: Decoder) -> Iterator[tuple[tuple[int, int], Rivals]]:
                 _noise(weight),
                 lambda x, w=weight, b=bias: F.linear(x, w, b),
                 lambda x, w=weight, b=bias: fixed_linear(x, w, b),
-                few=FEW_ROWS + 1,  # where `kernels.skinny` multiplies without an order
+                few=few + 1,
             ),
         )
     rows, head = decoder.biased(_noise(decoder.head_weight))

@@ -75,18 +75,18 @@ class Fork:
                     page[:, position % BLOCK] = tensor[row]
 
 
-@pytest.mark.parametrize("splits", [1, 2])
+@pytest.mark.parametrize(("splits", "tail_rows"), [(1, 1), (2, 1), (1, 3), (2, 2)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_decoding_has_the_learners_bits(
-    dtype: torch.dtype, splits: int, kernel_device: torch.device
+    dtype: torch.dtype, splits: int, tail_rows: int, kernel_device: torch.device
 ) -> None:
     """Two rows at different positions, a shared segment and tails; and a row that is over."""
     fork = Fork(SPAN + 10, 70, dtype, kernel_device)
     ends = [fork.length, SPAN + 30]
     table = np.concatenate([fork.table, fork.table[:1]])
-    sharing = share_segments(table[:2], group=2, kv_heads=1)
+    sharing = share_segments(table[:2], np.array(ends), group=2, kv_heads=1)
     assert not len(sharing.items)  # a segment of two rows is not worth it; here it is shared
-    items = np.array([[0, 2, 0, 1, 0]])
+    items = np.array([[0, 2, 0, 1, SEGMENT]])
     lengths = torch.tensor([*ends, 0], device=kernel_device)
     tails = torch.tensor([1, 1, 0], device=kernel_device)
     last = [rows[end - 1] for rows, end in zip(fork.rows, ends, strict=True)]
@@ -101,46 +101,56 @@ def test_decoding_has_the_learners_bits(
         torch.tensor(table, dtype=torch.int32, device=kernel_device),
         lengths,
         tails,
-        torch.zeros_like(tails),
         torch.tensor(items, dtype=torch.int32, device=kernel_device),
-        has_begun=False,
         splits=splits,
         slots=slots,
         tile_rows=sharing.tile_rows,
+        tail_rows=tail_rows,
         space=space,
     )
     assert slots == 2 and torch.equal(found[:2], fork.learner[last])
 
 
-def test_pages_that_tails_begin_with_are_read_once_with_the_same_bits(
-    kernel_device: torch.device, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Three pages of the first segment for both rows, then each goes on with its own."""
-    monkeypatch.setattr(segments, "MIN_SAVED_PAGES", 1)
-    fork = Fork(SPAN - 10, 40, torch.bfloat16, kernel_device)
-    sharing = share_segments(fork.table, group=2, kv_heads=1)
-    assert sharing.items.tolist() == [[0, 2, 0, 1, 3]]
-    assert (sharing.slots.tolist(), sharing.tails.tolist()) == ([3, 3], [0, 0])
+@pytest.mark.parametrize(
+    ("start", "answers", "ends", "shared"),
+    [
+        (SPAN - 10, 40, (40, 40), 3),  # a page each in the segment, and one in the next
+        (BLOCK + 5, 150, (150, 3), 1),  # three pages and one
+        (2 * BLOCK, 60, (60, 0), 2),  # one row is over
+        (3 * BLOCK + 1, 400, (400, 130), 3),  # and two more segments
+    ],
+)
+@pytest.mark.parametrize(("splits", "tail_rows"), [(1, 1), (2, 1), (1, 2), (2, 2)])
+def test_a_segment_that_siblings_begin_together_has_the_learners_bits(
+    start: int, answers: int, ends: tuple[int, int], shared: int, splits: int, tail_rows: int,
+    kernel_device: torch.device, monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """The shared pages of the first segment for both rows, then the pages of each."""
+    monkeypatch.setattr(segments, "PROGRAMS", 1)
+    fork = Fork(start, answers, torch.bfloat16, kernel_device)
+    lengths = np.array([start + end if end else 0 for end in ends])
+    sharing = share_segments(fork.table, lengths, group=2, kv_heads=1)
+    assert (sharing.items.tolist(), sharing.tails.tolist()) == ([[0, 2, 0, 1, shared]], [1, 1])
     slots = num_segments(fork.length)
     space = scratch(2, slots, 2, 16, kernel_device)
     for buffer in space:
         buffer.fill_(torch.nan)
-    last = [rows[-1] for rows in fork.rows]
+    last = [rows[start + max(end, 1) - 1] for rows, end in zip(fork.rows, ends, strict=True)]
     found = decode_segments(
         fork.q[torch.tensor(last, device=kernel_device)],
         *fork.pool,
         torch.tensor(fork.table, dtype=torch.int32, device=kernel_device),
-        torch.tensor([fork.length] * 2, device=kernel_device),
+        torch.tensor(lengths, device=kernel_device),
         torch.tensor(sharing.tails, device=kernel_device),
-        torch.tensor(sharing.slots, device=kernel_device),
         torch.tensor(sharing.items, dtype=torch.int32, device=kernel_device),
-        has_begun=True,
-        splits=2,
+        splits=splits,
         slots=slots,
         tile_rows=sharing.tile_rows,
+        tail_rows=tail_rows,
         space=space,
     )
-    assert torch.equal(found, fork.learner[last])
+    for row, end in enumerate(ends):
+        assert not end or torch.equal(found[row], fork.learner[last[row]])
 
 
 def test_prompts_in_pages_have_the_learners_bits(kernel_device: torch.device) -> None:
@@ -164,10 +174,10 @@ def test_whole_segments_are_shared_and_parts_are_not() -> None:
     table = np.arange(1, 14)[None].repeat(3, 0)
     table[1, 9:] += 100  # shares two segments and a page
     table[2, 3:] += 200  # shares three pages
-    sharing = share_segments(table, group=2, kv_heads=8)
+    sharing = share_segments(table, np.full(3, 13 * BLOCK), group=2, kv_heads=8)
     assert sharing.tails[np.argsort(sharing.order)].tolist() == [2, 2, 0]
     assert [item[:4].tolist() for item in sharing.items] == [[0, 2, 0, 1], [0, 2, 1, 2]]
-    assert len(share_segments(table[:, :2], 2, 8).items) == 0
+    assert len(share_segments(table[:, :2], np.full(3, 2 * BLOCK), 2, 8).items) == 0
 
 
 def in_order(monkeypatch: pytest.MonkeyPatch, device: torch.device, **changes: Any) -> Decoder:
@@ -241,7 +251,7 @@ def test_the_log_probs_of_long_paths_have_the_learners_bits(
     device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Prompts of more than a segment, so that segments are shared, and a page of the tails after them."""
-    monkeypatch.setattr(segments, "MIN_SAVED_PAGES", 1)
+    monkeypatch.setattr(segments, "PROGRAMS", 1)
     decoder = in_order(monkeypatch, device)
     rows = answered(decoder, 2 * SPAN + BLOCK + 30, 3, Sampling(max_tokens=3), kv_tokens=4096)
     assert num_unequal(decoder, rows, random.Random(0)) == (0, 9)

@@ -20,7 +20,7 @@ from graft.models.kernels import head, path_attention, rope
 POINTERS = {"tiles": "*i32", "table": "*i32", "items": "*i32", "lse": "*fp32"}
 POINTERS |= dict.fromkeys(("partial", "stats", "logp_ptr", "entropy_ptr", "norm_ptr"), "*fp32")
 POINTERS |= dict.fromkeys(("scales_ptr", "floors_ptr", "vocab_logp_ptr"), "*fp32")
-POINTERS |= dict.fromkeys(("lengths", "tails", "begun", "actions_ptr", "modes_ptr"), "*i64")
+POINTERS |= dict.fromkeys(("lengths", "tails", "actions_ptr", "modes_ptr"), "*i64")
 POINTERS |= dict.fromkeys(("q", "k_pool", "v_pool", "out", "logits_ptr"), "*bf16")
 POINTERS |= dict.fromkeys(("cos_ptr", "sin_ptr", "rstd_ptr"), "*fp32")
 POINTERS |= dict.fromkeys(("rows_ptr", "positions_ptr", "lengths_ptr"), "*i64")
@@ -63,10 +63,11 @@ def main() -> dict[str, list[Any]]:
         strides = ("q_stride", "q_head")
         found[f"learner {size}"] = compiled(path_attention._walk, learner, strides)
         found[f"prompts {size}"] = compiled(path_attention._walk, prompts, strides)
-        decode = {**shared, "HEADS": 8, "ROWS": 16, "num_warps": 4, "num_stages": 2}
+        decode = {**shared, "HEADS": 8, "ROWS": 16, "NUM_STAGES": 3, "CHAINED": True}
+        decode |= {"num_warps": 4, "num_stages": 3}
         found[f"decoding {size}"] = compiled(segments._attend, decode)
         heads, pairs, warps = rope._tile(32, size // 2)
-        rotation = {"H": 16, "K": 8, "HALF": size // 2, "HEADS": heads, "PAIRS": pairs}
+        rotation = {"H": 16, "K": 8, "HALF": size // 2, "HEADS": heads, "PAIRS": pairs, "CHAINED": True}
         rotation |= {"num_warps": warps, "num_stages": 3}
         slots = dict.fromkeys(("table_ptr", "rows_ptr", "positions_ptr", "lengths_ptr"))
         engine = {**rotation, "PAGE": 64, "rstd_ptr": None}

@@ -17,6 +17,7 @@ pytest.importorskip("triton")
 
 from graft.models.kernels import fixed_product
 from graft.models.kernels.fixed_product import Tile, fixed_linear, tile_of
+from graft.models.kernels.gate import gated
 
 
 @pytest.mark.parametrize("rows", [1, 3, 130])
@@ -47,6 +48,18 @@ def test_a_row_alone_has_the_bits_that_it_has_among_others(
     whole = fixed_linear(x, weight)
     for start, stop in ((0, 1), (5, 8), (3, 67)):
         assert torch.equal(fixed_linear(x[start:stop], weight), whole[start:stop])
+
+
+def test_a_gate_inside_the_product_has_the_bits_of_one_after_it(
+    kernel_device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fixed_product, "tile_of", lambda rows, outputs: Tile(32, 16, 64, 4, 3))
+    torch.manual_seed(0)
+    shapes = (70, 150), (2 * 40, 150), (2 * 40,)
+    x, weight, bias = (torch.randn(shape).to(kernel_device, torch.bfloat16) for shape in shapes)
+    for of_weight in ((weight,), (weight, bias)):
+        want = gated(fixed_linear(x, *of_weight))
+        assert torch.equal(fixed_linear(x, *of_weight, has_gate=True), want)
 
 
 FEW = dict.fromkeys([(64, 32), (32, 32), (96, 32), (32, 48)], 5)

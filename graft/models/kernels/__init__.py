@@ -9,6 +9,8 @@
     rotated_attention    rope and interval together     both
     head      log-probs and entropies from logits       logprobs
 
+    chained   launches that overlap
+
     path_attention, fixed_product    attention and products in one order of adding (`model.exact`)
 
 Tests compare the two on random ragged shapes, on a GPU or, without one, in Triton's interpreter. The

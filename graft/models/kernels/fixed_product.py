@@ -5,6 +5,8 @@
 Libraries divide K between programs where there are few rows, and add the parts up at the end: another order
 than with many rows. Here a program has all of K, in steps of BLOCK_K. Few rows take smaller tiles, which is
 the same order of adding on a GPU whose instructions fix it; `product_probe` compares.
+With a gate the weight is gate|up: a program computes the same columns of both, and what `kernels.gate` makes of
+them. The factors are rounded as if they had been stored.
 """
 
 from __future__ import annotations
@@ -14,6 +16,9 @@ from typing import NamedTuple
 import triton
 import triton.language as tl
 from torch import Tensor
+
+from graft.models.kernels.chained import after_previous, chained
+from graft.models.kernels.gate import gated_product
 
 PROGRAMS = 128
 """About as many as an H200 has multiprocessors (132): fewer leave some idle."""
@@ -54,44 +59,63 @@ def tile_of(rows: int, outputs: int) -> Tile:
 @triton.jit(do_not_specialize=["rows"])
 def _product(
     x,  # [M, K]
-    weight,  # [N, K]
-    bias,  # [N] or None
+    weight,  # [N, K], with a gate [2N, K]
+    bias,  # [N] or [2N], or None
     out,  # [M, N], rows `out_stride` apart
     rows, x_stride, out_stride,
-    N: tl.constexpr, K: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    N: tl.constexpr, K: tl.constexpr, HAS_GATE: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, CHAINED: tl.constexpr,
 ):  # fmt: skip
+    if CHAINED:
+        after_previous()
     row = tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M)
     output = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     is_row, is_output = row < rows, output < N
     at_x = x + row.to(tl.int64)[:, None] * x_stride
     at_weight = weight + output.to(tl.int64)[:, None] * K
     acc = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+    acc_up = acc
     for start in tl.range(0, K, BLOCK_K):
         column = start + tl.arange(0, BLOCK_K)
         inside = (column < K)[None, :]
         left = tl.load(at_x + column[None, :], mask=is_row[:, None] & inside, other=0.0)
         right = tl.load(at_weight + column[None, :], mask=is_output[:, None] & inside, other=0.0)
         acc = tl.dot(left, tl.trans(right), acc, input_precision="ieee")
+        if HAS_GATE:
+            at_up = at_weight + N * K + column[None, :]
+            right = tl.load(at_up, mask=is_output[:, None] & inside, other=0.0)
+            acc_up = tl.dot(left, tl.trans(right), acc_up, input_precision="ieee")
     if bias is not None:
         acc += tl.load(bias + output, mask=is_output, other=0.0).to(tl.float32)[None, :]
+        if HAS_GATE:
+            acc_up += tl.load(bias + N + output, mask=is_output, other=0.0).to(tl.float32)[None, :]
+    result = acc.to(out.dtype.element_ty)
+    if HAS_GATE:
+        up = acc_up.to(out.dtype.element_ty).to(tl.float32)
+        result = gated_product(result.to(tl.float32), up, out)
     at_out = out + row.to(tl.int64)[:, None] * out_stride + output[None, :]
-    tl.store(at_out, acc.to(out.dtype.element_ty), mask=is_row[:, None] & is_output[None, :])
+    tl.store(at_out, result, mask=is_row[:, None] & is_output[None, :])
 
 
 def fixed_linear(
-    x: Tensor, weight: Tensor, bias: Tensor | None = None, out: Tensor | None = None
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    out: Tensor | None = None,
+    has_gate: bool = False,
 ) -> Tensor:
-    """x @ weight.T + bias, [M, N], written to `out` if given. No gradient."""
+    """x @ weight.T + bias, [M, N], written to `out` if given; with a gate silu(gate) * up of it, [M, N/2].
+    No gradient."""
     x = x if x.stride(-1) == 1 else x.contiguous()
     weight = weight.contiguous()
     rows, (outputs, inputs) = len(x), weight.shape
+    outputs //= 1 + has_gate
     if out is None:
         out = x.new_empty(rows, outputs)
     tile = tile_of(rows, outputs)
     _product[(triton.cdiv(outputs, tile.outputs), triton.cdiv(rows, tile.rows))](
-        x, weight, bias, out, rows, x.stride(0), out.stride(0), N=outputs, K=inputs,
+        x, weight, bias, out, rows, x.stride(0), out.stride(0), N=outputs, K=inputs, HAS_GATE=has_gate,
         BLOCK_M=tile.rows, BLOCK_N=tile.outputs, BLOCK_K=tile.inputs,
-        num_warps=tile.warps, num_stages=tile.stages,
+        num_warps=tile.warps, num_stages=tile.stages, **chained(x.device),
     )  # fmt: skip
     return out

@@ -10,21 +10,33 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from graft.models.kernels.chained import after_previous, chained
+
 BLOCK = 1024
 WARPS = 4
 
 
 @triton.jit
-def _forward(gate_up_ptr, out_ptr, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+def gated_product(gate, up, like):
+    """silu(gate) * up of fp32 numbers, in the precision that `like` points to, rounded after each step."""
+    dtype = like.dtype.element_ty
+    active = (gate * tl.sigmoid(gate)).to(dtype).to(tl.float32)
+    return (active * up).to(dtype)
+
+
+@triton.jit
+def _forward(
+    gate_up_ptr, out_ptr, WIDTH: tl.constexpr, BLOCK: tl.constexpr, CHAINED: tl.constexpr
+):
+    if CHAINED:
+        after_previous()
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < WIDTH
     source = gate_up_ptr + row * (2 * WIDTH) + column
     gate = tl.load(source, mask=inside, other=0.0).to(tl.float32)
     up = tl.load(source + WIDTH, mask=inside, other=0.0).to(tl.float32)
-    dtype = out_ptr.dtype.element_ty
-    active = (gate * tl.sigmoid(gate)).to(dtype).to(tl.float32)
-    tl.store(out_ptr + row * WIDTH + column, (active * up).to(dtype), mask=inside)
+    tl.store(out_ptr + row * WIDTH + column, gated_product(gate, up, out_ptr), mask=inside)
 
 
 @triton.jit
@@ -49,8 +61,7 @@ def _backward(
     tl.store(grad_gate_up_ptr + at, grad_gate.to(dtype), mask=inside)
     tl.store(grad_gate_up_ptr + at + WIDTH, (grad * gate * sigmoid).to(dtype), mask=inside)
     if gated_ptr is not None:
-        active = (gate * sigmoid).to(dtype).to(tl.float32)
-        tl.store(gated_ptr + row * WIDTH + column, (active * up).to(dtype), mask=inside)
+        tl.store(gated_ptr + row * WIDTH + column, gated_product(gate, up, gated_ptr), mask=inside)
 
 
 def gated(gate_up: Tensor) -> Tensor:
@@ -58,7 +69,8 @@ def gated(gate_up: Tensor) -> Tensor:
     rows, width = len(gate_up), gate_up.shape[1] // 2
     out = gate_up.new_empty(rows, width)
     grid = (rows, triton.cdiv(width, BLOCK))
-    _forward[grid](gate_up, out, WIDTH=width, BLOCK=BLOCK, num_warps=WARPS)
+    sizes = {"WIDTH": width, "BLOCK": BLOCK, "num_warps": WARPS}
+    _forward[grid](gate_up, out, **sizes, **chained(out.device))
     return out
 
 

@@ -21,6 +21,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from graft.models.kernels.chained import after_previous, chained
+
 RESIDENT_WARPS = 32
 """Warps of the backward kernel per multiprocessor: its registers hold them, and they hide memory latency."""
 
@@ -37,7 +39,10 @@ def _forward(
     eps,
     WIDTH: tl.constexpr,
     BLOCK: tl.constexpr,
+    CHAINED: tl.constexpr,
 ):
+    if CHAINED:
+        after_previous()
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
     inside = column < WIDTH
@@ -142,6 +147,7 @@ def normalise(
         WIDTH=width,
         BLOCK=block,
         num_warps=warps,
+        **chained(x.device),
     )
     return total, normed, unit, rstd
 

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from graft.models.grad_sum import grad_sum_of
 from graft.models.kernels import gate, norm
+from graft.models.kernels.fixed_product import fixed_linear
 from graft.models.row_order import RowOrder
 from graft.row_sums import add_rows
 
@@ -149,6 +150,19 @@ def norm_linear(
     if delta is None:
         return x, _NormLinear.apply(x, None, scale, eps, weight, bias, order)
     return _NormLinear.apply(x, delta, scale, eps, weight, bias, order)
+
+
+def norm_gated(
+    x: Tensor,
+    delta: Tensor | None,
+    scale: Tensor,
+    eps: float,
+    weight: Tensor,
+    bias: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    """x + delta, and silu(gate) * up of gate|up, the product of its norm with the weight. No gradient."""
+    total, normed, *_ = norm.normalise(x, delta, scale, eps, keeps_unit=False)
+    return total, fixed_linear(normed, weight, bias, has_gate=True)
 
 
 def linear(

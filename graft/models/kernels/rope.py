@@ -19,6 +19,7 @@ import triton.language as tl
 from torch import Tensor
 
 from graft.models.head_rotation import HeadRotation
+from graft.models.kernels.chained import after_previous, chained
 from graft.models.kernels.norm import looping_programs
 from graft.models.kv_slots import KVSlots
 
@@ -61,7 +62,10 @@ def _forward(
     HEADS: tl.constexpr,
     PAIRS: tl.constexpr,
     PAGE: tl.constexpr,
+    CHAINED: tl.constexpr,
 ):
+    if CHAINED:
+        after_previous()
     dtype = q_ptr.dtype.element_ty
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
@@ -242,6 +246,7 @@ def _launch(
         PAIRS=pairs,
         PAGE=1 if kv_slots is None else kv_slots.pool.shape[4],
         num_warps=warps,
+        **chained(qkv.device),
     )
 
 

@@ -38,10 +38,9 @@ class GraphKey(NamedTuple):
     is_penalized: bool = False
     grammar_sizes: tuple[int, int] = (0, 0)
     """Of the grammar's tables, see `DeviceGrammar.load`."""
+    tail_rows: int = 1
     in_order: bool = False
     """Attention and log-probs have the bits of the learner's, see `learner_scores`."""
-    has_begun: bool = False
-    """Whether items are beginnings of tails, see `kernels.segments`."""
 
 
 class DecodeState:

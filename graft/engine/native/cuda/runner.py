@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from time import perf_counter
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -53,6 +54,8 @@ MAX_SPLITS = 8
 ORDERED_PROGRAMS, MAX_ORDERED_SPLITS = 2048, 16
 """The same in the order of positions, where a part is a segment at least: of 1,024, 2,048 and 4,096 none was
 faster at all batches."""
+MIN_SLOTS = 8
+"""Segments of the longest row, at least: each number of slots is a graph of its own."""
 DECIDE_AT = 0.9
 """Share of a segment's time after which the next one is decided, where callers are on the event loop."""
 
@@ -150,9 +153,9 @@ class CudaRunner:
         width = max(len(work.sequence.pages) for work in works)
         table = self.tree.table[[work.sequence.row for work in works], :width]
         if self.in_order:
-            sharing = share_segments(table, self.group, kv_heads)
-            longest = max(work.sequence.cached for work in works) + MAX_STEPS
-            slots = round_up(num_segments(longest))
+            lengths = np.array([work.sequence.cached + 1 for work in works])
+            sharing = share_segments(table, lengths, self.group, kv_heads)
+            slots = max(round_up(num_segments(int(lengths.max()) + MAX_STEPS)), MIN_SLOTS)
         else:
             sharing = find_sharing(table, self.group, kv_heads, splits)
             slots = splits + round_up(int(sharing.slots.max()))
@@ -164,8 +167,8 @@ class CudaRunner:
             splits=splits,
             slots=slots,
             items=round_up(len(sharing.items)),
-            has_begun=self.in_order and bool(sharing.slots.any()),
             tile_rows=sharing.tile_rows,
+            tail_rows=sharing.tail_rows,
             stops=round_up(max(len(request.stop_tokens) for request in requests)),
             is_truncated=any(s.is_truncating and s.temperature > 0 for s in samplings),
             is_penalized=any(s.repetition_penalty != 1 for s in samplings),
@@ -208,9 +211,7 @@ class CudaRunner:
 
         def attend(layer: int, q: Tensor, *_: None) -> Tensor:
             pages = pool[layer, 0], pool[layer, 1], decode_state.table
-            length, tail, shared = (
-                state[field] for field in (DrawField.LENGTH, DrawField.TAIL, DrawField.SHARED)
-            )
+            length, tail = state[DrawField.LENGTH], state[DrawField.TAIL]
             how = {
                 "splits": key.splits,
                 "slots": key.slots,
@@ -218,9 +219,9 @@ class CudaRunner:
                 "space": space,
             }
             if key.in_order:
-                rows = length, tail, shared, items
-                return decode_segments(q, *pages, *rows, has_begun=key.has_begun, **how)
-            return decode(q, *pages, length, tail, items, shared, **how)
+                how["tail_rows"] = key.tail_rows
+                return decode_segments(q, *pages, length, tail, items, **how)
+            return decode(q, *pages, length, tail, items, state[DrawField.SHARED], **how)
 
         position = state[DrawField.POSITION]
         kv_slots = KVSlots(

@@ -47,6 +47,8 @@ class PageSharing:
     """[n, 5]: first row, rows, first page, last page + 1, slot."""
     tile_rows: int
     """Query rows of a kernel tile: 16, or 32 where larger groups of siblings fill them."""
+    tail_rows: int = 1
+    """Rows whose tails one program computes; see `cuda.kernels.segments`."""
 
 
 def siblings_first(table: Ints) -> Ints:

@@ -7,9 +7,13 @@ maximum, sum) to the segment's own slot; `_merge` then goes over the slots from 
 computes which segment changes nothing. As in `decode`, segments that siblings share are work items, read
 once for all of them; those after them are the tail of a row, whose n programs take every n-th.
 
-A prompt seldom ends with a segment. The pages that siblings share of the first segment of their tails are
-items too, which leave an unfinished softmax in the segment's slot. A second launch goes on from there: it
-computes the first segments of all tails, and the first launch everything else.
+A prompt seldom ends with a segment. Where siblings share the first pages of a segment it is an item too: it
+adds the shared pages for all of them, then the pages of each sibling in turn, which the others do not see.
+
+    segment of 4 pages, 2 rows     row 0   1 2 3 | 4      item   1 2 3 for both, 4 for row 0, 5 for row 1
+                                   row 1   1 2 3 | 5
+
+In the same way one program computes the tails of a few neighbours, where these are short.
 """
 
 from __future__ import annotations
@@ -24,6 +28,7 @@ from torch import Tensor
 
 from graft.engine.native.kv.pages import PAD_PAGE
 from graft.engine.native.kv.sharing import Ints, PageSharing, find_sharing, siblings_first
+from graft.models.kernels.chained import after_previous, chained
 from graft.models.kernels.path_attention import (
     empty_segment,
     fold_block,
@@ -32,14 +37,18 @@ from graft.models.kernels.path_attention import (
 )
 from graft.models.tree.path_blocks import BLOCK, SEGMENT
 
-NUM_WARPS, NUM_STAGES = 4, 2
+NUM_WARPS = 4
+NUM_STAGES = 3
+"""Pages that are on their way from memory, and the one that is added."""
 
-MIN_SAVED_PAGES = 256
-"""Reads that beginnings of tails must save: their second launch takes about as long."""
+PROGRAMS = 128
+"""About as many as an H200 has multiprocessors (132): programs have fewer rows where there would be less."""
+PROGRAM_TURNS = 2
+"""A program takes as long as so many turns of a row that has no page left, on an H200."""
 
 
 # numbers that change from batch to batch are no constants: each would be compiled anew
-@triton.jit(do_not_specialize=["table_stride", "num_items", "splits", "slots", "skipped", "most"])
+@triton.jit(do_not_specialize=["table_stride", "batch", "num_items", "splits", "tail_rows", "slots"])
 def _attend(
     q,  # [B, H, d]
     k_pool,  # [pages, K, BLOCK, d]
@@ -48,47 +57,52 @@ def _attend(
     table_stride,
     lengths,  # [B] tokens to attend to, the new one included; 0: an unused row
     tails,  # [B] first segment of the row's tail
-    begun,  # [B] pages of it that its slot has already
-    items,  # [n, 5] first row, rows, first segment, last segment + 1, pages of it (0: all); zeros: unused
+    items,  # [n, 5] first row, rows, first segment, last segment + 1, pages that all rows share
+    batch,
     num_items,  # as many programs, which start first; the others work on tails
     splits,  # programs of a tail
-    skipped,  # segments at the beginning of a tail
-    most,  # segments of a tail
+    tail_rows,  # rows whose tails one program computes
     slots,
     partial,  # [B, slots, H, d] float32
     stats,  # [B, slots, H, 2] float32: maximum, sum
     SCALE: tl.constexpr, HEADS: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, W: tl.constexpr,
     BLOCK: tl.constexpr, SEGMENT: tl.constexpr, ONES: tl.constexpr, ROWS: tl.constexpr,
+    NUM_STAGES: tl.constexpr, CHAINED: tl.constexpr,
 ):  # fmt: skip
+    if CHAINED:
+        after_previous()
     head = tl.program_id(0)
     work = tl.program_id(1)
     if work >= num_items:
         work -= num_items
-        row = work // splits
-        rows = 1
-        length = tl.load(lengths + row).to(tl.int32)
-        tail = tl.load(tails + row).to(tl.int32)
-        known = tl.load(begun + row).to(tl.int32)
-        start = tail + skipped + work % splits
-        stop = tl.minimum(tl.cdiv(length, SEGMENT * BLOCK), tail + most)
+        row = work // splits * tail_rows
+        rows = tl.minimum(tail_rows, batch - row)
+        first = tl.load(tails + row)
+        for other in tl.range(row + 1, row + rows):  # not `tl.min`: pages were not fetched ahead then
+            first = tl.minimum(first, tl.load(tails + other))
+        start = first.to(tl.int32) + work % splits
+        stop = 1 << 20
+        shared = 0
         step = splits
+        is_tail = 1
     else:
         item = items + work * 5
         row = tl.load(item).to(tl.int32)
         rows = tl.load(item + 1).to(tl.int32)
         start = tl.load(item + 2).to(tl.int32)
         stop = tl.load(item + 3).to(tl.int32)
-        pages_of_it = tl.load(item + 4).to(tl.int32)
-        length = stop * (SEGMENT * BLOCK)  # shared segments are full
-        if pages_of_it != 0:
-            length = (start * SEGMENT + pages_of_it) * BLOCK
+        shared = tl.load(item + 4).to(tl.int32)
         step = 1
-        tail = -1
-        known = 0
+        is_tail = 0
     tile_row = tl.arange(0, ROWS)
-    sequence = (row + tile_row // GROUP).to(tl.int64)
+    member = tile_row // GROUP
+    longest = tl.max(tl.load(lengths + row + tile_row, mask=tile_row < rows, other=0), 0)
+    longest = tl.cdiv(longest.to(tl.int32), BLOCK)  # pages
+    stop = tl.minimum(stop, tl.cdiv(longest, SEGMENT))
+    sequence = (row + member).to(tl.int64)
     query_head = head * GROUP + tile_row % GROUP
     is_used = tile_row < rows * GROUP
+    tail = tl.load(tails + row + member, mask=is_used, other=1 << 20).to(tl.int32) * is_tail
     column = tl.arange(0, W)
     in_size = (column < D)[None, :]
     inside = is_used[:, None] & in_size
@@ -96,43 +110,51 @@ def _attend(
     query = tl.load(q + at, mask=inside, other=0.0)
     key = tl.arange(0, BLOCK)
     tile = key[:, None] * D + column[None, :]
-    pages = table + row.to(tl.int64) * table_stride
     for segment in tl.range(start, stop, step):
-        first = segment * SEGMENT
+        pages = tl.minimum(longest - segment * SEGMENT, SEGMENT)
+        count = shared + rows * (pages - shared)
+        at_pages = table + row.to(tl.int64) * table_stride + segment * SEGMENT
+        top, sums, acc = empty_segment(ROWS, ONES, W)
+        # the number of the next page is read a turn ahead, so that pages can be fetched ahead
+        whose, place = 0, 0
+        page = tl.load(at_pages)
+        for _ in tl.range(0, count, num_stages=NUM_STAGES):
+            # shared pages are full, and all rows see them
+            is_shared = place < shared
+            length = tl.load(lengths + row + whose).to(tl.int32)
+            # before its tail an item has computed the segment
+            its_tail = tl.load(tails + row + whose).to(tl.int32) * is_tail
+            length = tl.where(its_tail <= segment, length, 0)
+            position = (segment * SEGMENT + place) * BLOCK
+            is_past = position + key < tl.where(is_shared, position + BLOCK, length)
+            is_its = member == tl.where(is_shared, member, whose)
+            base = (page.to(tl.int64) * HEADS + head) * (BLOCK * D)
+            # what is not there yet costs no memory traffic
+            is_read = is_past[:, None] if D == W else is_past[:, None] & in_size
+            keys = tl.load(k_pool + base + tile, mask=is_read, other=0.0)
+            values = tl.load(v_pool + base + tile, mask=is_read, other=0.0)
+            place += 1
+            whose = tl.where(place == pages, tl.minimum(whose + 1, rows - 1), whose)
+            place = tl.where(place == pages, tl.minimum(shared, pages - 1), place)
+            page = tl.load(at_pages + whose.to(tl.int64) * table_stride + place)
+            is_seen = is_past[None, :] & is_its[:, None]
+            top, sums, acc = fold_block(top, sums, acc, query, keys, values, is_seen, SCALE)
         at_slot = (sequence * slots + segment) * (HEADS * GROUP) + query_head
+        is_mine = is_used & (tail <= segment)
         at_acc = at_slot[:, None] * D + column[None, :]
-        if (segment == tail) & (known != 0):
-            first += known
-            top = tl.load(stats + at_slot * 2, mask=is_used, other=float("-inf"))
-            total = tl.load(stats + at_slot * 2 + 1, mask=is_used, other=0.0)
-            sums = total[:, None] + tl.zeros([ROWS, ONES], tl.float32)
-            acc = tl.load(partial + at_acc, mask=inside, other=0.0)
-        else:
-            top, sums, acc = empty_segment(ROWS, ONES, W)
-        last = tl.minimum((segment + 1) * SEGMENT, tl.cdiv(length, BLOCK))
-        for number in tl.range(first, last):
-            page = tl.load(pages + number).to(tl.int64)
-            base = (page * HEADS + head) * (BLOCK * D)
-            is_past = number * BLOCK + key < length
-            if D == W:
-                keys, values = tl.load(k_pool + base + tile), tl.load(v_pool + base + tile)
-            else:
-                keys = tl.load(k_pool + base + tile, mask=in_size, other=0.0)
-                values = tl.load(v_pool + base + tile, mask=in_size, other=0.0)
-            top, sums, acc = fold_block(
-                top, sums, acc, query, keys, values, is_past[None, :], SCALE
-            )
-        tl.store(partial + at_acc, acc, mask=inside)
-        tl.store(stats + at_slot * 2, top, mask=is_used)
-        tl.store(stats + at_slot * 2 + 1, tl.max(sums, 1), mask=is_used)  # of equal columns
+        tl.store(partial + at_acc, acc, mask=is_mine[:, None] & in_size)
+        tl.store(stats + at_slot * 2, top, mask=is_mine)
+        tl.store(stats + at_slot * 2 + 1, tl.max(sums, 1), mask=is_mine)  # of equal columns
 
 
 @triton.jit(do_not_specialize=["slots"])
 def _merge(
     partial, stats, lengths, out, slots,
     HEADS: tl.constexpr, D: tl.constexpr, W: tl.constexpr,
-    SPAN: tl.constexpr, MERGED_HEADS: tl.constexpr,
+    SPAN: tl.constexpr, MERGED_HEADS: tl.constexpr, CHAINED: tl.constexpr,
 ):  # fmt: skip
+    if CHAINED:
+        after_previous()
     row = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * MERGED_HEADS + tl.arange(0, MERGED_HEADS)
     column = tl.arange(0, W)
@@ -152,45 +174,59 @@ def _merge(
     tl.store(out + at, (acc / total).to(out.dtype.element_ty), mask=inside)
 
 
-def share_segments(table: Ints, group: int, kv_heads: int) -> PageSharing:
-    """`find_sharing` of whole segments, and of beginnings: tails and items count segments instead of pages,
-    and `slots` are the pages of each tail that items have begun with."""
+def share_segments(table: Ints, lengths: Ints, group: int, kv_heads: int) -> PageSharing:
+    """`find_sharing` of whole segments, and of those that siblings begin together: tails and items count
+    segments instead of pages. `lengths` [B] are those of the rows at the beginning of a burst."""
     padding = -table.shape[1] % SEGMENT
     table = np.pad(table, ((0, 0), (0, padding)), constant_values=PAD_PAGE)
     order = siblings_first(table)
     # who shares the last page of a segment shares all of it
     sharing = find_sharing(table[:, SEGMENT - 1 :: SEGMENT], group, kv_heads, 0, order, (1, 2))
-    sharing.items[:, 4] = 0  # whole segments
-    most = max(sharing.tile_rows // group, 1)
-    begun, sharing.slots = _begun(table[order], sharing.tails, most)
+    sharing.items[:, 4] = SEGMENT
+    most = min(sharing.tile_rows // group, max(len(table) * kv_heads // PROGRAMS, 1))
+    begun = _begun(table[order], sharing.tails, most)
+    for row, rows, *_ in begun.tolist():
+        sharing.tails[row : row + rows] += 1
     sharing.items = np.concatenate([sharing.items, begun])
+    sharing.tail_rows = _tail_rows(-(-lengths[order] // BLOCK), sharing.tails * SEGMENT, most)
     return sharing
 
 
-def _begun(table: Ints, tails: Ints, most: int) -> tuple[Ints, Ints]:
-    """Items, of up to `most` rows, for the pages that neighbours share of the first segment of their
-    tails; and how many pages each row has in them."""
+def _tail_rows(pages: Ints, firsts: Ints, most: int) -> int:
+    """Rows, at most `most`, whose tails one program computes in the least time.
+
+    pages    [B] of each row
+    firsts   [B] the first one of its tail
+
+    In each segment a program takes a turn for every page that one of its rows has, for all of its rows.
+    """
+    counts = [1 << power for power in range(most.bit_length())]
+    return min(counts, key=lambda count: _turns(pages, firsts, count))
+
+
+def _turns(pages: Ints, firsts: Ints, count: int) -> int:
+    edges = np.arange(0, len(pages), count)
+    last, first = np.maximum.reduceat(pages, edges), np.minimum.reduceat(firsts, edges)
+    rows = np.diff(edges, append=len(pages))
+    return PROGRAM_TURNS * len(edges) + int((rows * np.maximum(last - first, 0)).sum())
+
+
+def _begun(table: Ints, tails: Ints, most: int) -> Ints:
+    """Items, of 2 to `most` neighbours that share pages of the first segment of their tails."""
     columns = np.minimum(tails[:, None] * SEGMENT + np.arange(SEGMENT - 1), table.shape[1] - 1)
     pages = np.take_along_axis(table, columns, axis=1)
     same = (pages[1:] == pages[:-1]) & (pages[1:] != PAD_PAGE)
     is_same = (tails[1:] == tails[:-1]) & same[:, 0]
     common = np.minimum.accumulate(same, axis=1).sum(axis=1)
-    counts = np.zeros(len(table), dtype=np.int64)
     items: list[tuple[int, int, int, int, int]] = []
-    saved = 0
     edges = [0, *(np.flatnonzero(~is_same) + 1).tolist(), len(table)]
     for first, stop in pairwise(edges):
-        if stop - first < 2:
-            continue
-        count, tail = int(common[first : stop - 1].min()), int(tails[first])
-        counts[first:stop] = count
-        saved += count * (stop - first - 1)
-        items += [
-            (row, min(most, stop - row), tail, tail + 1, count) for row in range(first, stop, most)
-        ]
-    if saved < MIN_SAVED_PAGES:
-        return np.zeros((0, 5), dtype=np.int64), np.zeros_like(counts)
-    return np.array(items, dtype=np.int64), counts
+        for row in range(first, stop, max(most, 1)):
+            rows, tail = min(most, stop - row), int(tails[row])
+            if rows > 1:
+                shared = int(common[row : row + rows - 1].min())
+                items.append((row, rows, tail, tail + 1, shared))
+    return np.array(items, dtype=np.int64).reshape(-1, 5)
 
 
 def num_segments(length: int) -> int:
@@ -205,40 +241,29 @@ def decode_segments(
     table: Tensor,
     lengths: Tensor,
     tails: Tensor,
-    begun: Tensor,
     items: Tensor,
     *,
-    has_begun: bool,
     splits: int,
     slots: int,
     tile_rows: int,
     space: tuple[Tensor, Tensor],
+    tail_rows: int = 1,
 ) -> Tensor:
-    """Attention of q [B,H,d], see the module; `space` is `decode.scratch` of `slots` per row.
-
-    has_begun   some of the items are beginnings of tails
-    """
+    """Attention of q [B,H,d], see the module; `space` is `decode.scratch` of `slots` per row."""
     batch, heads, _ = q.shape
     kv_heads = k_pool.shape[1]
     partial, stats = space
     q = q.contiguous()
     out = torch.empty_like(q)
     shared = sizes(q, kv_heads)
-    every = 1 << 20
-    launches = (
-        [(items, splits, 1, every), (items[:0], 1, 0, 1)]
-        if has_begun
-        else [(items, splits, 0, every)]
-    )
-    for listed, programs, skipped, most in launches:
-        _attend[(kv_heads, len(listed) + batch * programs)](
-            q, k_pool, v_pool, table, table.stride(0), lengths, tails, begun, listed, len(listed),
-            programs, skipped, most, slots, partial, stats, HEADS=kv_heads, ROWS=tile_rows, **shared,
-            num_warps=NUM_WARPS, num_stages=NUM_STAGES,
-        )  # fmt: skip
+    _attend[(kv_heads, len(items) + triton.cdiv(batch, tail_rows) * splits)](
+        q, k_pool, v_pool, table, table.stride(0), lengths, tails, items, batch, len(items), splits,
+        tail_rows, slots, partial, stats, HEADS=kv_heads, ROWS=tile_rows, NUM_STAGES=NUM_STAGES, **shared,
+        num_warps=NUM_WARPS, **chained(q.device),
+    )  # fmt: skip
     merged = min(triton.next_power_of_2(heads), 4)
     _merge[(batch, triton.cdiv(heads, merged))](
         partial, stats, lengths, out, slots, HEADS=heads, D=shared["D"], W=shared["W"],
-        SPAN=BLOCK * SEGMENT, MERGED_HEADS=merged, num_warps=4,
+        SPAN=BLOCK * SEGMENT, MERGED_HEADS=merged, num_warps=4, **chained(q.device),
     )  # fmt: skip
     return out
