@@ -153,7 +153,7 @@ def has_few_rows(x: Tensor) -> bool:
 
 
 def can_gate_inside(x: Tensor, weight: Tensor, order: RowOrder | None) -> bool:
-    """Whether `norm_linear` may compute the gate of gate|up as well: in our own product, without gradients."""
+    """Whether `norm_linear` may compute the gate of gate|up too: in our own product, without gradients."""
     if order is None or torch.is_grad_enabled() or not has_kernels(x.device):
         return False
     return order.is_fixed(len(x), weight)

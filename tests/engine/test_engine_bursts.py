@@ -333,6 +333,30 @@ def test_a_step_is_recorded_over_empty_buffers(device: torch.device) -> None:
     assert torch.equal(engine._tree.pages.pool, before)
 
 
+def test_a_captured_step_serves_rows_that_need_a_little_less() -> None:
+    from graft.engine.native.cuda.burst import GraphKey
+
+    key = GraphKey(
+        rows=64,
+        splits=2,
+        slots=8,
+        items=16,
+        tile_rows=16,
+        stops=1,
+        is_truncated=False,
+        in_order=True,
+    )
+    assert key.serves(key)
+    for fewer in ({"items": 0}, {"slots": 4}, {"stops": 0}, {"items": 8, "slots": 2}):
+        assert key.serves(key._replace(**fewer)), fewer
+    for other in ({"items": 17}, {"slots": 16}, {"stops": 2}, {"rows": 48}, {"tail_rows": 2}):
+        assert not key.serves(key._replace(**other)), other
+    # 33 unused items take longer than they are worth; without the order each slot is read
+    assert not key._replace(items=33).serves(key._replace(items=0))
+    free = key._replace(in_order=False)
+    assert not free.serves(free._replace(slots=4)) and free.serves(free._replace(items=8))
+
+
 def test_short_prompts_are_padded_and_replayed(device: torch.device) -> None:
     """As with graphs, but with plain calls: fixed buffers, padded, used repeatedly."""
 

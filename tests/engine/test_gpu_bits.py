@@ -30,13 +30,10 @@ pytest.importorskip("triton")
 
 import itertools
 
-from graft.engine.native.cuda.kernels import segments
 from graft.engine.native.cuda.kernels.decode import scratch
-from graft.engine.native.cuda.kernels.segments import (
-    decode_segments,
-    num_segments,
-    share_segments,
-)
+from graft.engine.native.cuda.kernels.segments import decode_segments
+from graft.engine.native.kv import segment_sharing
+from graft.engine.native.kv.segment_sharing import num_segments, share_segments
 from graft.models.kernels.fixed_product import Tile
 from graft.models.kernels.path_attention import attend_pages, path_attention
 from graft.models.tree.block_lists import BlockLists
@@ -126,7 +123,7 @@ def test_a_segment_that_siblings_begin_together_has_the_learners_bits(
     kernel_device: torch.device, monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     """The shared pages of the first segment for both rows, then the pages of each."""
-    monkeypatch.setattr(segments, "PROGRAMS", 1)
+    monkeypatch.setattr(segment_sharing, "PROGRAMS", 1)
     fork = Fork(start, answers, torch.bfloat16, kernel_device)
     lengths = np.array([start + end if end else 0 for end in ends])
     sharing = share_segments(fork.table, lengths, group=2, kv_heads=1)
@@ -168,16 +165,6 @@ def test_prompts_in_pages_have_the_learners_bits(kernel_device: torch.device) ->
         torch.tensor(tiles, dtype=torch.int32, device=kernel_device),
     )
     assert torch.equal(found, fork.learner[tokens])
-
-
-def test_whole_segments_are_shared_and_parts_are_not() -> None:
-    table = np.arange(1, 14)[None].repeat(3, 0)
-    table[1, 9:] += 100  # shares two segments and a page
-    table[2, 3:] += 200  # shares three pages
-    sharing = share_segments(table, np.full(3, 13 * BLOCK), group=2, kv_heads=8)
-    assert sharing.tails[np.argsort(sharing.order)].tolist() == [2, 2, 0]
-    assert [item[:4].tolist() for item in sharing.items] == [[0, 2, 0, 1], [0, 2, 1, 2]]
-    assert len(share_segments(table[:, :2], np.full(3, 2 * BLOCK), 2, 8).items) == 0
 
 
 def in_order(monkeypatch: pytest.MonkeyPatch, device: torch.device, **changes: Any) -> Decoder:
@@ -251,7 +238,7 @@ def test_the_log_probs_of_long_paths_have_the_learners_bits(
     device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Prompts of more than a segment, so that segments are shared, and a page of the tails after them."""
-    monkeypatch.setattr(segments, "PROGRAMS", 1)
+    monkeypatch.setattr(segment_sharing, "PROGRAMS", 1)
     decoder = in_order(monkeypatch, device)
     rows = answered(decoder, 2 * SPAN + BLOCK + 30, 3, Sampling(max_tokens=3), kv_tokens=4096)
     assert num_unequal(decoder, rows, random.Random(0)) == (0, 9)

@@ -1,6 +1,6 @@
 """Compiles kernels for a Hopper GPU, which needs none, and prints how each multiplies and adds.
 
-Run by `test_compiled_order` without Triton's interpreter: {kernel: [instructions, layouts of sums]}.
+Run by `test_compiled_order` without Triton's interpreter: {kernel: [instructions, layouts of sums, copies]}.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ POINTERS |= {"allowed_ptr": "*u8", "table_ptr": "*i32"}
 
 
 def compiled(kernel: Any, constants: dict[str, Any], aligned: Iterable[str] = ()) -> list[Any]:
-    """The product instructions, in order, and the layouts of all that is reduced."""
+    """The product instructions, in order, the layouts of all that is reduced, and the number of copies that
+    are started ahead of their use."""
     options = {name: constants.pop(name) for name in ("num_warps", "num_stages")}
     names = kernel.arg_names
     types = {"scale": "fp32", "eps": "fp32", **POINTERS, **dict.fromkeys(constants, "constexpr")}
@@ -48,7 +49,8 @@ def compiled(kernel: Any, constants: dict[str, Any], aligned: Iterable[str] = ()
     layouts = dict(re.findall(r"^(#\w+) = (.*)$", made["ttgir"], re.MULTILINE))
     reduced = re.findall(r"\}\) : \(tensor<(\w+), (#\w+)>\)", made["ttgir"])
     products = re.findall(r"wgmma\.mma_async\.[\w.]+|mma\.sync[\w.]+", made["ptx"])
-    return [products, [[shape, layouts[name]] for shape, name in reduced]]
+    copies = made["ptx"].count("cp.async.cg.")
+    return [products, [[shape, layouts[name]] for shape, name in reduced], copies]
 
 
 def main() -> dict[str, list[Any]]:
@@ -57,7 +59,7 @@ def main() -> dict[str, list[Any]]:
     found: dict[str, list[Any]] = {}
     for size in (64, 128):
         shared = path_attention.sizes(torch.empty(1, 16, size), kv_heads=8)
-        walk = {**shared, "HEADS": 16, "PACK": 2, "QUERIES": 64, "num_warps": 8, "num_stages": 3}
+        walk = {**shared, "HEADS": 16, "QUERIES": 64, "num_warps": 4, "num_stages": 3}
         learner = {**walk, "BLOCK_ROWS": 64, "HEAD_ROWS": 0, "HEAD_COLUMNS": size}
         prompts = {**walk, "BLOCK_ROWS": 512, "HEAD_ROWS": 64, "HEAD_COLUMNS": 0, "lse": None}
         strides = ("q_stride", "q_head")
@@ -67,7 +69,14 @@ def main() -> dict[str, list[Any]]:
         decode |= {"num_warps": 4, "num_stages": 3}
         found[f"decoding {size}"] = compiled(segments._attend, decode)
         heads, pairs, warps = rope._tile(32, size // 2)
-        rotation = {"H": 16, "K": 8, "HALF": size // 2, "HEADS": heads, "PAIRS": pairs, "CHAINED": True}
+        rotation = {
+            "H": 16,
+            "K": 8,
+            "HALF": size // 2,
+            "HEADS": heads,
+            "PAIRS": pairs,
+            "CHAINED": True,
+        }
         rotation |= {"num_warps": warps, "num_stages": 3}
         slots = dict.fromkeys(("table_ptr", "rows_ptr", "positions_ptr", "lengths_ptr"))
         engine = {**rotation, "PAGE": 64, "rstd_ptr": None}

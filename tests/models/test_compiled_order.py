@@ -45,11 +45,20 @@ def test_decoding_prompts_and_learner_add_keys_in_products_of_sixteen(
     """Tiles of 128 rows and of 16 are different instructions, of which a GPU adds 16 numbers at a time in
     one order; no other operation adds: what is reduced are maxima, whose order does not matter."""
     for name, instruction in (("learner", "m64n"), ("prompts", "m64n"), ("decoding", "m16n8")):
-        products, _ = compiled[f"{name} {size}"]
+        products = compiled[f"{name} {size}"][0]
         assert products and all(instruction in p and "k16" in p for p in products)
     assert compiled[f"prompts {size}"] == compiled[f"learner {size}"]
     source = inspect.getsource(path_attention.fold_block.fn)
     assert "tl.sum" not in source and source.count("tl.dot") == 3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [64, 128])
+def test_decoding_fetches_pages_ahead(compiled: dict[str, list[Any]], size: int) -> None:
+    """Two pages before the loop and one in it, keys and values: 128 threads that copy 16 bytes each. A
+    harmless change, such as a reduction before the loop, makes the compiler load them one by one."""
+    per_page = 2 * 64 * size * 2 // (128 * 16)
+    assert compiled[f"decoding {size}"][2] == 3 * per_page
 
 
 @pytest.mark.slow

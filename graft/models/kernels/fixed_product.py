@@ -5,8 +5,8 @@
 Libraries divide K between programs where there are few rows, and add the parts up at the end: another order
 than with many rows. Here a program has all of K, in steps of BLOCK_K. Few rows take smaller tiles, which is
 the same order of adding on a GPU whose instructions fix it; `product_probe` compares.
-With a gate the weight is gate|up: a program computes the same columns of both, and what `kernels.gate` makes of
-them. The factors are rounded as if they had been stored.
+With a gate the weight is gate|up: a program computes the same columns of both, and their gated product
+(`kernels.gate`), rounded as if gate|up had been stored.
 """
 
 from __future__ import annotations

@@ -25,9 +25,7 @@ def gated_product(gate, up, like):
 
 
 @triton.jit
-def _forward(
-    gate_up_ptr, out_ptr, WIDTH: tl.constexpr, BLOCK: tl.constexpr, CHAINED: tl.constexpr
-):
+def _forward(gate_up_ptr, out_ptr, WIDTH: tl.constexpr, BLOCK: tl.constexpr, CHAINED: tl.constexpr):
     if CHAINED:
         after_previous()
     row = tl.program_id(0).to(tl.int64)

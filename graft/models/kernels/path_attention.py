@@ -92,8 +92,7 @@ def _walk(
     lse,  # [H, lse_stride] or None
     lse_stride,
     q_stride, q_head,
-    SCALE: tl.constexpr, HEADS: tl.constexpr, GROUP: tl.constexpr, PACK: tl.constexpr,
-    D: tl.constexpr, W: tl.constexpr,
+    SCALE: tl.constexpr, HEADS: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, W: tl.constexpr,
     BLOCK_ROWS: tl.constexpr, HEAD_ROWS: tl.constexpr, HEAD_COLUMNS: tl.constexpr,
     QUERIES: tl.constexpr,
     BLOCK: tl.constexpr, SEGMENT: tl.constexpr, ONES: tl.constexpr,
@@ -101,24 +100,22 @@ def _walk(
     tile = tiles + tl.program_id(1) * 4
     first, count = tl.load(tile), tl.load(tile + 1)
     position, path = tl.load(tile + 2), tl.load(tile + 3)
-    # rows of the tile: the queries of the first head, then those of the next one of its group
-    ROWS: tl.constexpr = PACK * QUERIES
-    here = tl.arange(0, ROWS) % QUERIES
-    head = tl.program_id(0) * PACK + tl.arange(0, ROWS) // QUERIES
+    head = tl.program_id(0)
+    here = tl.arange(0, QUERIES)
     column = tl.arange(0, W)
     inside = (here < count)[:, None] & (column < D)[None, :]
     token = (first + here).to(tl.int64)
     query = tl.load(
         q + (token * q_stride + head * q_head)[:, None] + column[None, :], mask=inside, other=0.0
     )
-    kv_head = tl.program_id(0) * PACK // GROUP
+    kv_head = head // GROUP
     row_of_head, column_of_head = kv_head * HEAD_ROWS, kv_head * HEAD_COLUMNS
     blocks = table + path.to(tl.int64) * table_stride
     num_blocks = tl.cdiv(position + count, BLOCK)
     num_full = (position + 1) // BLOCK  # blocks that every query sees
-    top, sums, acc = empty_segment(ROWS, ONES, W)
+    top, sums, acc = empty_segment(QUERIES, ONES, W)
     for segment in tl.range(0, num_full // SEGMENT):
-        its_top, its_sums, its_acc = empty_segment(ROWS, ONES, W)
+        its_top, its_sums, its_acc = empty_segment(QUERIES, ONES, W)
         for part in tl.range(0, SEGMENT):
             block = tl.load(blocks + segment * SEGMENT + part) * BLOCK_ROWS + row_of_head
             keys, values = k.load([block, column_of_head]), v.load([block, column_of_head])
@@ -126,11 +123,11 @@ def _walk(
                 its_top, its_sums, its_acc, query, keys, values, None, SCALE
             )
         top, sums, acc = merge_segment(top, sums, acc, its_top, its_sums, its_acc)
-    its_top, its_sums, its_acc = empty_segment(ROWS, ONES, W)
+    its_top, its_sums, its_acc = empty_segment(QUERIES, ONES, W)
     for number in tl.range(num_full // SEGMENT * SEGMENT, num_blocks):
         if number % SEGMENT == 0:
             top, sums, acc = merge_segment(top, sums, acc, its_top, its_sums, its_acc)
-            its_top, its_sums, its_acc = empty_segment(ROWS, ONES, W)
+            its_top, its_sums, its_acc = empty_segment(QUERIES, ONES, W)
         block = tl.load(blocks + number) * BLOCK_ROWS + row_of_head
         keys, values = k.load([block, column_of_head]), v.load([block, column_of_head])
         seen = number * BLOCK + tl.arange(0, BLOCK)
@@ -178,12 +175,11 @@ def _launch(
     shared = sizes(q, kv_heads)
     out = torch.empty_like(q, memory_format=torch.contiguous_format)
     is_wide = q.dtype == torch.float32
-    pack = 1 if is_wide or shared["GROUP"] % 2 else 2
     fetched = [TensorDescriptor(x, [*x.shape], [*x.stride()], [BLOCK, shared["W"]]) for x in (k, v)]
-    _walk[(heads // pack, len(tiles))](
+    _walk[(heads, len(tiles))](
         q, *fetched, tiles, table, table_stride, out, lse, 0 if lse is None else lse.stride(0),
-        *q.stride()[:2], HEADS=heads, PACK=pack, QUERIES=BLOCK, **shared, **layout,
-        num_warps=4 * pack, num_stages=1 if is_wide else 3,
+        *q.stride()[:2], HEADS=heads, QUERIES=BLOCK, **shared, **layout,
+        num_warps=4, num_stages=1 if is_wide else 3,
     )  # fmt: skip
     return out
 

@@ -21,6 +21,8 @@ from graft.engine.native.sampling.masks import Masks
 from graft.engine.native.sampling.uniforms import row_keys
 from graft.transfer import transfer
 
+SPARE_ITEMS = 4
+"""For so many rows a graph may have one work item that is unused."""
 MAX_STEPS = 128
 """Of one burst, all its segments together."""
 
@@ -41,6 +43,16 @@ class GraphKey(NamedTuple):
     tail_rows: int = 1
     in_order: bool = False
     """Attention and log-probs have the bits of the learner's, see `learner_scores`."""
+
+    def serves(self, other: GraphKey) -> bool:
+        """Whether its step computes that of `other` in about the same time: capturing another takes longer
+        than a few steps."""
+        spare = self.items - other.items
+        has_room = 0 <= spare <= max(self.rows // SPARE_ITEMS, 8) and self.stops >= other.stops
+        has_room &= self.slots == other.slots or (self.in_order and self.slots > other.slots)
+        return has_room and self == other._replace(
+            items=self.items, stops=self.stops, slots=self.slots
+        )
 
 
 class DecodeState:

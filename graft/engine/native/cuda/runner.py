@@ -25,13 +25,10 @@ from graft.engine.native.cuda.graphs import Graphs
 from graft.engine.native.cuda.kernels.decode import decode, scratch
 from graft.engine.native.cuda.kernels.draw import DrawField, draw, occupied_chunks
 from graft.engine.native.cuda.kernels.learner_scores import LearnerScores
-from graft.engine.native.cuda.kernels.segments import (
-    decode_segments,
-    num_segments,
-    share_segments,
-)
+from graft.engine.native.cuda.kernels.segments import decode_segments
 from graft.engine.native.cuda.kernels.truncation import truncation_floors
 from graft.engine.native.cuda.prefill import Prefill
+from graft.engine.native.kv.segment_sharing import num_segments, share_segments
 from graft.engine.native.kv.sequences import SequenceTree
 from graft.engine.native.kv.sharing import find_sharing
 from graft.engine.native.request import Draw, SampleRequest
@@ -180,6 +177,8 @@ class CudaRunner:
                 size, self.prefill.widest, self.masks.width, self.device
             )
         decode_state = self._states[size]
+        if key not in self._captured:
+            key = next((known for known in self._captured if known.serves(key)), key)
         replay = self._replay(key, decode_state)
         decode_state.write(key, requests, sharing, table[sharing.order], self.seed, self.masks)
         return InflightBurst(requests, decode_state, replay, min(steps, MAX_STEPS))

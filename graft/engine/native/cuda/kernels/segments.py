@@ -14,20 +14,16 @@ adds the shared pages for all of them, then the pages of each sibling in turn, w
                                    row 1   1 2 3 | 5
 
 In the same way one program computes the tails of a few neighbours, where these are short.
+`kv.segment_sharing` decides what is an item, and how many tails a program has.
 """
 
 from __future__ import annotations
 
-from itertools import pairwise
-
-import numpy as np
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from graft.engine.native.kv.pages import PAD_PAGE
-from graft.engine.native.kv.sharing import Ints, PageSharing, find_sharing, siblings_first
 from graft.models.kernels.chained import after_previous, chained
 from graft.models.kernels.path_attention import (
     empty_segment,
@@ -41,14 +37,11 @@ NUM_WARPS = 4
 NUM_STAGES = 3
 """Pages that are on their way from memory, and the one that is added."""
 
-PROGRAMS = 128
-"""About as many as an H200 has multiprocessors (132): programs have fewer rows where there would be less."""
-PROGRAM_TURNS = 2
-"""A program takes as long as so many turns of a row that has no page left, on an H200."""
-
 
 # numbers that change from batch to batch are no constants: each would be compiled anew
-@triton.jit(do_not_specialize=["table_stride", "batch", "num_items", "splits", "tail_rows", "slots"])
+@triton.jit(
+    do_not_specialize=["table_stride", "batch", "num_items", "splits", "tail_rows", "slots"]
+)
 def _attend(
     q,  # [B, H, d]
     k_pool,  # [pages, K, BLOCK, d]
@@ -78,7 +71,9 @@ def _attend(
         row = work // splits * tail_rows
         rows = tl.minimum(tail_rows, batch - row)
         first = tl.load(tails + row)
-        for other in tl.range(row + 1, row + rows):  # not `tl.min`: pages were not fetched ahead then
+        for other in tl.range(
+            row + 1, row + rows
+        ):  # not `tl.min`: pages were not fetched ahead then
             first = tl.minimum(first, tl.load(tails + other))
         start = first.to(tl.int32) + work % splits
         stop = 1 << 20
@@ -172,66 +167,6 @@ def _merge(
     total = tl.where(total == 0, 1.0, total)  # an unused row
     at = (row * HEADS + head)[:, None] * D + column[None, :]
     tl.store(out + at, (acc / total).to(out.dtype.element_ty), mask=inside)
-
-
-def share_segments(table: Ints, lengths: Ints, group: int, kv_heads: int) -> PageSharing:
-    """`find_sharing` of whole segments, and of those that siblings begin together: tails and items count
-    segments instead of pages. `lengths` [B] are those of the rows at the beginning of a burst."""
-    padding = -table.shape[1] % SEGMENT
-    table = np.pad(table, ((0, 0), (0, padding)), constant_values=PAD_PAGE)
-    order = siblings_first(table)
-    # who shares the last page of a segment shares all of it
-    sharing = find_sharing(table[:, SEGMENT - 1 :: SEGMENT], group, kv_heads, 0, order, (1, 2))
-    sharing.items[:, 4] = SEGMENT
-    most = min(sharing.tile_rows // group, max(len(table) * kv_heads // PROGRAMS, 1))
-    begun = _begun(table[order], sharing.tails, most)
-    for row, rows, *_ in begun.tolist():
-        sharing.tails[row : row + rows] += 1
-    sharing.items = np.concatenate([sharing.items, begun])
-    sharing.tail_rows = _tail_rows(-(-lengths[order] // BLOCK), sharing.tails * SEGMENT, most)
-    return sharing
-
-
-def _tail_rows(pages: Ints, firsts: Ints, most: int) -> int:
-    """Rows, at most `most`, whose tails one program computes in the least time.
-
-    pages    [B] of each row
-    firsts   [B] the first one of its tail
-
-    In each segment a program takes a turn for every page that one of its rows has, for all of its rows.
-    """
-    counts = [1 << power for power in range(most.bit_length())]
-    return min(counts, key=lambda count: _turns(pages, firsts, count))
-
-
-def _turns(pages: Ints, firsts: Ints, count: int) -> int:
-    edges = np.arange(0, len(pages), count)
-    last, first = np.maximum.reduceat(pages, edges), np.minimum.reduceat(firsts, edges)
-    rows = np.diff(edges, append=len(pages))
-    return PROGRAM_TURNS * len(edges) + int((rows * np.maximum(last - first, 0)).sum())
-
-
-def _begun(table: Ints, tails: Ints, most: int) -> Ints:
-    """Items, of 2 to `most` neighbours that share pages of the first segment of their tails."""
-    columns = np.minimum(tails[:, None] * SEGMENT + np.arange(SEGMENT - 1), table.shape[1] - 1)
-    pages = np.take_along_axis(table, columns, axis=1)
-    same = (pages[1:] == pages[:-1]) & (pages[1:] != PAD_PAGE)
-    is_same = (tails[1:] == tails[:-1]) & same[:, 0]
-    common = np.minimum.accumulate(same, axis=1).sum(axis=1)
-    items: list[tuple[int, int, int, int, int]] = []
-    edges = [0, *(np.flatnonzero(~is_same) + 1).tolist(), len(table)]
-    for first, stop in pairwise(edges):
-        for row in range(first, stop, max(most, 1)):
-            rows, tail = min(most, stop - row), int(tails[row])
-            if rows > 1:
-                shared = int(common[row : row + rows - 1].min())
-                items.append((row, rows, tail, tail + 1, shared))
-    return np.array(items, dtype=np.int64).reshape(-1, 5)
-
-
-def num_segments(length: int) -> int:
-    """Of a sequence."""
-    return -(-length // (SEGMENT * BLOCK))
 
 
 def decode_segments(
