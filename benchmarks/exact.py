@@ -10,9 +10,10 @@ arpo     the same, and forks of the context after a tool result
 expa     answers in which actions beyond the vocabulary write tokens, under a grammar
 
 Each load is sampled and then trained (log-probs and gradients, in micro-batches), first with the order of
-`model.exact`, then without it; random weights, no end token. A round whose
-time is not counted comes first. Prints a Markdown table: gaps over all trained tokens, medians of the rates,
-both of sampled tokens a second.
+`model.exact`, then without it; random weights, no end token. All samples are trained both ways, one after
+the other, so that the learner's times are of one moment; gaps are those of the way that sampled. A round
+whose time is not counted comes first. Prints a Markdown table: gaps over all trained tokens, medians of the
+rates, both of sampled tokens a second.
 """
 
 from __future__ import annotations
@@ -20,8 +21,9 @@ from __future__ import annotations
 import argparse
 import asyncio
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from statistics import median
 from typing import Any
 
@@ -34,15 +36,20 @@ from benchmarks.gpu.works import random_tokens
 from benchmarks.shapes import SHAPES, random_decoder
 from graft.actions.grammar import Automaton
 from graft.actions.space import ActionSpace
+from graft.algos.batch import Batch
 from graft.engine.native.engine import NativeEngine
 from graft.models.decoder import Decoder
 from graft.models.device import choose_device, choose_dtype
 from graft.models.order_probe import find_order
 from graft.models.product_probe import find_kernel_order
+from graft.models.row_order import RowOrder
 from graft.models.tree.forest import Forest
 from graft.models.tree.packing import split_rows
 from graft.rollout.batching import to_batch
 from graft.types import Author, Episode, Leaf, Sampling, Span, Task, Trajectory
+
+Orders = dict[str, RowOrder | None]
+"""By mode, "on" and "off"."""
 
 NUM_ACTIONS = 8
 """Of `expa`: each writes three tokens."""
@@ -152,35 +159,54 @@ class Measured:
         return f"| {load} | {mode} | {numbers} | {rates} |"
 
 
-def learn(player: Player, rows: list[Trajectory], tokens_per_micro: int) -> Iterator[torch.Tensor]:
-    """|engine - learner| of each trained token, micro-batch by micro-batch; gradients are computed."""
+def learn(
+    player: Player,
+    rows: list[Trajectory],
+    tokens_per_micro: int,
+    found: list[tuple[torch.Tensor, Batch]],
+) -> None:
+    """Add the learner's log-probs of each micro-batch to `found`; gradients are computed."""
     for part in split_rows(rows, tokens_per_micro):
         micro = [rows[number] for number in part]
         batch = to_batch(micro)
         forest = Forest(micro, batch.mask, player.decoder.device)
         logp, _ = forest.logprobs(player.decoder, 1.0, player.allowed)
         logp.sum().backward()
-        yield (logp.detach().cpu() - batch.logprobs).abs()[batch.mask]
+        found.append((logp.detach(), batch))
 
 
-def once(bench: Bench, player: Player, found: Measured, is_timed: bool) -> None:
-    """One round; its numbers are added to `found`."""
+def once(
+    bench: Bench,
+    player: Player,
+    found: dict[str, Measured],
+    orders: Orders,
+    mode: str,
+    is_timed: bool,
+) -> None:
+    """One round, sampled in this mode and learned in every one; its numbers are added to `found`."""
     rows: list[Trajectory] = []
     seconds = bench.time(lambda: rows.extend(player.play()))
-    gaps: list[torch.Tensor] = []
-    learning = bench.time(lambda: gaps.extend(learn(player, rows, bench.tokens_per_micro)))
-    player.decoder.zero_grad(set_to_none=True)
     num_sampled = sum(
         len(span)
         for episode in {id(row.episode): row.episode for row in rows}.values()
         for span in episode.spans
         if span.author is Author.POLICY
     )
-    found.gaps += gaps
-    if not is_timed:
-        return
-    found.rollout.append(num_sampled / seconds)
-    found.learner.append(num_sampled / learning)
+    if is_timed:
+        found[mode].rollout.append(num_sampled / seconds)
+    for each, order in orders.items():
+        player.decoder.use_order(order)
+        learned: list[tuple[torch.Tensor, Batch]] = []
+        work = partial(learn, player, rows, bench.tokens_per_micro, learned)
+        learning = bench.time(work)
+        player.decoder.zero_grad(set_to_none=True)
+        if is_timed:
+            found[each].learner.append(num_sampled / learning)
+        if each == mode:
+            found[mode].gaps += [
+                (logp.cpu() - batch.logprobs).abs()[batch.mask] for logp, batch in learned
+            ]
+    player.decoder.use_order(orders[mode])
 
 
 def measure(
@@ -191,13 +217,13 @@ def measure(
     decoder = random_decoder(replace(SHAPES[shape], extra=extra), bench.device, bench.dtype)
     order = find_order(decoder)
     note(find_kernel_order(decoder)[1] if bench.device.type == "cuda" else f"order: {order}")
-    orders = {"on": order, "off": None} if order is not None else {"off": None}
+    orders: Orders = {"on": order, "off": None} if order is not None else {"off": None}
     found = {mode: Measured() for mode in orders}
     for mode, its in orders.items():  # engines hold graphs of one order
         decoder.use_order(its)
         player = Player(decoder, load)
         for number in range(bench.rounds + 1):
-            once(bench, player, found[mode], is_timed=number > 0)
+            once(bench, player, found, orders, mode, is_timed=number > 0)
         player.engine.close()
         del player
         bench.free()

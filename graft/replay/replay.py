@@ -197,8 +197,11 @@ def _why_inexact(records: Sequence[StepRecord | None], learner: Learner) -> str:
             return f"it computed in {record.dtype}, and this machine does in {kind}"
         if record.torch != torch.__version__:
             return f"it ran with torch {record.torch}, and this is {torch.__version__}"
-    if device.type != "cpu" and not isinstance(learner.policy, Decoder):
-        return "a GPU may add in another order each time in a model of transformers"
+    if device.type != "cpu" and (
+        learner.lora is not None or not isinstance(learner.policy, Decoder)
+    ):
+        what = "adapters" if learner.lora is not None else "a model of transformers"
+        return f"a GPU may add in another order each time with {what}"
     return ""
 
 

@@ -23,6 +23,8 @@ from graft.models.tree.path_blocks import BLOCK, SEGMENT
 
 PROGRAMS = 128
 """About as many as an H200 has multiprocessors (132): programs have fewer rows where there would be less."""
+MAX_TAIL_ROWS = 8
+"""Where 16 fit in a tile, as many programs as multiprocessors are left, and these wait for the longest."""
 PROGRAM_TURNS = 2
 """A program takes as long as so many turns of a row that has no page left, on an H200."""
 MIN_GAIN = 0.9
@@ -43,7 +45,8 @@ def share_segments(table: Ints, lengths: Ints, group: int, kv_heads: int) -> Pag
     for row, rows, *_ in begun.tolist():
         sharing.tails[row : row + rows] += 1
     sharing.items = np.concatenate([sharing.items, begun])
-    sharing.tail_rows = _tail_rows(-(-lengths[order] // BLOCK), sharing.tails * SEGMENT, most)
+    pages = -(-lengths[order] // BLOCK)
+    sharing.tail_rows = _tail_rows(pages, sharing.tails * SEGMENT, min(most, MAX_TAIL_ROWS))
     return sharing
 
 
