@@ -15,7 +15,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from graft.engine.native.cuda.kernels import segments
-from graft.models.kernels import head, path_attention, rope
+from graft.models.kernels import head_kernels, path_attention, rope
 
 POINTERS = {"tiles": "*i32", "table": "*i32", "items": "*i32", "lse": "*fp32"}
 POINTERS |= dict.fromkeys(("partial", "stats", "logp_ptr", "entropy_ptr", "norm_ptr"), "*fp32")
@@ -84,15 +84,15 @@ def main() -> dict[str, list[Any]]:
         learner = {**rotation, "PAGE": 1, **slots}
         found[f"rotation of the learner {size}"] = compiled(rope._forward, learner, ["qkv_stride"])
     numbers = ("num_actions", "vocab_size", "row_length")
-    fixed = {"STEPS": 38, "BLOCK": head.BLOCK, "STAGES": head.FORWARD_STAGES}
-    fixed |= {"num_warps": head.FORWARD_WARPS, "num_stages": 3, "vocab_logp_ptr": None}
+    fixed = {"STEPS": 38, "BLOCK": head_kernels.BLOCK, "STAGES": head_kernels.FORWARD_STAGES}
+    fixed |= {"num_warps": head_kernels.FORWARD_WARPS, "num_stages": 3, "vocab_logp_ptr": None}
     fixed |= {"floors_ptr": None}
     for name, masks in (("", {"allowed_ptr": None, "modes_ptr": None}), (" masked", {})):
         found[f"head of the engine{name}"] = compiled(
-            head._forward_kernel, {**fixed, **masks}, numbers
+            head_kernels.forward, {**fixed, **masks}, numbers
         )
         learner = {**fixed, **masks, "scales_ptr": None}
-        found[f"head of the learner{name}"] = compiled(head._forward_kernel, learner, numbers)
+        found[f"head of the learner{name}"] = compiled(head_kernels.forward, learner, numbers)
     return found
 
 
