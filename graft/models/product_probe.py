@@ -34,8 +34,9 @@ MOST_ROWS = 8192
 MAX_BYTES = 1 << 30
 """Of the product of all rows, which are then fewer."""
 
-FEW_CHAINED = 64
-"""Rows up to which our own product is faster than the library where launches overlap; else it is as many as
+FEW_CHAINED, SMALL_BYTES = 64, 16_000_000
+"""Rows up to which our own product is faster than the library where launches overlap, and the weights with
+which a product takes not much longer than its launch (12.6 MB were measured). Else it is as many rows as
 `kernels.skinny` takes without an order."""
 
 Product = Callable[[Tensor], Tensor]
@@ -125,17 +126,18 @@ def _products(decoder: Decoder) -> Iterator[tuple[tuple[int, int], Rivals]]:
     from graft.models.kernels.fixed_product import fixed_linear
     from graft.models.kernels.head import logits_in_rows
 
-    few = FEW_CHAINED if chained(decoder.device)["CHAINED"] else FEW_ROWS
+    is_chained = chained(decoder.device)["CHAINED"]
     block: Any = decoder.blocks[0]
     for linear in (block.qkv, block.out, block.gate_up, block.down):
         weight, bias = linear.weight, linear.bias
+        is_small = weight.numel() * weight.itemsize <= SMALL_BYTES
         yield (
             (len(weight), weight.shape[1]),
             Rivals(
                 _noise(weight),
                 lambda x, w=weight, b=bias: F.linear(x, w, b),
                 lambda x, w=weight, b=bias: fixed_linear(x, w, b),
-                few=few + 1,
+                few=(FEW_CHAINED if is_chained and is_small else FEW_ROWS) + 1,
             ),
         )
     rows, head = decoder.biased(_noise(decoder.head_weight))

@@ -98,6 +98,15 @@ def test_where_rows_do_not_depend_on_their_number_the_library_multiplies(decoder
     assert "of 5 shapes of products our own kernel computes 32 x 32 below 5 rows, " in note
 
 
+def test_where_launches_overlap_our_own_kernel_multiplies_more_rows_with_small_weights(
+    decoder: Decoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("graft.models.kernels.chained.chained", lambda device: {"CHAINED": True})
+    monkeypatch.setattr(product_probe, "SMALL_BYTES", 32 * 64 * 4)  # all but the 96 x 32 of gate|up
+    order, _ = product_probe.find_kernel_order(decoder)
+    assert order == RowOrder(fixed={shape: 65 if shape != (96, 32) else 5 for shape in FEW})
+
+
 def test_where_our_own_kernel_adds_in_another_order_the_library_multiplies_few_rows_too(
     decoder: Decoder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
