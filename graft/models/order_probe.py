@@ -3,7 +3,7 @@
 The first block, the head and the log-softmax of the decoder run on some rows at once, and on parts of
 them: 1 row, 2, ..., 255, from several places. Attention runs as in the engine, over keys that
 were computed before. If all bits agree, the `RowOrder` holds. What is tried, cheapest first: rows padded
-to 16 or 64, products in blocks of 64 or 256 rows. Libraries choose by shapes and threads, so
+to 2, 4, 8, 16 or 64, products in blocks of 64 or 256 rows. Libraries choose by shapes and threads, so
 the answer is for this shape and this number of threads.
 
 No probe tries every number of rows. `sampling/sampling_logp_difference` compares all trained tokens.
@@ -23,12 +23,11 @@ from graft.models.row_order import RowOrder
 from graft.models.tile_attention import attend_rows, padded_length
 
 CANDIDATES = (
-    RowOrder(least=16),
-    RowOrder(least=64),
+    *(RowOrder(least=least) for least in (2, 4, 8, 16, 64)),
     RowOrder(least=64, block=64),
     RowOrder(least=256, block=256),
 )
-COUNTS = (1, 2, 3, 5, 8, 9, 15, 16, 17, 31, 33, 64, 100, 129, 255)
+COUNTS = (*range(1, 18), 23, 24, 31, 32, 33, 48, 64, 100, 129, 255)
 """Numbers of rows that are compared with all of them at once."""
 
 MAX_FLOPS = 1e9
