@@ -333,6 +333,19 @@ def test_a_step_is_recorded_over_empty_buffers(device: torch.device) -> None:
     assert torch.equal(engine._tree.pages.pool, before)
 
 
+def test_an_unused_row_has_no_tail_to_begin_with(device: torch.device) -> None:
+    """Else a program that has the tails of used and unused rows would go through all that items computed."""
+    from graft.engine.native.cuda.burst import NO_TAIL
+    from graft.engine.native.cuda.kernels.draw import DrawField
+    from graft.engine.native.cuda.runner import batch_size
+
+    engine = engine_on(device)
+    sample_all(open_forks(engine, (41, 3)), Sampling(max_tokens=2))
+    runner: Any = engine._loop.runner
+    tails = runner._states[batch_size(3)].state[DrawField.TAIL].tolist()
+    assert len(tails) == 4 and tails[3] == NO_TAIL and max(tails[:3]) < 41
+
+
 def test_a_captured_step_serves_rows_that_need_a_little_less() -> None:
     from graft.engine.native.cuda.burst import GraphKey
 

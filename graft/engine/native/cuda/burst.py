@@ -21,6 +21,8 @@ from graft.engine.native.sampling.masks import Masks
 from graft.engine.native.sampling.uniforms import row_keys
 from graft.transfer import transfer
 
+NO_TAIL = 1 << 20
+"""The tail of an unused row begins after all others: a program that has it beside them begins with theirs."""
 SPARE_ITEMS = 4
 """For so many rows a graph may have one work item that is unused."""
 MAX_STEPS = 128
@@ -132,6 +134,7 @@ class DecodeState:
         state[DrawField.KEY, :count] = row_keys(seed, keys).view(np.int64)
         state[DrawField.GREEDY, :count] = [s.temperature == 0 for s in samplings]
         state[DrawField.MODE, :count] = [masks.row(request) for request in requests]
+        state[DrawField.TAIL] = NO_TAIL
         state[DrawField.TAIL, :count] = sharing.tails
         state[DrawField.SHARED, :count] = sharing.slots
         inv_temperature = np.ones(key.rows, dtype=np.float32)

@@ -71,9 +71,8 @@ def _attend(
         row = work // splits * tail_rows
         rows = tl.minimum(tail_rows, batch - row)
         first = tl.load(tails + row)
-        for other in tl.range(
-            row + 1, row + rows
-        ):  # not `tl.min`: pages were not fetched ahead then
+        # not `tl.min` of a vector: the compiler does not fetch pages ahead then
+        for other in tl.range(row + 1, row + rows):
             first = tl.minimum(first, tl.load(tails + other))
         start = first.to(tl.int32) + work % splits
         stop = 1 << 20
