@@ -112,7 +112,7 @@ class Block(nn.Module):
         if rows is not None:
             x, attended = gather_rows(x, rows), gather_rows(attended, rows)
         x, delta = self._add_linear(x, attended, self.out)
-        is_inside = can_gate_inside(x, self.gate_up.weight, self.order)
+        is_inside = can_gate_inside(x, self.order)
         x, inner = self._norm_linear(x, delta, self.mlp_norm, self.gate_up, gate=is_inside)
         return self._add_linear(x, inner, self.down, gate=not is_inside)
 

@@ -152,15 +152,11 @@ def has_few_rows(x: Tensor) -> bool:
     return len(x) <= FEW_ROWS and not torch.is_grad_enabled() and has_kernels(x.device)
 
 
-MAX_GATED_ROWS = 512
-"""More take larger tiles, of which registers do not hold two."""
-
-
-def can_gate_inside(x: Tensor, weight: Tensor, order: RowOrder | None) -> bool:
+def can_gate_inside(x: Tensor, order: RowOrder | None) -> bool:
     """Whether `norm_linear` may compute the gate of gate|up too: in our own product, without gradients."""
     if order is None or torch.is_grad_enabled() or not has_kernels(x.device):
         return False
-    return len(x) <= MAX_GATED_ROWS and order.is_fixed(len(x), weight)
+    return len(x) <= order.gate_rows
 
 
 def norm_linear(

@@ -10,7 +10,7 @@ Shapes and GPU decide, so this runs at every start; it takes the time of some th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -38,6 +38,9 @@ FEW_CHAINED, SMALL_BYTES = 64, 16_000_000
 """Rows up to which our own product is faster than the library where launches overlap, and the weights with
 which a product takes not much longer than its launch (12.6 MB were measured). Else it is as many rows as
 `kernels.skinny` takes without an order."""
+
+MAX_GATED_ROWS = 512
+"""More take larger tiles, of which registers do not hold two."""
 
 Product = Callable[[Tensor], Tensor]
 
@@ -97,7 +100,7 @@ def _search(decoder: Decoder) -> tuple[RowOrder | None, str]:
         f"{n} x {k} " + ("for any number of rows" if rows == NEVER else f"below {rows} rows")
         for (n, k), rows in sorted(fixed.items())
     )
-    return RowOrder(fixed=fixed), (
+    return RowOrder(fixed=fixed, gate_rows=_gate_rows(decoder, fixed)), (
         f"model.exact: of {len(by_shape)} shapes of products our own kernel computes "
         f"{names or 'none'}, and the library the others"
     )
@@ -151,6 +154,20 @@ def _products(decoder: Decoder) -> Iterator[tuple[tuple[int, int], Rivals]]:
             lambda x: logits_in_rows(x, head, own)[1],
         ),
     )
+
+
+def _gate_rows(decoder: Decoder, fixed: Mapping[tuple[int, int], int]) -> int:
+    """Rows up to which our own product with gate|up has the gate inside; 0 if that changes a bit."""
+    from graft.models.kernels.fixed_product import fixed_linear
+    from graft.models.kernels.gate import gated
+
+    block: Any = decoder.blocks[0]
+    weight, bias = block.gate_up.weight, block.gate_up.bias
+    most = min(fixed.get((len(weight), weight.shape[1]), 1) - 1, MAX_GATED_ROWS)
+    rows = _noise(weight)[: most + 1]
+    whole = gated(fixed_linear(rows, weight, bias))
+    inside = holds_from(lambda x: fixed_linear(x, weight, bias, has_gate=True), rows, whole)
+    return most if inside == 0 else 0
 
 
 def _noise(weight: Tensor) -> Tensor:

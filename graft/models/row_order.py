@@ -40,6 +40,9 @@ class RowOrder:
     fixed: Mapping[tuple[int, int], int] = field(default_factory=dict[tuple[int, int], int])
     """By the shape [N, K] of a weight: from how many rows on the library adds in our own kernel's order."""
 
+    gate_rows: int = 0
+    """Rows up to which our own kernel computes the gate of gate|up inside the product."""
+
     def is_fixed(self, rows: int, weight: Tensor) -> bool:
         """Whether the product of so many rows with this weight is our own kernel's."""
         return rows < self.fixed.get((weight.shape[0], weight.shape[1]), 0)

@@ -180,7 +180,7 @@ def in_order(monkeypatch: pytest.MonkeyPatch, device: torch.device, **changes: A
         one_tile = Tile(64, 32, 64, 4, 3)  # numpy adds in another order in others, unlike the GPU
         monkeypatch.setattr("graft.models.kernels.fixed_product.tile_of", lambda *_: one_tile)
         weights = [weight for weight in decoder.parameters() if weight.ndim == 2]
-        order = RowOrder(fixed={(len(w), w.shape[1]): NEVER for w in weights})
+        order = RowOrder(fixed={(len(w), w.shape[1]): NEVER for w in weights}, gate_rows=512)
     decoder.use_order(order)
     return decoder
 

@@ -18,6 +18,7 @@ pytest.importorskip("triton")
 from graft.models.kernels import fixed_product
 from graft.models.kernels.fixed_product import Tile, fixed_linear, tile_of
 from graft.models.kernels.gate import gated
+from graft.models.ops import silu_gate
 
 
 @pytest.mark.parametrize("rows", [1, 3, 130])
@@ -83,18 +84,21 @@ def decoder(monkeypatch: pytest.MonkeyPatch) -> Decoder:
 
     def product(x: Tensor, weight: Tensor, bias: Tensor | None = None, **how: Any) -> Tensor:
         found = (x[:, None, :].double() * weight.double()).sum(-1).float()
+        if how.get("has_gate"):
+            return silu_gate(found)
         return found if "out" not in how else how["out"].copy_(found)
 
     monkeypatch.setattr(torch.nn.functional, "linear", product)
     monkeypatch.setattr("graft.models.kernels.fixed_product.fixed_linear", product)
     monkeypatch.setattr("graft.models.kernels.head.fixed_linear", product)
+    monkeypatch.setattr("graft.models.kernels.gate.gated", silu_gate)
     monkeypatch.setattr(torch, "mm", lambda x, w, out: product(x, w.T, out=out))
     return Decoder(shape).initialise(0)
 
 
 def test_where_rows_do_not_depend_on_their_number_the_library_multiplies(decoder: Decoder) -> None:
     order, note = product_probe.find_kernel_order(decoder)
-    assert order == RowOrder(fixed=FEW)
+    assert order == RowOrder(fixed=FEW, gate_rows=4)
     assert "of 5 shapes of products our own kernel computes 32 x 32 below 5 rows, " in note
 
 
@@ -104,7 +108,9 @@ def test_where_launches_overlap_our_own_kernel_multiplies_more_rows_with_small_w
     monkeypatch.setattr("graft.models.kernels.chained.chained", lambda device: {"CHAINED": True})
     monkeypatch.setattr(product_probe, "SMALL_BYTES", 32 * 64 * 4)  # all but the 96 x 32 of gate|up
     order, _ = product_probe.find_kernel_order(decoder)
-    assert order == RowOrder(fixed={shape: 65 if shape != (96, 32) else 5 for shape in FEW})
+    assert order == RowOrder(
+        fixed={shape: 65 if shape != (96, 32) else 5 for shape in FEW}, gate_rows=4
+    )
 
 
 def test_where_our_own_kernel_adds_in_another_order_the_library_multiplies_few_rows_too(
@@ -112,7 +118,8 @@ def test_where_our_own_kernel_adds_in_another_order_the_library_multiplies_few_r
 ) -> None:
     own = torch.nn.functional.linear
     monkeypatch.setattr(
-        "graft.models.kernels.fixed_product.fixed_linear", lambda *args: own(*args) + 1.0
+        "graft.models.kernels.fixed_product.fixed_linear",
+        lambda *args, **how: own(*args, **how) + 1.0,
     )
     order, note = product_probe.find_kernel_order(decoder)
     assert order == RowOrder() and "our own kernel computes none, and the library" in note
@@ -141,8 +148,16 @@ def test_where_the_library_never_adds_as_our_own_kernel_does_ours_multiplies_any
 ) -> None:
     monkeypatch.setattr(torch, "mm", lambda x, w, out: out.copy_(by_rows(1e-6)(x, w.T) + 1.0))
     order, note = product_probe.find_kernel_order(decoder)
-    assert order == RowOrder(fixed=FEW | {(30, 32): NEVER})
+    assert order == RowOrder(fixed=FEW | {(30, 32): NEVER}, gate_rows=4)
     assert "computes 30 x 32 for any number of rows, " in note
+
+
+def test_a_gate_that_changes_a_bit_inside_the_product_stays_outside(
+    decoder: Decoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("graft.models.kernels.gate.gated", lambda x: silu_gate(x) + 1e-6)
+    order, _ = product_probe.find_kernel_order(decoder)
+    assert order == RowOrder(fixed=FEW, gate_rows=0)
 
 
 def test_the_library_multiplies_from_the_count_after_the_last_that_differs() -> None:
@@ -168,7 +183,8 @@ def test_tiles_fill_the_device() -> None:
     for rows in (1, 7, 100, 300, 5000):
         for outputs in (33, 1024, 151_936):
             tile = tile_of(rows, outputs)
-            in_memory = (tile.rows + tile.outputs) * tile.inputs * tile.stages * 2  # bf16
+            weights = 2 * tile.outputs  # with a gate
+            in_memory = (tile.rows + weights) * tile.inputs * tile.stages * 2  # bf16
             assert in_memory <= 227 * 1024
 
 
