@@ -61,13 +61,15 @@ def torch() -> Check:
 def device() -> Check:
     from torch import cuda
 
+    from graft.models.device import choose_device, why_no_kernels
+
     if not cuda.is_available():
         return Check("device", PASS, "CPU (no CUDA device is visible); models run in float32")
     name, size = cuda.get_device_name(0), cuda.get_device_properties(0).total_memory
     seen = f"{cuda.device_count()} x {name}, {size / 2**30:.0f} GiB"
-    if find_spec("triton") is None:
-        remedy = "pip install triton; without it plain PyTorch replaces the kernels, slowly"
-        return Check("device", WARN, f"{seen}; triton is not installed", remedy)
+    if reason := why_no_kernels(choose_device("cuda")):
+        remedy = "runs work all the same: plain PyTorch replaces the kernels, slowly"
+        return Check("device", WARN, f"{seen}; {reason}", remedy)
     return Check("device", PASS, seen)
 
 

@@ -8,6 +8,9 @@ from importlib.util import find_spec
 
 import torch
 
+AMPERE, HOPPER = (8, 0), (9, 0)
+"""Compute capabilities of GPU generations."""
+
 
 def choose_device(name: str) -> torch.device:
     """`auto` is the GPU if there is one."""
@@ -51,6 +54,17 @@ def prefer_blas(device: torch.device, dtype: torch.dtype) -> None:
 
 
 @cache
+def why_no_kernels(device: torch.device) -> str:
+    """Why our Triton kernels do not run on a device; empty if they do."""
+    if device.type != "cuda":
+        return f"the device is {device.type}"
+    if find_spec("triton") is None:
+        return "triton is not installed; pip install triton"
+    if torch.version.cuda is not None and torch.cuda.get_device_capability(device) < AMPERE:
+        return "this GPU is older than the Ampere generation, for which they are written"
+    return ""
+
+
 def has_kernels(device: torch.device) -> bool:
     """Whether our Triton kernels run on the device; otherwise plain PyTorch computes the same."""
-    return device.type == "cuda" and find_spec("triton") is not None
+    return not why_no_kernels(device)

@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from graft.models.decoder import Decoder
+from graft.models.device import HOPPER
 from graft.models.ops import FEW_ROWS
 from graft.models.row_order import NEVER, RowOrder
 from graft.models.tree.attention import why_no_kernel
@@ -66,6 +67,11 @@ def why_not(decoder: Decoder) -> str:
         return f"the weights are {decoder.dtype}, and only bfloat16 was made for it"
     if not decoder.is_whole:
         return "the model is split over processes"
+    if (generation := torch.cuda.get_device_capability(decoder.device)) != HOPPER:
+        names = ".".join(map(str, generation))
+        return (
+            f"this GPU's compute capability is {names}, and bits were compared on 9.0 (Hopper) only"
+        )
     size = decoder.shape.head_dim
     if size & (size - 1):
         return f"head size {size} is no power of two, and only such were compared on a GPU"

@@ -63,7 +63,7 @@ class ModelSection(Section):
     """auto: the GPU if there is one."""
     exact: bool = True
     """Engine and learner compute log-probs with the same bits, where this machine's library allows it: in
-    float32 on a CPU, in bfloat16 on a GPU of the Hopper generation or later. false: each computes as is
+    float32 on a CPU, in bfloat16 on a GPU of the Hopper generation. false: each computes as is
     fastest. sampling/exact tells which."""
 
     @field_validator("chat_template", mode="before")

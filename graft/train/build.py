@@ -14,7 +14,7 @@ from graft.envs.base import CopyableEnv, Wrapper
 from graft.envs.table import build_env
 from graft.envs.tool_env import ToolEnv
 from graft.models.decoder import Decoder
-from graft.models.device import choose_device, choose_dtype, has_kernels
+from graft.models.device import choose_device, choose_dtype, has_kernels, why_no_kernels
 from graft.models.lora.training import num_trained
 from graft.models.product_probe import find_kernel_order
 from graft.models.shape import ModelShape
@@ -195,11 +195,8 @@ def policy_notes(policy: Any) -> list[str]:
         return [f"{policy.shape.family} trains as transformers computes it", *policy.notes]
     if policy.device.type != "cuda":
         return []
-    if not has_kernels(policy.device):
-        return [
-            "triton is not installed, so plain PyTorch replaces the kernels, many times slower; "
-            "pip install triton"
-        ]
+    if reason := why_no_kernels(policy.device):
+        return [f"plain PyTorch replaces the kernels, many times slower: {reason}"]
     why = why_no_kernel(policy.shape.head_dim, policy.dtype, policy.device)
     return [f"training attention runs in plain PyTorch, slower: {why}"] if why else []
 

@@ -8,10 +8,6 @@ from __future__ import annotations
 
 import inspect
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,22 +15,13 @@ import pytest
 pytest.importorskip("triton")
 
 from graft.models.kernels import path_attention
+from tests.models.compiling import run_compiler
 
 
 @pytest.fixture(scope="module")
 def compiled(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Any]]:
-    script = Path(__file__).parent / "compiled_order.py"
-    cache = str(tmp_path_factory.mktemp("triton"))
-    kept = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    path = os.pathsep.join(filter(None, (str(script.parents[2]), kept.get("PYTHONPATH"))))
-    done = subprocess.run(
-        [sys.executable, str(script)],
-        env={**kept, "TRITON_CACHE_DIR": cache, "PYTHONPATH": path},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+    cache = tmp_path_factory.mktemp("triton")
+    return json.loads(run_compiler("compiled_order.py", cache))
 
 
 @pytest.mark.slow

@@ -15,7 +15,7 @@ import torch
 import triton
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-HOPPER = (9, 0)
+from graft.models.device import HOPPER
 
 
 @triton.jit

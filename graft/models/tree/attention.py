@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from graft.models.decoder import Attend
-from graft.models.device import has_kernels
+from graft.models.device import HOPPER, has_kernels
 from graft.models.head_rotation import HeadRotation
 from graft.models.ops import gather_rows, qk_rotate
 from graft.models.tile_attention import attend_rows, padded_length
@@ -87,7 +87,7 @@ def why_no_kernel(size: int, dtype: torch.dtype, device: torch.device) -> str:
     """Why the interval kernel cannot be used; empty if it can."""
     if size > 128 or size * dtype.itemsize % 16:
         return f"head size {size} is not a multiple of 8 up to 128"
-    if device.type == "cuda" and torch.cuda.get_device_capability(device) < (9, 0):
+    if device.type == "cuda" and torch.cuda.get_device_capability(device) < HOPPER:
         return "this GPU is older than the Hopper generation"
     return ""
 

@@ -1,0 +1,113 @@
+"""Compiles the large kernels for one GPU generation, which needs none, as their callers launch them.
+
+    python compiled_sizes.py 120
+
+Run by `test_compiled_sizes` without Triton's interpreter: {kernel and case: bytes of shared memory}.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from triton.backends.compiler import GPUTarget
+from triton.runtime import driver
+from triton.runtime.jit import JITFunction
+
+from graft.engine.native.cuda.kernels import decode, extend, segments
+from graft.models.kernels import fixed_product, interval, path_attention
+from graft.models.tree.block_lists import BlockLists
+
+CPU = torch.device("cpu")
+GROUPS = ((16, 8, 128), (9, 3, 64))
+"""Query heads, key/value heads, head size: of Qwen3-0.6B, of SmolLM2."""
+
+
+class Driver:
+    """Of a GPU that is not there."""
+
+    def __init__(self, capability: int) -> None:
+        self.capability = capability
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+    def get_current_target(self) -> GPUTarget:
+        return GPUTarget("cuda", self.capability, 32)
+
+
+def zeros(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+    return torch.zeros(*shape, dtype=dtype)
+
+
+def attention(heads: int, kv_heads: int, size: int, has_learner: bool) -> None:
+    """Launch attention of the engine, and of the learner."""
+    q, kv, pool = zeros(640, heads, size), zeros(640, kv_heads, size), zeros(16, kv_heads, 64, size)
+    table, tiles = (zeros(*shape, dtype=torch.int32) for shape in ((4, 8), (10, 4)))
+    numbers = zeros(4, dtype=torch.long)
+    extend.extend(q, pool, pool, table, tiles)
+    space = decode.scratch(4, 3, heads, size, CPU)
+    for tile_rows in (16, 32):
+        decode.decode(
+            q[:4], pool, pool, table, numbers, numbers, zeros(2, 5, dtype=torch.int32), numbers,
+            splits=2, slots=3, tile_rows=tile_rows, space=space,
+        )  # fmt: skip
+    if has_learner:
+        ends = torch.full((640,), 640, dtype=torch.int32)
+        blocks = BlockLists.of(ends, CPU)
+        out, lse = interval.attend(q, kv, kv, blocks)
+        interval.differentiate(q, kv, kv, out, lse, out, blocks)
+
+
+def exact(heads: int, kv_heads: int, size: int) -> None:
+    """Launch attention and products of a fixed order."""
+    q, kv, pool = zeros(640, heads, size), zeros(640, kv_heads, size), zeros(16, kv_heads, 64, size)
+    table, tiles = (zeros(*shape, dtype=torch.int32) for shape in ((4, 8), (10, 4)))
+    path_attention.attend_pages(q, pool, pool, table, tiles)
+    index = zeros(640, dtype=torch.long)
+    path: Any = SimpleNamespace(index=index, tiles=tiles, table=zeros(10, dtype=torch.int32))
+    path_attention.attend(q, kv, kv, path)
+    numbers, space = zeros(4, dtype=torch.long), decode.scratch(4, 9, heads, size, CPU)
+    for tile_rows in (16, 32):
+        segments.decode_segments(
+            q[:4], pool, pool, table, numbers, numbers, zeros(2, 5, dtype=torch.int32),
+            splits=2, slots=9, tile_rows=tile_rows, tail_rows=2, space=space,
+        )  # fmt: skip
+    for outputs, inputs in ((6144, 1024), (24576, 4096)):
+        for rows in (1, 64, 512, 700):
+            x, weight = zeros(rows, inputs), zeros(outputs, inputs)
+            fixed_product.fixed_linear(x, weight)
+            if rows <= 512:
+                fixed_product.fixed_linear(x, weight, has_gate=True)
+
+
+def main(capability: int) -> dict[str, int]:
+    driver.set_active(Driver(capability))
+    compile_only, found = JITFunction.run, dict[str, int]()
+
+    def run(kernel: Any, *args: Any, grid: Any, warmup: bool, **constants: Any) -> None:
+        made = compile_only(kernel, *args, grid=grid, warmup=True, **constants)
+        if made is None:
+            raise RuntimeError(f"{kernel.__name__} was not compiled")
+        name = f"{kernel.__module__.rpartition('.')[2]}.{kernel.__name__}"
+        found[name] = max(found.get(name, 0), made.metadata.shared)
+
+    JITFunction.run = run
+    has_learner = capability >= 90
+    if has_learner:
+        interval.is_roomy = lambda device: capability // 10 in (9, 10)
+    for group in GROUPS:
+        attention(*group, has_learner)
+        if capability == 90:
+            exact(*group)
+    return found
+
+
+if __name__ == "__main__":
+    print(json.dumps(main(int(sys.argv[1]))))
