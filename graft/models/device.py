@@ -5,6 +5,7 @@ from __future__ import annotations
 import platform
 from functools import cache
 from importlib.util import find_spec
+from subprocess import SubprocessError
 
 import torch
 
@@ -62,6 +63,12 @@ def why_no_kernels(device: torch.device) -> str:
         return "triton is not installed; pip install triton"
     if torch.version.cuda is not None and torch.cuda.get_device_capability(device) < AMPERE:
         return "this GPU is older than the Ampere generation, for which they are written"
+    from triton.runtime import driver
+
+    try:
+        driver.active.get_current_target()  # some versions compile a part of themselves here
+    except (RuntimeError, OSError, SubprocessError) as error:
+        return f"Triton does not start: {error}"
     return ""
 
 
