@@ -46,9 +46,9 @@ def zeros(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
     return torch.zeros(*shape, dtype=dtype)
 
 
-def attention(heads: int, kv_heads: int, size: int, has_learner: bool) -> None:
-    """Launch attention of the engine, and of the learner."""
-    q, kv, pool = zeros(640, heads, size), zeros(640, kv_heads, size), zeros(16, kv_heads, 64, size)
+def engine(heads: int, kv_heads: int, size: int, dtype: torch.dtype = torch.bfloat16) -> None:
+    """Launch attention of the engine."""
+    q, pool = zeros(640, heads, size, dtype=dtype), zeros(16, kv_heads, 64, size, dtype=dtype)
     table, tiles = (zeros(*shape, dtype=torch.int32) for shape in ((4, 8), (10, 4)))
     numbers = zeros(4, dtype=torch.long)
     extend.extend(q, pool, pool, table, tiles)
@@ -58,11 +58,14 @@ def attention(heads: int, kv_heads: int, size: int, has_learner: bool) -> None:
             q[:4], pool, pool, table, numbers, numbers, zeros(2, 5, dtype=torch.int32), numbers,
             splits=2, slots=3, tile_rows=tile_rows, space=space,
         )  # fmt: skip
-    if has_learner:
-        ends = torch.full((640,), 640, dtype=torch.int32)
-        blocks = BlockLists.of(ends, CPU)
-        out, lse = interval.attend(q, kv, kv, blocks)
-        interval.differentiate(q, kv, kv, out, lse, out, blocks)
+
+
+def learner(heads: int, kv_heads: int, size: int) -> None:
+    """Launch attention of the learner, and its gradient."""
+    q, kv = zeros(640, heads, size), zeros(640, kv_heads, size)
+    blocks = BlockLists.of(torch.full((640,), 640, dtype=torch.int32), CPU)
+    out, lse = interval.attend(q, kv, kv, blocks)
+    interval.differentiate(q, kv, kv, out, lse, out, blocks)
 
 
 def exact(heads: int, kv_heads: int, size: int) -> None:
@@ -99,13 +102,15 @@ def main(capability: int) -> dict[str, int]:
         found[name] = max(found.get(name, 0), made.metadata.shared)
 
     JITFunction.run = run
-    has_learner = capability >= 90
-    if has_learner:
-        interval.is_roomy = lambda device: capability // 10 in (9, 10)
+    interval.is_roomy = lambda device: capability // 10 in (9, 10)
     for group in GROUPS:
-        attention(*group, has_learner)
+        engine(*group)
+        if capability >= 90:
+            learner(*group)
         if capability == 90:
             exact(*group)
+    if capability == 86:  # the least of all
+        engine(*GROUPS[0], torch.float32)
     return found
 
 

@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from graft.engine.native.cuda.kernels.decode import LOG2_E, fold
+from graft.engine.native.cuda.kernels.decode import LOG2_E, fold, stages
 
 BLOCK = 64
 BLOCK_FIELDS = 4
@@ -95,7 +95,7 @@ def extend(q: Tensor, k_pool: Tensor, v_pool: Tensor, table: Tensor, blocks: Ten
         SIZE_2=max(triton.next_power_of_2(size), 16),
         PAGE=page,
         BLOCK=BLOCK,
-        STAGES=2,
+        STAGES=stages(q.dtype),
         num_warps=4,
     )
     return out
