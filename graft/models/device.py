@@ -5,7 +5,6 @@ from __future__ import annotations
 import platform
 from functools import cache
 from importlib.util import find_spec
-from subprocess import SubprocessError
 
 import torch
 
@@ -63,13 +62,9 @@ def why_no_kernels(device: torch.device) -> str:
         return "triton is not installed; pip install triton"
     if torch.version.cuda is not None and torch.cuda.get_device_capability(device) < AMPERE:
         return "this GPU is older than the Ampere generation, for which they are written"
-    from triton.runtime import driver
+    from graft.models.kernels.start import why_not_started
 
-    try:
-        driver.active.get_current_target()  # some versions compile a part of themselves here
-    except (RuntimeError, OSError, SubprocessError) as error:
-        return f"Triton does not start: {error}"
-    return ""
+    return why_not_started()
 
 
 def has_kernels(device: torch.device) -> bool:

@@ -10,11 +10,9 @@ import torch
 
 pytest.importorskip("triton")
 
-import triton.runtime
-
 from graft.models import device, product_probe
 from graft.models.decoder import Decoder
-from graft.models.kernels import interval
+from graft.models.kernels import interval, start
 from graft.models.shape import ModelShape
 
 
@@ -40,7 +38,7 @@ def generation(
     cached = device.why_no_kernels, interval.is_roomy
     for function in cached:
         function.cache_clear()
-    monkeypatch.setattr(triton.runtime, "driver", SimpleNamespace(active=Driver()))
+    monkeypatch.setattr(start, "driver", SimpleNamespace(active=Driver()))
     yield torch.device("cuda")
     for function in cached:
         function.cache_clear()
@@ -56,7 +54,7 @@ def test_gpus_before_ampere_compute_in_plain_pytorch(generation: torch.device) -
 def test_so_does_one_on_a_machine_where_triton_does_not_start(
     generation: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(triton.runtime, "driver", SimpleNamespace(active=NoCompiler()))
+    monkeypatch.setattr(start, "driver", SimpleNamespace(active=NoCompiler()))
     why = "Triton does not start: Failed to find C compiler."
     assert device.why_no_kernels(generation) == why and not device.has_kernels(generation)
 

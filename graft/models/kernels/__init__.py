@@ -10,6 +10,7 @@
     head      log-probs and entropies from logits       logprobs
 
     chained   launches that overlap
+    start     whether Triton starts
 
     path_attention, fixed_product    attention and products in one order of adding (`model.exact`)
 
