@@ -54,6 +54,12 @@ def prefer_blas(device: torch.device, dtype: torch.dtype) -> None:
 
 
 @cache
+def has_large_shared_memory(device: torch.device) -> bool:
+    """Whether a program has 227 KB of it, as on Hopper and a server's Blackwell; others have 99 or 163."""
+    return device.type != "cuda" or torch.cuda.get_device_capability(device)[0] in (9, 10)
+
+
+@cache
 def why_no_kernels(device: torch.device) -> str:
     """Why our Triton kernels do not run on a device; empty if they do."""
     if device.type != "cuda":

@@ -68,10 +68,8 @@ def why_not(decoder: Decoder) -> str:
     if not decoder.is_whole:
         return "the model is split over processes"
     if (generation := torch.cuda.get_device_capability(decoder.device)) != HOPPER:
-        names = ".".join(map(str, generation))
-        return (
-            f"this GPU's compute capability is {names}, and bits were compared on 9.0 (Hopper) only"
-        )
+        number = ".".join(map(str, generation))
+        return f"this GPU's compute capability is {number}, and bits were compared on 9.0 (Hopper) only"
     size = decoder.shape.head_dim
     if size & (size - 1):
         return f"head size {size} is no power of two, and only such were compared on a GPU"

@@ -35,7 +35,7 @@ def generation(
     """A GPU of this compute capability."""
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: request.param)
-    cached = device.why_no_kernels, interval.is_roomy
+    cached = device.why_no_kernels, device.has_large_shared_memory
     for function in cached:
         function.cache_clear()
     monkeypatch.setattr(start, "driver", SimpleNamespace(active=Driver()))
@@ -64,7 +64,8 @@ def test_so_does_one_on_a_machine_where_triton_does_not_start(
 )
 def test_a_workstations_gpu_takes_smaller_tiles(generation: torch.device, pack: int) -> None:
     assert device.has_kernels(generation)
-    assert interval.plan(torch.bfloat16, 2, 128, interval.is_roomy(generation)).pack == pack
+    is_large = device.has_large_shared_memory(generation)
+    assert interval.plan(torch.bfloat16, 2, 128, is_large).pack == pack
 
 
 @pytest.mark.parametrize("generation", [(12, 0)], indirect=True)

@@ -15,7 +15,6 @@ is split into pieces, each writes its sums to memory, and a small kernel adds th
 from __future__ import annotations
 
 import math
-from functools import cache
 from typing import Any, NamedTuple
 
 import torch
@@ -23,6 +22,7 @@ import triton
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from graft.models.device import has_large_shared_memory
 from graft.models.kernels.interval_kernels import add_pieces, backward_kv, backward_q, forward
 from graft.models.tree.block_lists import HELD_KEYS, KEYS, QUERIES, BlockLists
 
@@ -46,13 +46,7 @@ class TilePlan(NamedTuple):
     grad_kv: Tiles
 
 
-@cache
-def is_roomy(device: torch.device) -> bool:
-    """Whether a program has the 227 KB of shared memory of a server's GPU; a workstation's has 99."""
-    return device.type != "cuda" or torch.cuda.get_device_capability(device)[0] in (9, 10)
-
-
-def plan(dtype: torch.dtype, group: int, width: int, roomy: bool = True) -> TilePlan:
+def plan(dtype: torch.dtype, group: int, width: int, has_large_memory: bool) -> TilePlan:
     """Tiles that fit shared memory and registers, for head size up to `width`."""
     if dtype == torch.float32:  # exact products run without tensor cores, on small tiles
         tiles = Tiles(16, 16, 8, 1) if width > 64 else Tiles(32, 32, 8, 1)
@@ -60,7 +54,7 @@ def plan(dtype: torch.dtype, group: int, width: int, roomy: bool = True) -> Tile
     # with 2 stages two small programs of wide heads fit a multiprocessor: one computes while one loads
     stages = 2 if width > 64 else 3
     held = Tiles(QUERIES, HELD_KEYS, 4, stages)
-    pack = 2 if group % 2 == 0 and roomy else 1
+    pack = 2 if group % 2 == 0 and has_large_memory else 1
     tiles = Tiles(QUERIES, KEYS, 8, 3) if pack == 2 else Tiles(QUERIES, KEYS, 4, stages)
     return TilePlan(pack, tiles, tiles, held)
 
@@ -111,7 +105,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, blocks: BlockLists) -> tuple[Tensor,
     padded = triton.cdiv(length, QUERIES) * QUERIES
     lse = torch.empty(heads, padded, dtype=torch.float32, device=q.device)
     constants = _constants(q, k)
-    chosen = plan(q.dtype, constants["GROUP"], constants["W"], is_roomy(q.device))
+    chosen = plan(q.dtype, constants["GROUP"], constants["W"], has_large_shared_memory(q.device))
     tiles = chosen.forward
     grid = (heads // chosen.pack, len(blocks.query_items) * (QUERIES // tiles.queries))
     forward[grid](
@@ -137,7 +131,7 @@ def differentiate(
     delta = torch.empty_like(lse)
     constants = _constants(q, k)
     factor = q.shape[-1] ** -0.5
-    chosen = plan(q.dtype, constants["GROUP"], constants["W"], is_roomy(q.device))
+    chosen = plan(q.dtype, constants["GROUP"], constants["W"], has_large_shared_memory(q.device))
     tiles = chosen.grad_q
     grid = (heads // chosen.pack, len(blocks.query_items) * (QUERIES // tiles.queries))
     backward_q[grid](

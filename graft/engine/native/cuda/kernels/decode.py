@@ -24,6 +24,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from graft.models.device import has_large_shared_memory
+
 ITEM_FIELDS = 5
 LOG2_E = math.log2(math.e)
 
@@ -173,10 +175,9 @@ def _merge(
     tl.store(out + at, result.to(out.dtype.element_ty), mask=inside)
 
 
-def stages(dtype: torch.dtype) -> int:
-    """Turns whose pages are on their way at a time. Two turns of float32 need more than 99 KB of shared
-    memory, which is all that some GPUs have."""
-    return 1 if dtype == torch.float32 else 2
+def stages(q: Tensor) -> int:
+    """Turns whose pages are on their way at a time; two turns of float32 need more than 99 KB of memory."""
+    return 1 if q.dtype == torch.float32 and not has_large_shared_memory(q.device) else 2
 
 
 def scratch(
@@ -234,7 +235,7 @@ def decode(
         ROWS=tile_rows,
         SPLITS=splits,
         SLOTS=slots,
-        STAGES=stages(q.dtype),
+        STAGES=stages(q),
         num_warps=4,
     )
     if slots > 1:

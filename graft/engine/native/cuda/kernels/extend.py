@@ -95,7 +95,7 @@ def extend(q: Tensor, k_pool: Tensor, v_pool: Tensor, table: Tensor, blocks: Ten
         SIZE_2=max(triton.next_power_of_2(size), 16),
         PAGE=page,
         BLOCK=BLOCK,
-        STAGES=stages(q.dtype),
+        STAGES=stages(q),
         num_warps=4,
     )
     return out
