@@ -6,6 +6,7 @@ import json
 import time
 from collections import namedtuple
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import typer
@@ -560,3 +561,17 @@ def test_a_server_takes_the_weights_and_a_dead_one_is_named(written, chatty):
     found = checks_of(written, *given, f"engine.url=[{server.url}]", "rollout.deadline=2")
     assert failures(found) == ["model"]
     assert server.url in found["model"].seen
+
+
+def test_a_gpu_that_the_kernels_do_not_support_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    memory = SimpleNamespace(total_memory=16 * 2**30)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.get_device_name", lambda number: "Tesla T4")
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
+    monkeypatch.setattr("torch.cuda.get_device_properties", lambda number: memory)
+    monkeypatch.setattr(
+        "graft.models.device.why_no_kernels", lambda _: "this GPU is older than Ampere"
+    )
+    found = machine.device()
+    assert found.seen == "1 x Tesla T4, 16 GiB; this GPU is older than Ampere"
+    assert "plain PyTorch replaces the kernels" in found.remedy
