@@ -2,11 +2,11 @@
 
     B rows, V vocabulary, C chunks of CHUNK columns
 
-`_chunk_stats` reads every logit once and writes per chunk: maximum m, sum of exp(z - m), sum of
-z exp(z - m), and the index of the maximum. `_draw` combines the chunks, which gives log-sum-exp and
-entropy, finds the chunk in which the cumulative sum passes the row's random number, and reads that
-one chunk again to find the token: the distribution is inverted as in the plain sampler, with one random
-number a row instead of one a logit, and no probabilities are ever written to memory.
+`_chunk_stats` reads every logit once and writes per chunk: maximum m, sum of exp(z - m) and sum of
+z exp(z - m). `_draw` combines the chunks, which gives log-sum-exp and entropy, finds the chunk in which the
+cumulative sum passes the row's random number, or that of the maximum, and reads that one chunk again to
+find the token: the distribution is inverted as in the plain sampler, with one random number a row instead
+of one a logit, and no probabilities are ever written to memory.
 
 Then it advances the row: the drawn token becomes its next input, unless the row is over. So a graph of
 the whole step can be replayed without the host. With the tables of a grammar (`grammar_tables`) it also
@@ -28,7 +28,8 @@ from torch import Tensor
 from graft.engine.native.sampling.grammar_tables import GrammarTables
 
 CHUNK = 4096
-STATS = 4
+STATS = 3
+_STATS = tl.constexpr(STATS)
 
 
 class DrawField(IntEnum):
@@ -117,7 +118,7 @@ def _chunk_stats(
     floors,
     allowed,
     stops,
-    stats,  # [B, C, 4] float32
+    stats,  # [B, C, STATS] float32
     occupied,  # [modes, C] whether a mode allows anything in a chunk
     vocabulary: tl.constexpr,
     CHUNKS: tl.constexpr,
@@ -155,15 +156,13 @@ def _chunk_stats(
         STOPS,
     )
     top = tl.max(score, 0)
-    where = tl.argmax(score, 0)
     weight = tl.exp(score - tl.where(top == float("-inf"), 0.0, top))
     total = tl.sum(weight, 0)
     moment = tl.sum(tl.where(score == float("-inf"), 0.0, weight * score), 0)
-    stat = stats + (row * CHUNKS + chunk) * 4
+    stat = stats + (row * CHUNKS + chunk) * _STATS
     tl.store(stat, top)
     tl.store(stat + 1, total)
     tl.store(stat + 2, moment)
-    tl.store(stat + 3, (chunk * CHUNK + where).to(tl.float32))  # exact up to 2**24
 
 
 @triton.jit
@@ -237,11 +236,10 @@ def _draw(
     if HAS_MASK:  # chunks without an allowed column have no stats
         mode = tl.load(here + _MODE * state_stride)
         is_chunk = tl.load(occupied + mode * CHUNKS + number, mask=is_chunk, other=0) != 0
-    stat = stats + (row * CHUNKS + number) * 4
+    stat = stats + (row * CHUNKS + number) * _STATS
     tops = tl.load(stat, mask=is_chunk, other=float("-inf"))
     totals = tl.load(stat + 1, mask=is_chunk, other=0.0)
     moments = tl.load(stat + 2, mask=is_chunk, other=0.0)
-    best_of = tl.load(stat + 3, mask=is_chunk, other=0.0)
     top = tl.max(tops, 0)
     base = tl.where(top == float("-inf"), 0.0, top)
     scale = tl.exp(tops - base)
@@ -256,6 +254,8 @@ def _draw(
     reached = tl.cumsum(mass, 0)
     is_behind = (reached > target) & (mass > 0)
     chunk = tl.min(tl.where(is_behind, number, CHUNKS_2), 0)
+    is_greedy = tl.load(here + _GREEDY * state_stride) != 0
+    chunk = tl.where(is_greedy, tl.min(tl.where(tops == top, number, CHUNKS_2), 0), chunk)
     last = tl.max(tl.where(mass > 0, number, 0), 0)
     chunk = tl.minimum(chunk, last)  # rounding can leave the sum short of the target
     before = tl.sum(tl.where(number < chunk, mass, 0.0), 0)
@@ -278,15 +278,12 @@ def _draw(
     )
     weight = tl.exp(score - base)
     passed = (before + tl.cumsum(weight, 0) > target) & (weight > 0)
+    passed = tl.where(is_greedy, score == top, passed)
     nowhere = CHUNKS_2 * CHUNK
     token = tl.min(tl.where(passed, column, nowhere), 0)
     likely = tl.max(tl.where(weight > 0, column, 0), 0)
     token = tl.minimum(token, likely)
     chosen = tl.sum(tl.where(column == token, score, 0.0), 0)
-    if tl.load(here + _GREEDY * state_stride) != 0:
-        best_chunk = tl.min(tl.where(tops == top, number, CHUNKS_2), 0)
-        token = tl.sum(tl.where(number == best_chunk, best_of, 0.0), 0).to(tl.int32)
-        chosen = top
     logp = chosen - base - log_total
     logp = tl.where(top == float("-inf"), float("nan"), logp)  # nothing was allowed
 
