@@ -40,9 +40,6 @@ FEW_CHAINED, SMALL_BYTES = 64, 16_000_000
 which a product takes not much longer than its launch (12.6 MB were measured). Else it is as many rows as
 `kernels.skinny` takes without an order."""
 
-MAX_GATED_ROWS = 512
-"""More take larger tiles, of which registers do not hold two."""
-
 Product = Callable[[Tensor], Tensor]
 
 
@@ -167,7 +164,7 @@ def _gate_rows(decoder: Decoder, fixed: Mapping[tuple[int, int], int]) -> int:
 
     block: Any = decoder.blocks[0]
     weight, bias = block.gate_up.weight, block.gate_up.bias
-    most = min(fixed.get((len(weight), weight.shape[1]), 1) - 1, MAX_GATED_ROWS)
+    most = fixed.get((len(weight), weight.shape[1]), 1) - 1
     rows = _noise(weight)[: most + 1]
     whole = gated(fixed_linear(rows, weight, bias))
     inside = holds_from(lambda x: fixed_linear(x, weight, bias, has_gate=True), rows, whole)
