@@ -77,7 +77,7 @@ def batches(draw: st.DrawFn) -> tuple[np.ndarray, np.ndarray]:
 
 
 @settings(deadline=None)
-@given(batches(), st.sampled_from([1, 2, 4]), st.sampled_from([1, 64, 4096]))
+@given(batches(), st.sampled_from([1, 2, 3, 4, 7, 32]), st.sampled_from([1, 64, 4096]))
 def test_every_segment_of_a_row_is_computed_once(
     batch: tuple[np.ndarray, np.ndarray], group: int, programs: int
 ) -> None:

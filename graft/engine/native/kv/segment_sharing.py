@@ -74,10 +74,11 @@ def _tail_programs(
     firsts     [B] the first one of its tail
     of_items   turns of all items
     """
+    segments = -(-int((pages - firsts).max()) // SEGMENT)
     kinds = [
         (rows, splits)
         for rows in _powers(most)
-        for splits in _powers(min(MAX_SPLITS, -(-int((pages - firsts).max()) // SEGMENT)))
+        for splits in _powers(min(2 * segments - 1, MAX_SPLITS))
     ]
     costs = {kind: _cost(pages, firsts, *kind, kv_heads, of_items) for kind in kinds}
     best = min(costs.values())
@@ -85,8 +86,8 @@ def _tail_programs(
 
 
 def _powers(most: int) -> list[int]:
-    """1, 2, 4, ...: the last is the first that is not below `most`, or 1."""
-    return [1 << power for power in range(max(most - 1, 0).bit_length() + 1)]
+    """1, 2, 4, ... up to `most`."""
+    return [1 << power for power in range(max(most, 1).bit_length())]
 
 
 def _cost(

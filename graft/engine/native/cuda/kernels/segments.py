@@ -72,11 +72,7 @@ def _attend(
         work -= num_items
         row = batch + work // splits * tail_rows
         rows = tl.minimum(tail_rows, 2 * batch - row)
-        first = tl.load(tails + row)
-        # not `tl.min` of a vector: the compiler does not fetch pages ahead then
-        for other in tl.range(row + 1, row + rows):
-            first = tl.minimum(first, tl.load(tails + other))
-        start = first.to(tl.int32) + work % splits
+        start = tl.load(tails + row).to(tl.int32) + work % splits  # those after it begin no earlier
         stop = 1 << 20
         shared = 0
         step = splits
@@ -187,7 +183,7 @@ def decode_segments(
     tail_rows: int = 1,
 ) -> Tensor:
     """Attention of q [B,H,d], see the module; `space` is `decode.scratch` of `slots` per row. Of the 2B lines
-    the first B are 0, 1, ..."""
+    the first B are 0, 1, ..., and in the others tails ascend."""
     batch, heads, _ = q.shape
     kv_heads = k_pool.shape[1]
     partial, stats = space
