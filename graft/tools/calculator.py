@@ -25,11 +25,18 @@ MAX_DIGITS = 100  # of any intermediate number, numerator or denominator
 
 _TOO_LARGE = 10**MAX_DIGITS
 _FOREIGN = re.compile(r"[^0-9.+\-*/() \t]")
+_FLAT = re.compile(r"(?:0|[1-9][0-9]*)(?:[+\-*](?:0|[1-9][0-9]*)){0,50}")
+_PARTS = re.compile(r"[0-9]+|[+\-*]")
 _OPERATORS: dict[type[ast.operator], tuple[str, Callable[[Fraction, Fraction], Fraction]]] = {
     ast.Add: ("+", operator.add),
     ast.Sub: ("-", operator.sub),
     ast.Mult: ("*", operator.mul),
     ast.Div: ("/", operator.truediv),
+}
+_WHOLE: dict[str, Callable[[int, int], int]] = {
+    "+": operator.add,
+    "-": operator.sub,
+    "*": operator.mul,
 }
 
 
@@ -74,6 +81,8 @@ def work(expression: str) -> Working:
         raise CalculatorError("empty expression")
     if foreign := _FOREIGN.search(text):
         raise CalculatorError(f"unexpected character {foreign.group()!a}")
+    if _FLAT.fullmatch(text):
+        return _flat(text)
     try:
         tree = ast.parse(text, mode="eval").body
     except (SyntaxError, RecursionError, MemoryError) as error:  # the last two: nested too deeply
@@ -109,6 +118,26 @@ def work(expression: str) -> Working:
 
     value = value_of(tree, 1)
     return Working(value, tuple(numbers), tuple(steps))
+
+
+def _flat(text: str) -> Working:
+    """`work` for whole numbers and + - *, which most calls are: without Python's parser, in half the time."""
+    numbers: list[Fraction] = []
+    steps: list[CalculationStep] = []
+    values: list[Fraction] = []  # of operations that are still to come, with their
+    symbols: list[str] = []
+    for part in (*_PARTS.findall(text), ""):
+        if part.isdigit():
+            numbers.append(bounded(Fraction(int(part))))
+            values.append(numbers[-1])
+            continue
+        while symbols and (symbols[-1] == "*" or part != "*"):
+            symbol, second, first = symbols.pop(), values.pop(), values.pop()
+            whole = _WHOLE[symbol](first.numerator, second.numerator)
+            values.append(bounded(Fraction(whole)))
+            steps.append(CalculationStep(first, symbol, second, values[-1]))
+        symbols.append(part)
+    return Working(values[0], tuple(numbers), tuple(steps))
 
 
 def bounded(number: Fraction) -> Fraction:

@@ -159,6 +159,23 @@ def test_values_agree_with_python_where_python_is_exact(expression: str):
     assert evaluate(expression) == want
 
 
+@settings(deadline=None, max_examples=200)
+@given(st.lists(st.integers(0, 10**30), min_size=6, max_size=6), st.text("+-*", max_size=5))
+def test_whole_numbers_are_worked_as_python_reads_them(numbers: list[int], symbols: str):
+    """With a blank before it an operator is left to Python's parser."""
+    operations = [f"{one}{n}" for one, n in zip(symbols, numbers[1:], strict=False)]
+    parts = [str(numbers[0]), *operations]
+    try:
+        want = work(" ".join([*parts, "+0"]))
+    except CalculatorError as error:
+        with pytest.raises(CalculatorError, match=str(error)):
+            work("".join(parts))
+        return
+    found = work("".join([*parts, "+0"]))
+    assert found == want
+    assert {type(one) for step in found.steps for one in step} == {str, Fraction}
+
+
 def test_a_deep_stack_in_a_thread_is_no_trouble():
     results: list[str] = []
 
