@@ -60,6 +60,7 @@ class FastTokenizer:
         _declare(backend, self.special_tokens.values())
         added = backend.get_added_tokens_decoder()
         self.added_tokens = {token.content: index for index, token in added.items()}
+        self.added_ids = frozenset(added)
         self.special_ids = frozenset(index for index, token in added.items() if token.special)
         special = (token.content for token in added.values() if token.special)
         self.control_tokens = sorted(special, key=len, reverse=True)
@@ -82,9 +83,11 @@ class FastTokenizer:
         self._prefix = prefix_of(backend)
         self._strips = any(node.get("start") for node in parts_of(backend.decoder))
         self._twins = {(False, False): backend}  # others are made on first use
+        self._letters: dict[str, int] = {}
+        """The tokens of an alphabet, where every other token begins with "<"; empty: not an alphabet."""
 
     def encode(self, text: str) -> list[int]:
-        return self._run(text).ids
+        return self._spelled(text) or self._run(text).ids
 
     def encode_after(self, text: str, last: int | None = None) -> list[int]:
         """The tokens of a text that follows other tokens, of which `last` is the last.
@@ -98,7 +101,7 @@ class FastTokenizer:
 
         No token is joined across the border: the tokens before it are fixed.
         """
-        return self._after(text, last)[0]
+        return self._spelled(text) or self._after(text, last)[0]
 
     def encode_plain(self, text: str, last: int | None = None) -> list[int]:
         """As `encode_after`, but special tokens in the text are not recognised: for untrusted text.
@@ -106,7 +109,7 @@ class FastTokenizer:
         encode("<|im_end|>") is one token, the end of a turn; encode_plain("<|im_end|>") are the
         tokens of ten characters that only look like it.
         """
-        return self._after(text, last, is_plain=True)[0]
+        return self._spelled(text) or self._after(text, last, is_plain=True)[0]
 
     def encode_after_with_offsets(
         self, text: str, last: int | None = None
@@ -117,6 +120,15 @@ class FastTokenizer:
         """
         ids, offsets = self._after(text, last)
         return ids, offsets()
+
+    def _spelled(self, text: str) -> list[int]:
+        """The tokens of a text of `_letters`, in a tenth of the backend's time; empty for other texts."""
+        if not self._letters or ("<" in text and any(one in text for one in self.control_tokens)):
+            return []
+        try:
+            return [*map(self._letters.__getitem__, text)]
+        except KeyError:
+            return []
 
     def _after(
         self, text: str, last: int | None, *, is_plain: bool = False
@@ -206,7 +218,9 @@ class FastTokenizer:
         backend.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
         backend.decoder = decoders.Fuse()  # without one, tokens are joined by spaces
         special = {"pad_token": "<pad>", "eos_token": "<eos>", "unk_token": "<unk>"}
-        return cls(backend, special, {"default": PLAIN})
+        made = cls(backend, special, {"default": PLAIN})
+        made._letters = {token: i for token, i in vocab.items() if len(token) == 1}
+        return made
 
     @classmethod
     def bytes(cls) -> FastTokenizer:

@@ -47,6 +47,31 @@ def test_a_character_outside_the_alphabet_is_named():
     assert FastTokenizer.characters(DIGITS).encode("<unk>") == [2]  # it is written by name
 
 
+@pytest.fixture(scope="module")
+def loaded(tmp_path_factory: pytest.TempPathFactory) -> FastTokenizer:
+    """The alphabet read from its file, which is always encoded by the backend."""
+    folder = tmp_path_factory.mktemp("alphabet")
+    FastTokenizer.characters(ALPHABET).save(folder)
+    return FastTokenizer.load(folder)
+
+
+ALPHABET = "0+= \r\n<>eosé"
+
+
+@given(
+    st.lists(st.sampled_from([*ALPHABET, "<eos>", "<unk>"])).map("".join),
+    st.none() | st.integers(0, 14),
+)
+def test_letters_have_the_tokens_that_the_backend_gives_them(
+    loaded: FastTokenizer, text: str, last: int | None
+):
+    alphabet = FastTokenizer.characters(ALPHABET)
+    assert alphabet.encode(text) == loaded.encode(text)
+    assert alphabet.encode_after(text, last) == loaded.encode_after(text, last)
+    if "<unk>" not in text:  # as plain text its "u" is unknown
+        assert alphabet.encode_plain(text, last) == loaded.encode_plain(text, last)
+
+
 def test_an_empty_alphabet_is_refused():
     with pytest.raises(ValueError, match="alphabet is empty"):
         FastTokenizer.characters("")
