@@ -313,7 +313,11 @@ def _environment() -> LimitedEnvironment:
 def _compile(template: str) -> jinja2.Template:
     try:
         check_source(template)
-        return _environment().from_string(template)
+        compiled = _environment().from_string(template)
+        compiled.globals = dict(
+            compiled.globals
+        )  # each rendering copies them; a ChainMap's copy is slow
+        return compiled
     except jinja2.TemplateSyntaxError as error:
         raise TemplateError(
             f"the chat template does not compile: {error.message} (line {error.lineno})"
