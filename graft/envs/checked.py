@@ -150,7 +150,8 @@ def as_trace(value: Any, owner: Owner) -> list[tuple[Author, str]]:
                 f"{owner} returned {seen(value)}, in which {short(entry)} is no entry; it must return "
                 f"{wanted}"
             )
-        found.append((Author(entry[0]), entry[1]))
+        author = entry[0]
+        found.append((author if type(author) is Author else Author(author), entry[1]))
     return found
 
 

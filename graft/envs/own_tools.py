@@ -16,7 +16,7 @@ def own_tools(env: Any) -> list[Any]:
     They are `blocking` if the environment is, unless @tool says otherwise.
     """
     marked: dict[str, None] = {}
-    for kind in reversed(type(env).__mro__):
+    for kind in reversed(type(env).__mro__[:-1]):  # the last is `object`
         marked |= {name: None for name, one in vars(kind).items() if hasattr(one, "__tool__")}
     methods = [getattr(env, name) for name in marked]
     return [

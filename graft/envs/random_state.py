@@ -8,7 +8,8 @@ methods of `random.Random`, each drawing from `getrandbits`.
 from __future__ import annotations
 
 import operator
-from random import Random, SystemRandom
+import os
+from random import Random
 from typing import Any
 
 MASK = (1 << 64) - 1
@@ -27,7 +28,7 @@ class RandomState(Random):
 
     def seed(self, a: Any = None, version: int = 2) -> None:
         """Start the stream of `a`, a whole number of 64 bits; None: a random one."""
-        self.state = SystemRandom().getrandbits(64) if a is None else a & MASK
+        self.state = int.from_bytes(os.urandom(8)) if a is None else a & MASK
 
     def getrandbits(self, k: int, /) -> int:
         # one draw is nearly always enough; inlined because every draw of every game goes through here

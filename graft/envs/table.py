@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -184,9 +184,9 @@ def find(env_id: str) -> EnvEntry:
     if env_id in ENVS:
         return ENVS[env_id]
     family = family_of(env_id).lower()
-    known = [name for name in ENVS if family_of(name) == family]
-    if not known:  # "your.module:Class"
+    if family not in _families(len(ENVS)):  # "your.module:Class"
         return EnvEntry(load_named(env_id, "env"), turns=None)
+    known = [name for name in ENVS if family_of(name) == family]
     hint = closest_id(env_id)
     meant = f" did you mean {hint!r}?" if hint else ""
     listed = ", ".join(sorted(known)[:8]) + (", ..." if len(known) > 8 else "")
@@ -194,6 +194,12 @@ def find(env_id: str) -> EnvEntry:
         f"unknown env {env_id!r};{meant} known: {listed} (all: graft envs). "
         'Your own: "your.module:name"'
     )
+
+
+@lru_cache(maxsize=1)
+def _families(num_ids: int) -> frozenset[str]:
+    """Those of the ids in `ENVS`, of which there are so many: every task with an env of your own asks."""
+    return frozenset(map(family_of, ENVS))
 
 
 def closest_id(env_id: str) -> str | None:
