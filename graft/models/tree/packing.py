@@ -58,8 +58,10 @@ class Packed:
 
 def response(trajectory: Trajectory) -> list[Span]:
     """The spans after the prompt: the columns of a row."""
-    first = next((i for i, s in enumerate(trajectory.spans) if s.author is not Author.TASK), None)
-    return [] if first is None else trajectory.spans[first:]
+    for first, span in enumerate(trajectory.spans):
+        if span.author is not Author.TASK:
+            return trajectory.spans[first:]
+    return []
 
 
 def pack(rows: Sequence[Trajectory], width: int | None = None) -> Packed:
@@ -81,11 +83,8 @@ def pack(rows: Sequence[Trajectory], width: int | None = None) -> Packed:
             siblings = children[name]
     laid_out, runs = _lay_out(roots, children, spans)
     written = [spans[name] for name in laid_out]  # in the order of the forest
-    counts = _integers(map(len, written), len(written))
-    starts, parents, depths, ends = (
-        _integers((getattr(span, name) for span in laid_out.values()), len(laid_out))
-        for name in ("start", "parent", "depth", "end")
-    )
+    fields = [(s.start, s.count, s.parent, s.depth, s.end) for s in laid_out.values()]
+    starts, counts, parents, depths, ends = np.array(fields, np.int64).reshape(-1, 5).T
     total = int(counts.sum())
     row_numbers = np.arange(total)
     previous = row_numbers - 1
@@ -94,21 +93,30 @@ def pack(rows: Sequence[Trajectory], width: int | None = None) -> Packed:
     if width is None:
         width = max((sum(span.count for span in column) for column in columns), default=0)
     source = np.full((len(rows), width), total, dtype=np.int64)
+    places: list[tuple[int, int, int]] = []  # a span's first cell of `source`, its row, its length
     for number, column in enumerate(columns):
-        at = 0
+        cell = number * width
         for span in column:
-            source[number, at : at + span.count] = row_numbers[span.start :][: span.count]
-            at += span.count
+            places.append((cell, span.start, span.count))
+            cell += span.count
+    cells, first, lengths = np.array(places, np.int64).reshape(-1, 3).T
+    source.reshape(-1)[ranges(cells, lengths)] = ranges(first, lengths)
     return Packed(
         tokens=_concatenated([span.tokens for span in written]),
         positions=torch.from_numpy(row_numbers + np.repeat(depths - starts, counts)),
         parents=torch.from_numpy(previous),
         ends=torch.from_numpy(np.repeat(ends, counts)),
         actions=_concatenated([span.actions or span.tokens for span in written]),
-        modes=_concatenated([span.modes or [0] * len(span) for span in written]),
+        modes=_concatenated([span.modes or [0] * len(span.tokens) for span in written]),
         source=torch.from_numpy(source),
         runs=runs,
     )
+
+
+def ranges(starts: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    """start, start + 1, ... of each start, as many as its count: [5, 0], [2, 3] -> [5, 6, 0, 1, 2]"""
+    before = counts.cumsum() - counts
+    return np.repeat(starts - before, counts) + np.arange(counts.sum())
 
 
 def _integers(values: Iterable[int], count: int) -> np.ndarray:
@@ -150,7 +158,7 @@ def _lay_out(
         if name in laid_out:  # second visit: its subtree is written
             laid_out[name].end = total
             continue
-        span = laid_out[name] = _below(parent, total, len(spans[name]))
+        span = laid_out[name] = _below(parent, total, len(spans[name].tokens))
         if parent_run is not None and continues:
             run = parent_run
         else:
@@ -226,6 +234,8 @@ def split_rows(rows: Sequence[Trajectory], budget: int) -> list[list[int]]:
     by_episode: dict[int, list[int]] = {}
     for number, row in enumerate(rows):
         by_episode.setdefault(id(row.episode), []).append(number)
+    if sum(len(span.tokens) for row in rows for span in row.spans) <= budget:  # nothing to split
+        return [[*chain.from_iterable(by_episode.values())]] if rows else []
     for numbers in by_episode.values():
         whole = {id(span): len(span) for number in numbers for span in rows[number].spans}
         if parts and used + sum(whole.values()) > budget and used:
