@@ -69,6 +69,15 @@ def decided(parent: int, decisions: Decisions, text: str = "", skip: int = 0) ->
     )
 
 
+class Shown(NamedTuple):
+    """What an environment showed of one task, before it is written in tokens."""
+
+    task: Task
+    """With the prompt and the answer that the environment gave."""
+    entries: list[DemonstratedTurn]
+    tools: Tools | None
+
+
 def demonstration(
     task: Task,
     env: Env,
@@ -88,6 +97,12 @@ def demonstration(
         policy "I compare."   policy CallText("compare", A, B)   env "A < B"        policy "Done."
         I compare.            compare A and B                  : A < B            Done.<eos>
     """
+    task, entries, tools = show(task, env, seed, actions is not None, **args)
+    return attempt(task, entries, chat, actions, prefill, tools, start_tool)
+
+
+def show(task: Task, env: Env, seed: int, by_actions: bool = False, **args: Any) -> Shown:
+    """Reset the environment, let it demonstrate, and close it."""
     reset: Any = as_reset(env.reset(task.seed), UserObject(env, "env", "reset"))
     observation, info = reset
     messages = (
@@ -115,19 +130,17 @@ def demonstration(
     trace = as_trace(returned, who)
     env.close()
     entries: list[DemonstratedTurn] = []
-    for number, (author, text) in enumerate(trace):
-        goes_on = any(following is Author.POLICY for following, _ in trace[number + 1 : number + 2])
-        is_call = env.observe_as == INLINE and text.endswith(env.stop) and actions is None
+    for number, (author, text) in enumerate(trace, 1):
+        goes_on = number < len(trace) and trace[number][0] is Author.POLICY
+        is_call = env.observe_as == INLINE and text.endswith(env.stop) and not by_actions
         role = text.role if isinstance(text, MessageText) else env.observe_as
         entries.append(DemonstratedTurn(author, text, role, ends=not (is_call or goes_on)))
-    task = replace(task, answer=info.get("answer", task.answer))
-    tools = info.get("tools")
-    return attempt(task, list(messages), entries, chat, actions, prefill, tools, start_tool)
+    task = replace(task, prompt=tuple(messages), answer=info.get("answer", task.answer))
+    return Shown(task, entries, info.get("tools"))
 
 
 def attempt(
     task: Task,
-    messages: Sequence[Message],
     entries: Sequence[DemonstratedTurn],
     chat: Chat,
     actions: Actions | None = None,
@@ -135,14 +148,15 @@ def attempt(
     tools: Tools | None = None,
     start_tool: str = "",
 ) -> Episode:
-    """The episode of a prompt and the entries after it, in the contexts of a rollout.
+    """The episode of the task's prompt and the entries after it, in the contexts of a rollout.
 
     With `start_tool` it begins with a call of this tool, whose entry is not trained.
     """
     encode, decode = chat.tokenizer.encode_after, chat.tokenizer.decode_after
+    messages = task.prompt
     prefill = chat.due_prefill(messages, prefill)
     tokens = chat.prefilled(chat.prompt(messages, tools=tools), prefill)
-    episode = Episode(replace(task, prompt=tuple(messages)))
+    episode = Episode(task)
     tip = episode.append(Span(None, Author.TASK, tokens))
     transcript = None
     if chat.history == TEMPLATE:
@@ -164,7 +178,7 @@ def attempt(
         elif entry.author is Author.POLICY:
             ids, tool, is_closed = encode(text, last), None, entry.ends
             if entry.ends:
-                ids += encode(chat.end_text, ids[-1] if ids else last)
+                ids += chat.encode_end(ids[-1] if ids else last)
             written = plain_decisions(ids, actions)
             skip = _forced(written, actions, start_tool) if not number else 0
             tip = episode.append(decided(tip, written, str(text), skip))

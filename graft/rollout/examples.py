@@ -65,7 +65,7 @@ def example(
     entries = read_entries(row.spans, speller)
     actions = None if speller is None else speller.actions
     how = actions, prefill, row.tools, start_tool
-    return attempt(task, row.messages, entries, chat, *how)
+    return attempt(replace(task, prompt=tuple(row.messages)), entries, chat, *how)
 
 
 def read_entries(spans: Any, speller: ActionSpeller | None = None) -> list[DemonstratedTurn]:

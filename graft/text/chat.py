@@ -93,6 +93,7 @@ class Chat:
             )
         check_variables(self.template, options)
         self._extended: dict[Any, list[int]] = {}
+        self._ended: dict[int | None, list[int]] = {}
         self._names = {  # placeholders for control tokens that are only text
             f"{SENTINEL}.{number}.": token for number, token in enumerate(tokenizer.control_tokens)
         }
@@ -123,6 +124,8 @@ class Chat:
 
     def prefilled(self, prompt: list[int], prefill: str) -> list[int]:
         """A prompt and the text that the answer begins with."""
+        if not prefill:
+            return prompt
         return prompt + self.tokenizer.encode_after(prefill, prompt[-1] if prompt else None)
 
     def prompt_text(self, messages: Sequence[Message], tools: Tools | None) -> str:
@@ -292,6 +295,10 @@ class Chat:
 
     def encode(self, text: str, last: int | None = None, *, is_start: bool = False) -> list[int]:
         """The tokens of a text after token `last`; placeholders become plain text again."""
+        if SENTINEL not in text:  # so no placeholder
+            return (
+                self.tokenizer.encode(text) if is_start else self.tokenizer.encode_after(text, last)
+            )
         first, *others = [*self._name.split(text)]
         names = self._name.findall(text)
         ids = self.tokenizer.encode(first) if is_start else self.tokenizer.encode_after(first, last)
@@ -300,6 +307,13 @@ class Chat:
                 ids += self.tokenizer.encode_plain(self._names[name], ids[-1] if ids else last)
             ids += self.tokenizer.encode_after(piece, ids[-1] if ids else last)
         return ids
+
+    def encode_end(self, last: int | None) -> list[int]:
+        """The tokens of `end_text` after token `last`; which token of ordinary text it is does not matter."""
+        last = last if last in self.tokenizer.added_ids else None
+        if last not in self._ended:
+            self._ended[last] = self.tokenizer.encode_after(self.end_text, last)
+        return self._ended[last]
 
     def check_tokens(self, pieces: Sequence[Piece]) -> None:
         """Raise ValueError unless the pieces have the tokens of the whole text.
