@@ -81,31 +81,31 @@ def pack(rows: Sequence[Trajectory], width: int | None = None) -> Packed:
                 children[name] = []
                 siblings.append(name)
             siblings = children[name]
-    laid_out, runs = _lay_out(roots, children, spans)
+    laid_out, ends, runs = _lay_out(roots, children, spans)
     written = [spans[name] for name in laid_out]  # in the order of the forest
-    fields = [(s.start, s.count, s.parent, s.depth, s.end) for s in laid_out.values()]
-    starts, counts, parents, depths, ends = np.array(fields, np.int64).reshape(-1, 5).T
+    starts, counts, parents, depths = np.array([*laid_out.values()], np.int64).reshape(-1, 4).T
+    behind = _integers(map(ends.__getitem__, laid_out), len(laid_out))
     total = int(counts.sum())
     row_numbers = np.arange(total)
     previous = row_numbers - 1
     previous[starts[counts > 0]] = parents[counts > 0]
     columns = [[laid_out[id(span)] for span in response(row)] for row in rows]
     if width is None:
-        width = max((sum(span.count for span in column) for column in columns), default=0)
+        width = max((sum(count for _, count, _, _ in column) for column in columns), default=0)
     source = np.full((len(rows), width), total, dtype=np.int64)
     places: list[tuple[int, int, int]] = []  # a span's first cell of `source`, its row, its length
     for number, column in enumerate(columns):
         cell = number * width
-        for span in column:
-            places.append((cell, span.start, span.count))
-            cell += span.count
+        for start, count, _, _ in column:
+            places.append((cell, start, count))
+            cell += count
     cells, first, lengths = np.array(places, np.int64).reshape(-1, 3).T
     source.reshape(-1)[ranges(cells, lengths)] = ranges(first, lengths)
     return Packed(
         tokens=_concatenated([span.tokens for span in written]),
         positions=torch.from_numpy(row_numbers + np.repeat(depths - starts, counts)),
         parents=torch.from_numpy(previous),
-        ends=torch.from_numpy(np.repeat(ends, counts)),
+        ends=torch.from_numpy(np.repeat(behind, counts)),
         actions=_concatenated([span.actions or span.tokens for span in written]),
         modes=_concatenated([span.modes or [0] * len(span.tokens) for span in written]),
         source=torch.from_numpy(source),
@@ -128,59 +128,44 @@ def _concatenated(lists: list[list[int]]) -> Tensor:
     return torch.from_numpy(_integers(chain.from_iterable(lists), sum(map(len, lists))))
 
 
-@dataclass(slots=True)
-class _LaidOutSpan:
-    """The rows of a span in the forest."""
-
-    start: int
-    count: int
-    parent: int
-    """The row of the token before it, -1 at a root."""
-    depth: int
-    """Tokens before it on its path."""
-    end: int = 0
-    """First row after its subtree; set when that is written."""
+_Rows = tuple[int, int, int, int]
+"""Of a span in the forest: the first, their number, the row of the token before it (-1 at a root), and how
+many tokens its path has before it. A plain tuple, since every span of every batch gets one."""
 
 
 def _lay_out(
     roots: list[int], children: dict[int, list[int]], spans: dict[int, Span]
-) -> tuple[dict[int, _LaidOutSpan], list[TokenRun]]:
-    """The rows of every span, depth first, and the runs."""
-    laid_out: dict[int, _LaidOutSpan] = {}
+) -> tuple[dict[int, _Rows], dict[int, int], list[TokenRun]]:
+    """The rows of every span, depth first; the first row after its subtree; and the runs."""
+    laid_out: dict[int, _Rows] = {}
+    ends: dict[int, int] = {}
     runs: list[TokenRun] = []
     total = 0
     # (span, the rows of its parent, the run of its parent, whether it continues that run)
-    todo: list[tuple[int, _LaidOutSpan | None, TokenRun | None, bool]] = [
+    todo: list[tuple[int, _Rows | None, TokenRun | None, bool]] = [
         (name, None, None, False) for name in roots[::-1]
     ]
     while todo:
-        name, parent, parent_run, continues = todo.pop()
-        if name in laid_out:  # second visit: its subtree is written
-            laid_out[name].end = total
-            continue
-        span = laid_out[name] = _below(parent, total, len(spans[name].tokens))
-        if parent_run is not None and continues:
-            run = parent_run
-        else:
-            path = []
-            if parent_run is not None:
-                path = [*parent_run.path, (parent_run.start, parent_run.stop)]
+        name, parent, run, continues = todo.pop()
+        last, depth, count = -1, 0, len(spans[name].tokens)
+        if parent is not None:
+            start, length, before, depth = parent
+            last, depth = start + length - 1 if length else before, depth + length
+        laid_out[name] = rows = total, count, last, depth
+        if run is None or not continues:
+            path = [] if run is None else [*run.path, (run.start, run.stop)]
             run = TokenRun(total, total, path)
             runs.append(run)
-        total += span.count
+        total += count
         run.stop = total
-        todo.append((name, parent, parent_run, continues))
-        is_only = len(children[name]) == 1
-        todo += [(child, span, run, is_only) for child in children[name][::-1]]
-    return laid_out, [run for run in runs if run.stop > run.start]
-
-
-def _below(parent: _LaidOutSpan | None, start: int, count: int) -> _LaidOutSpan:
-    """A span written at `start`, as a child of `parent` or as a root."""
-    if parent is None:
-        return _LaidOutSpan(start, count, parent=-1, depth=0)
-    last = parent.start + parent.count - 1 if parent.count else parent.parent
-    return _LaidOutSpan(start, count, parent=last, depth=parent.depth + parent.count)
+        below = children[name]
+        if len(below) == 1:
+            todo.append((below[0], rows, run, True))
+        else:
+            todo += [(child, rows, run, False) for child in below[::-1]]
+    for name, (start, count, _, _) in reversed(laid_out.items()):  # children before their parents
+        ends[name] = ends[children[name][-1]] if children[name] else start + count
+    return laid_out, ends, [run for run in runs if run.stop > run.start]
 
 
 def count_before(flags: Tensor) -> Tensor:
