@@ -10,7 +10,7 @@ from __future__ import annotations
 import operator
 import os
 from random import Random
-from typing import Any
+from typing import Any, Self
 
 MASK = (1 << 64) - 1
 STRIDE = 0x9E3779B97F4A7C15  # 2^64 / golden ratio, odd: the counter visits every value once
@@ -39,6 +39,12 @@ class RandomState(Random):
         if k <= 64:
             return word >> (64 - k)
         return word << (k - 64) | self.getrandbits(k - 64)
+
+    def __deepcopy__(self, memo: Any) -> Self:
+        # every fork of an environment comes here; the usual way draws a seed first
+        twin = type(self)(0)
+        vars(twin).update(vars(self))
+        return twin
 
     def random(self) -> float:
         return self.getrandbits(53) * 2.0**-53

@@ -337,9 +337,10 @@ class ToolEnv(Wrapper):
 
     def _counters(self) -> dict[str, int]:
         """GEM's two: calls that were carried out, and those that succeeded."""
-        counts = [count for layer in self._layers() for count in layer.counts.values()]
-        calls = sum(int(count["calls"]) for count in counts)
-        failures = sum(int(count["failures"]) for count in counts)
+        calls = failures = 0
+        for layer in self._layers():
+            for count in layer.counts.values():
+                calls, failures = calls + int(count["calls"]), failures + int(count["failures"])
         return {"tool_use_counter": calls, "tool_success_counter": calls - failures}
 
     def _totals(self) -> dict[str, float]:
