@@ -198,7 +198,7 @@ def find(env_id: str) -> EnvEntry:
 
 @lru_cache(maxsize=1)
 def _families(num_ids: int) -> frozenset[str]:
-    """Those of the ids in `ENVS`, of which there are so many: every task with an env of your own asks."""
+    """Of all ids in `ENVS`. `find` asks for every task of an env of your own, and `ENVS` only grows."""
     return frozenset(map(family_of, ENVS))
 
 

@@ -309,8 +309,8 @@ class Chat:
         return ids
 
     def encode_end(self, last: int | None) -> list[int]:
-        """The tokens of `end_text` after token `last`; which token of ordinary text it is does not matter."""
-        last = last if last in self.tokenizer.added_ids else None
+        """The tokens of `end_text` after token `last`: every turn of a demonstration asks for them."""
+        last = last if last in self.tokenizer.added_ids else None  # all ordinary tokens are alike
         if last not in self._ended:
             self._ended[last] = self.tokenizer.encode_after(self.end_text, last)
         return self._ended[last]

@@ -92,7 +92,7 @@ def demonstrations(components: RunComponents) -> Examples:
     def examples(step: int) -> list[Episode]:
         tasks = TaskStream(config.task.envs, seed, cursor=(step - 1) * count)
         # all environments first, then all tokens: code that runs many times in a row stays in the
-        # processor's cache, which is worth a third of the time
+        # processor's cache, which is worth a seventh of the time
         shown = [
             show(
                 task,
