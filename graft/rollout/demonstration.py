@@ -105,9 +105,10 @@ def show(task: Task, env: Env, seed: int, by_actions: bool = False, **args: Any)
     """Reset the environment, let it demonstrate, and close it."""
     reset: Any = as_reset(env.reset(task.seed), UserObject(env, "env", "reset"))
     observation, info = reset
-    messages = (
-        [{"role": "user", "content": observation}] if isinstance(observation, str) else observation
-    )
+    if isinstance(observation, str):
+        messages = [{"role": "user", "content": observation}]
+    else:  # copied: they are rendered later, and an environment may write its next task into them
+        messages = [{**message} for message in observation]
     if env.observe_as in ("prompt", "raw"):
         raise ValueError(
             f"{task.env} has a wrapper that rewrites the history, so its demonstration is not one "
