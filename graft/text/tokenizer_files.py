@@ -172,6 +172,12 @@ def _through_transformers(folder: Path) -> TokenizerFiles:
             f"'{folder}' has no tokenizer.json, and transformers cannot read it either "
             f"({type(error).__name__}: {str(error).strip().splitlines()[0]}); it holds: {held}"
         ) from error
+    # without files transformers makes an empty tokenizer from config.json: texts have no tokens then
+    if len(set(found.get_vocab()) - set(found.all_special_tokens)) < 2:
+        raise TokenizerNotFound(
+            f"'{folder}' has no tokenizer.json and no other file of a tokenizer; it holds: {held}. Copy "
+            "the tokenizer's files there, from the folder of the model that it was trained from"
+        )
     backend = getattr(found, "backend_tokenizer", None)
     if backend is None:
         raise TokenizerNotFound(

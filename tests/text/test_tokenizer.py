@@ -253,3 +253,14 @@ def test_folders_without_tokenizer_json_go_through_transformers(tmp_path: Path):
     with pytest.raises(TokenizerNotFound, match=r"no tokenizer\.json, and transformers cannot"):
         (tmp_path / "empty").mkdir()
         FastTokenizer.load(tmp_path / "empty")
+
+
+@pytest.mark.peer
+@pytest.mark.parametrize("family", ["qwen3", "gpt_neox", "t5"])
+def test_a_model_folder_without_a_tokenizer_is_refused(family: str, tmp_path: Path):
+    # transformers would make a tokenizer of special tokens only, and every text would be empty
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": family}))
+    with pytest.raises(
+        TokenizerNotFound, match=r"no other file of a tokenizer; it holds: config\.json"
+    ):
+        FastTokenizer.load(tmp_path)
