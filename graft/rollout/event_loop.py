@@ -23,7 +23,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from concurrent.futures import Future, wait
 from contextlib import contextmanager
 from types import FrameType
@@ -87,7 +87,9 @@ class StallMonitor:
 
     async def run(self, work: Awaitable[T]) -> T:
         """Await `work` and watch the loop meanwhile."""
-        self.follow(asyncio.get_running_loop())
+        loop = asyncio.get_running_loop()
+        self.follow(loop)
+        loop.set_exception_handler(self._on_lost_task)
         if threading.current_thread() is threading.main_thread():
             inner = signal.getsignal(signal.SIGINT)  # asyncio's, which cancels what runs
             if callable(inner):
@@ -109,6 +111,17 @@ class StallMonitor:
     def _note(self, inner: Callable[..., Any], number: int, frame: FrameType | None) -> None:
         self._signalled = self._signalled or time.monotonic()
         inner(number, frame)
+
+    def _on_lost_task(self, loop: asyncio.AbstractEventLoop, context: Mapping[str, Any]) -> None:
+        """Report a task whose end nobody awaited, unless Ctrl-C is why.
+
+        An interrupt that is raised inside blocking code leaves the other attempts pending. Their
+        tracebacks, a page each, would hide the line that says what was saved.
+        """
+        error = context.get("exception")
+        is_ours = error is None or isinstance(error, KeyboardInterrupt)
+        if self._signalled is None or not is_ours:
+            loop.default_exception_handler(dict(context))
 
     def _watch(self) -> None:
         while not self._done.wait(BEAT):
