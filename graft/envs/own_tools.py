@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 from graft.envs.base import Wrapper
@@ -13,17 +14,22 @@ from graft.tools import make_tool
 def own_tools(env: Any) -> list[Any]:
     """The methods of an environment that are marked with @tool, in the order they are written.
 
-    They are `blocking` if the environment is, unless @tool says otherwise.
+    They are `blocking` if the environment is, or if they wait: they are async, or have a timeout. On the
+    event loop all attempts would wait with them. @tool(blocking=...) overrides it.
     """
     marked: dict[str, None] = {}
     for kind in reversed(type(env).__mro__[:-1]):  # the last is `object`
         marked |= {name: None for name, one in vars(kind).items() if hasattr(one, "__tool__")}
     methods = [getattr(env, name) for name in marked]
     return [
-        make_tool(method, **{"blocking": env.blocking, **method.__tool__})
+        make_tool(method, **{"blocking": env.blocking or _waits(method), **method.__tool__})
         for method in methods
         if hasattr(method, "__tool__")  # a subclass may override it without the mark
     ]
+
+
+def _waits(method: Any) -> bool:
+    return method.__tool__.get("timeout") is not None or inspect.iscoroutinefunction(method)
 
 
 def with_own_tools(env: Any) -> Any:

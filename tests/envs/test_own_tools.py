@@ -260,6 +260,32 @@ def test_marked_methods_become_tools_when_the_environment_is_made():
     assert [tool.name for tool in own_tools(Marked())] == ["step_on"]
 
 
+def test_tools_that_wait_run_on_a_thread():
+    """On the event loop a call that waits for its timeout would stop all attempts."""
+
+    class Timed(Marked):
+        @graft.tool(timeout=1.0)
+        def ask(self) -> str:
+            """Ask a server."""
+            return "yes"
+
+    class Async(Marked):
+        @graft.tool
+        async def ask(self) -> str:
+            """Ask a server."""
+            return "yes"
+
+    class Told(Marked):
+        @graft.tool(timeout=1.0, blocking=False)
+        def ask(self) -> str:
+            """Ask a server that answers at once."""
+            return "yes"
+
+    made = {kind: own_tools(kind()) for kind in (Timed, Async, Told)}
+    waits = {kind.__name__: [tool.blocking for tool in tools] for kind, tools in made.items()}
+    assert waits == {"Timed": [False, True], "Async": [False, True], "Told": [False, False]}
+
+
 def test_options_of_its_tools_stand_in_the_class():
     class Few(Marked):
         tool_options = {"max_uses": 1, "format": "hermes"}
