@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import shutil
 from collections.abc import Callable
@@ -12,9 +13,11 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from graft.models.decoder import Decoder
+from graft.models.io import save
 from graft.models.io.load import load_model, read_config
 from graft.models.io.save import save_model, split_shards
 from graft.models.io.tensor_names import hf_names, hf_rows
@@ -257,6 +260,19 @@ def test_a_folder_without_config_is_not_a_model(folder: Path) -> None:
     (folder / "tiny.gguf").touch()
     with pytest.raises(ModelFileError, match=r"pass its path: .*tiny\.gguf"):
         load_model(folder)
+    (folder / "config.yaml").touch()
+    with pytest.raises(ModelFileError, match="is a run without a complete checkpoint yet"):
+        load_model(folder)
+
+
+def test_a_full_disk_keeps_its_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise SafetensorError("I/O error: No space left on device (os error 28)")
+
+    monkeypatch.setattr(save, "save_file", full)
+    with pytest.raises(OSError, match="could not write a") as stopped:
+        save.save_tensors({}, tmp_path / "a")
+    assert stopped.value.errno == errno.ENOSPC
 
 
 def test_broken_json_is_named(folder: Path) -> None:

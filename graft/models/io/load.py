@@ -110,6 +110,10 @@ def read_config(folder: Path) -> dict[str, Any]:
                 f"'{folder}' has no config.json: it holds adapters only; graft export {folder} --out "
                 f"FOLDER merges them with their base into a model, or give the base model"
             )
+        if (folder / "config.yaml").exists():
+            raise ModelFileError(
+                f"'{folder}' is a run without a complete checkpoint yet; try again after its first"
+            )
         ggufs = sorted(found.name for found in folder.glob("*.gguf"))
         hint = f"; to load a GGUF file pass its path: {folder / ggufs[0]}" if ggufs else ""
         raise ModelFileError(f"'{folder}' has no config.json, so it is not a model folder{hint}")

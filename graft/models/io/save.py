@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -138,7 +139,14 @@ def save_tensors(tensors: Mapping[str, Tensor], path: Path, **metadata: str) -> 
         try:
             save_file(stored, aside, {"format": "pt", **metadata})
         except SafetensorError as error:  # such as a full disk
-            raise OSError(f"safetensors could not write {path.name}: {error}") from error
+            raise _os_error(error, path) from error
+
+
+def _os_error(error: SafetensorError, path: Path) -> OSError:
+    """With the number that Rust writes as "(os error 28)": a full disk is known by it."""
+    text = f"safetensors could not write {path.name}: {error}"
+    number = re.search(r"\(os error (\d+)\)", str(error))
+    return OSError(int(number[1]), text) if number else OSError(text)
 
 
 def split_shards(sizes: Mapping[str, int], shard_bytes: int) -> list[list[str]]:
