@@ -15,6 +15,7 @@ from typing import Any
 
 from graft.config import Config
 from graft.files import remove_leftovers
+from graft.models.io.load import ModelFileError
 from graft.rollout.collector import Collector
 from graft.train.build import build_run
 from graft.train.components import RunComponents
@@ -153,7 +154,12 @@ class Session:
         warnings = refuse(settings_checks(self.config))
         if self.processes.is_first:
             remove_leftovers(self.folder.checkpoints)
-        run = self._build(newest)
+        try:
+            run = self._build(newest)
+        except ModelFileError as error:
+            if newest is None or str(newest.path) not in str(error):
+                raise
+            raise ModelFileError(self._without(newest, error)) from error
         run.show_notes()
         if newest is not None:
             run.state = newest.state()
@@ -166,6 +172,15 @@ class Session:
         for text in warnings + self._check_components(run.components):
             self.journal.warn(text, is_new=newest is None)
         return run
+
+    def _without(self, damaged: Checkpoint, error: ModelFileError) -> str:
+        """How the run can go on without a checkpoint whose files were changed or lost."""
+        older = [one.path.name for one in checkpoints(self.folder.checkpoints)][:-1]
+        then = f"resumes after {older[-1]}" if older else "starts over, as there is no older one"
+        return (
+            f"the newest checkpoint of {self.folder.path} cannot be read: {error}. Or move "
+            f"{damaged.path} away: the same command then {then}"
+        )
 
     def _build(self, newest: Checkpoint | None) -> RunContext:
         config, weights = self.config, None if newest is None else newest.path

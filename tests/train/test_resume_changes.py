@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from graft.config import load_config
+from graft.models.io.load import ModelFileError
 from graft.replay.comparison import PASS
 from graft.replay.replay import replay
 from graft.train.run_dir.folder import RunStopped, differences
@@ -133,6 +134,17 @@ def test_a_damaged_state_names_the_checkpoint_to_move_away(tmp_path, text):
         train(tmp_path, "train.steps=4")
     newest.rename(tmp_path / "away")
     assert "resuming" in train(tmp_path, "train.steps=4")
+
+
+def test_damaged_weights_name_the_checkpoint_to_move_away(tmp_path):
+    train(tmp_path, "train.steps=2", "run.save_every=1")
+    newest = tmp_path / "run" / "checkpoints" / "rl-000002"
+    with (newest / "model.safetensors").open("r+b") as weights:
+        weights.truncate(100)
+    with pytest.raises(ModelFileError, match=r"rl-000002 away: .* resumes after rl-000001$"):
+        train(tmp_path, "train.steps=3")
+    newest.rename(tmp_path / "away")
+    assert "after rl step 1" in train(tmp_path, "train.steps=3")
 
 
 def test_damaged_settings_of_a_run_are_named(tmp_path):
