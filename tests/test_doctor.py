@@ -33,6 +33,7 @@ from graft.models.shape import ModelShape
 from graft.rewards import make_reward
 from graft.text.chat import Chat
 from graft.text.tokenizer import FastTokenizer
+from graft.tools.function import tool
 from graft.train.memory.device_memory import DeviceMemory
 from graft.types import Author, CallText, Episode, Leaf, Span, Task, Trajectory, Turn
 from tests.engine.fake_sglang import serving_sglang
@@ -374,6 +375,29 @@ def test_a_tool_that_hangs_is_given_up_at_its_deadline():
     assert time.perf_counter() - started < 3
     assert (hangs.verdict, hangs.seen) == ("fail", "no answer within 0.3 s")
     assert answers.verdict == "pass"
+
+
+class Cart(BaseEnv):
+    """Its tool reads a list that only `pose` makes."""
+
+    def pose(self) -> str:
+        self.items: list[int] = []
+        self.answer = "1"
+        return "Buy one."
+
+    def respond(self, action: str) -> Turn:
+        return Turn(reward=float(len(self.items) == 1), terminated=True)
+
+    @tool
+    def buy(self, n: int) -> str:
+        """Buy things."""
+        self.items.append(n)
+        return f"{sum(self.items)} in the cart"
+
+
+def test_a_tool_is_called_after_a_task_was_posed():
+    [check] = tool_checks(make(f"{__name__}:Cart"), deadline=5)
+    assert check.verdict == "pass" and "1 in the cart" in check.seen
 
 
 def test_a_tool_of_ours_must_understand_what_it_is_given(monkeypatch):

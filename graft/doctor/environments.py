@@ -69,7 +69,7 @@ class EnvChecks:
         """Every tool answers a call."""
         deadline = min(TOOL_DEADLINE, self.config.rollout.deadline)
         for task in first_tasks(self.config, 1):
-            for check in tool_checks(self.make_env(task), deadline):
+            for check in tool_checks(self.make_env(task), deadline, task.seed):
                 yield self._named(check, task.env)
 
     def isolation(self) -> Iterator[Check]:

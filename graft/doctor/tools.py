@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import closing
+from contextlib import closing, suppress
 from typing import Any
 
 from graft.doctor.deadline import checked
@@ -45,9 +45,11 @@ def tools_of(env: Env) -> list[Any]:
     return [tool for one in reversed(tool_envs) for tool in one.tools.values()]
 
 
-def tool_checks(env: Env, deadline: float) -> Iterator[Check]:
-    """A line per tool; the environment is closed afterwards."""
+def tool_checks(env: Env, deadline: float, seed: int = 0) -> Iterator[Check]:
+    """A line per tool, called in the first state of a task; the environment is closed afterwards."""
     with closing(env):
+        with suppress(Exception):  # where it fails the line `env` says so
+            env.reset(seed)  # a tool that is a method reads what `pose` set
         for tool in tools_of(env):
             name = f"tool {tool.name}"
             yield from checked(name, lambda tool=tool, name=name: answer_of(tool, name), deadline)
