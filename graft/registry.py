@@ -20,8 +20,9 @@ class UnknownName(ValueError):
 
 
 def nearest(name: str, known: Mapping[str, Any] | list[str]) -> str | None:
-    """The known name that is spelled most like `name`."""
-    close = get_close_matches(name, list(known), n=1, cutoff=0.6)
+    """The known name that is spelled most like `name`, whatever its case: "GRPO" -> "grpo"."""
+    same = [one for one in known if one.lower() == name.lower()]
+    close = same or get_close_matches(name, list(known), n=1, cutoff=0.6)
     return close[0] if close else None
 
 

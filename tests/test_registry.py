@@ -17,6 +17,8 @@ def test_a_name_a_lazy_entry_and_a_users_own_path_resolve():
     ("name", "complaint"),
     [
         ("grop", "did you mean 'grpo'.*known: grpo, rloo, root"),
+        ("GRPO", "did you mean 'grpo'"),
+        ("Rloo", "did you mean 'rloo'"),
         ("zzz", r"unknown credit 'zzz'; known: grpo"),
         ("no_such_module:fn", "cannot import 'no_such_module'"),
         ("math:flor", "math has no 'flor'; did you mean 'floor'"),

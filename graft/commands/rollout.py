@@ -29,8 +29,8 @@ def rollout(
     ],
     overrides: Overrides = None,
     task: Annotated[
-        str, typer.Option(help="Your own task, where the environment asks one question.")
-    ] = "",
+        str | None, typer.Option(help="Your own task, where the environment asks one question.")
+    ] = None,
     seed: Annotated[
         int | None, typer.Option(min=0, help="Which held-out task: 0, 1, 2, ... Default: 0.")
     ] = None,
@@ -50,6 +50,8 @@ def rollout(
 
     if greedy and temperature:
         raise ConfigError(f"--greedy and --temperature {temperature:g} exclude each other")
+    if task is not None and not task.strip():
+        raise ConfigError("--task is empty; write the task, or leave --task out for a held-out one")
     if task and seed is not None:
         raise ConfigError(f"--task and --seed {seed} each choose a task; give one of them")
     made = attempt(
@@ -57,7 +59,7 @@ def rollout(
         env=env,
         recipe=recipe,
         overrides=overrides or [],
-        text=task,
+        text=task or "",
         seed=seed or 0,
         samples=n,
         temperature=0.0 if greedy else temperature,
