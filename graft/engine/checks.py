@@ -12,7 +12,10 @@ def check_tokens(tokens: Sequence[int], vocab_size: int) -> list[int]:
     ids = list(map(int, tokens))
     if ids and not 0 <= min(ids) <= max(ids) < vocab_size:
         bad = next(i for i in ids if not 0 <= i < vocab_size)
-        raise ValueError(f"token {bad} is outside the model's vocabulary of {vocab_size}")
+        raise ValueError(
+            f"token {bad} is outside the model's vocabulary of {vocab_size}; is the tokenizer that of "
+            "another model?"
+        )
     return ids
 
 

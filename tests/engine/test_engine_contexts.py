@@ -33,6 +33,13 @@ def test_the_native_engine_of_the_table_meets_the_protocol() -> None:
     assert context.tokens == [1] and engine.version == 0 and engine.vocab_size == VOCAB
 
 
+def test_a_token_beyond_the_vocabulary_points_to_the_tokenizer() -> None:
+    with pytest.raises(
+        ValueError, match=f"vocabulary of {VOCAB}; is the tokenizer that of another"
+    ):
+        tiny_engine().open([1, VOCAB])
+
+
 def test_appending_after_a_sample_continues_the_same_context() -> None:
     decoder = tiny_decoder()
     engine = tiny_engine(decoder)
