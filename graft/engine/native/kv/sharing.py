@@ -47,7 +47,7 @@ class PageSharing:
     """[n, 5]: first row, rows, first page, last page + 1, slot."""
     tile_rows: int
     """Query rows of a kernel tile: 16, or 32 where larger groups of siblings fill them."""
-    tail_order: Ints | None = None
+    tail_order: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
     """[B] rows in the order in which programs compute their tails (`cuda.kernels.segments`)."""
     tail_programs: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
     """Rows, neighbours in that order, whose tails one program computes, and programs that share these tails:
