@@ -92,14 +92,12 @@ def test_decoding_has_the_learners_bits(
     space = scratch(3, slots, 2, 16, kernel_device)
     for buffer in space:
         buffer.fill_(torch.nan)
-    lines = torch.tensor([0, 1, 2, 2, 0, 1], device=kernel_device)
     found = decode_segments(
         q,
         *fork.pool,
-        torch.tensor(table, dtype=torch.int32, device=kernel_device)[lines],
-        lengths[lines],
-        tails[lines],
-        lines,
+        torch.tensor(table, dtype=torch.int32, device=kernel_device),
+        lengths,
+        tails,
         torch.tensor(items, dtype=torch.int32, device=kernel_device),
         splits=splits,
         slots=slots,
@@ -135,14 +133,12 @@ def test_a_segment_that_siblings_begin_together_has_the_learners_bits(
     for buffer in space:
         buffer.fill_(torch.nan)
     last = [rows[start + max(end, 1) - 1] for rows, end in zip(fork.rows, ends, strict=True)]
-    lines = torch.tensor([0, 1, 1, 0], device=kernel_device)
     found = decode_segments(
         fork.q[torch.tensor(last, device=kernel_device)],
         *fork.pool,
-        torch.tensor(fork.table, dtype=torch.int32, device=kernel_device)[lines],
-        torch.tensor(lengths, device=kernel_device)[lines],
-        torch.tensor(sharing.tails, device=kernel_device)[lines],
-        lines,
+        torch.tensor(fork.table, dtype=torch.int32, device=kernel_device),
+        torch.tensor(lengths, device=kernel_device),
+        torch.tensor(sharing.tails, device=kernel_device),
         torch.tensor(sharing.items, dtype=torch.int32, device=kernel_device),
         splits=splits,
         slots=slots,

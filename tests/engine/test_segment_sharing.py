@@ -36,25 +36,29 @@ def test_a_segment_that_rows_only_begin_together_is_an_item(
     assert sharing.order.tolist() == [0, 1, 2]
     assert sharing.items.tolist() == [[0, 3, 0, 1, 4], [0, 2, 1, 2, 2]]
     assert sharing.tails.tolist() == [2, 2, 1]
-    assert sharing.tail_order.tolist() == [2, 1, 0]  # by where tails begin, the longest first
+
+
+def test_families_with_the_longest_rows_come_first_and_siblings_stay_together() -> None:
+    """Pages 5 to 7 are of two siblings, of which one is the longest of all."""
+    table = np.array([[1, 2, 0], [5, 6, 0], [3, 4, 0], [5, 6, 7]])
+    sharing = share_segments(table, np.array([100, 70, 128, 140]), group=2, kv_heads=8)
+    assert sharing.order.tolist() == [1, 3, 2, 0]
 
 
 @pytest.mark.parametrize(
-    ("heads", "pages", "firsts", "kinds"),
+    ("pages", "firsts", "best"),
     [
-        # with 264 heads the turns of all programs of a head count: 264 programs run at a time
-        (264, [5] * 8, [4] * 8, [(8, 1)]),  # 8 programs of 1 + 1 turns: 16; one of 8 + 1: 9
-        (264, [9, 9, 9, 9, 5, 5, 5, 5], [4] * 8, [(4, 1)]),  # 4 x 5 + 1 and 4 x 1 + 1: 26
-        # with 8 the longest counts too, 0.8 of it: programs of 8 rows, 65 turns, would take 52
-        (8, [12] * 64, [4] * 64, [(2, 1), (4, 2)]),  # 32 programs of 16 + 1 turns: 16.5
-        (8, [40], [0], [(1, 16), (2, 16), (4, 16), (8, 16)]),  # a segment each: 4 + 1
+        ([5] * 8, [4] * 8, 8),  # 8 programs of 1 turn: 24; one of 8 turns: 10
+        ([40] * 8, [4] * 8, 1),  # 304 and 290: less than a tenth
+        ([5, 9, 5, 9, 5, 9, 5, 9], [4] * 8, 1),  # 40; in pairs of 10 turns 48
+        ([5, 5, 9, 9, 5, 5, 9, 9], [4] * 8, 2),  # 40; in pairs 32
+        ([5, 5, 5, 5, 21, 21, 21, 21], [4, 4, 4, 4, 20, 20, 20, 20], 4),  # 24; in fours 12
     ],
 )
-def test_tails_share_programs_or_are_shared_so_that_all_end_soon(
-    heads: int, pages: list[int], firsts: list[int], kinds: list[tuple[int, int]]
+def test_neighbours_with_short_tails_of_like_length_share_a_program(
+    pages: list[int], firsts: list[int], best: int
 ) -> None:
-    rows = np.array(pages), np.array(firsts)
-    assert segment_sharing._tail_programs(*rows, 8, heads, 0.0) == kinds
+    assert segment_sharing._tail_rows(np.array(pages), np.array(firsts), 8) == best
 
 
 @st.composite
@@ -104,5 +108,4 @@ def test_every_segment_of_a_row_is_computed_once(
         for row, length in enumerate(lengths.tolist())
         for segment in range(num_segments(length))
     )
-    assert all(rows * group <= sharing.tile_rows for rows, _ in sharing.tail_programs)
-    assert sorted(sharing.tail_order.tolist()) == list(range(len(lengths)))
+    assert sharing.tail_rows * group <= sharing.tile_rows

@@ -20,7 +20,7 @@ from graft.models.kernels import head_kernels, path_attention, rope
 POINTERS = {"tiles": "*i32", "table": "*i32", "items": "*i32", "lse": "*fp32"}
 POINTERS |= dict.fromkeys(("partial", "stats", "logp_ptr", "entropy_ptr", "norm_ptr"), "*fp32")
 POINTERS |= dict.fromkeys(("scales_ptr", "floors_ptr", "vocab_logp_ptr"), "*fp32")
-POINTERS |= dict.fromkeys(("lengths", "tails", "lines", "actions_ptr", "modes_ptr"), "*i64")
+POINTERS |= dict.fromkeys(("lengths", "tails", "actions_ptr", "modes_ptr"), "*i64")
 POINTERS |= dict.fromkeys(("q", "k_pool", "v_pool", "out", "logits_ptr"), "*bf16")
 POINTERS |= dict.fromkeys(("cos_ptr", "sin_ptr", "rstd_ptr"), "*fp32")
 POINTERS |= dict.fromkeys(("rows_ptr", "positions_ptr", "lengths_ptr"), "*i64")

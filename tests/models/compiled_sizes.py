@@ -77,10 +77,10 @@ def exact(heads: int, kv_heads: int, size: int) -> None:
     index = zeros(640, dtype=torch.long)
     path: Any = SimpleNamespace(index=index, tiles=tiles, table=zeros(10, dtype=torch.int32))
     path_attention.attend(q, kv, kv, path)
-    numbers, space = zeros(8, dtype=torch.long), decode.scratch(4, 9, heads, size, CPU)
+    numbers, space = zeros(4, dtype=torch.long), decode.scratch(4, 9, heads, size, CPU)
     for tile_rows in (16, 32):
         segments.decode_segments(
-            q[:4], pool, pool, table, numbers, numbers, numbers, zeros(2, 5, dtype=torch.int32),
+            q[:4], pool, pool, table, numbers, numbers, zeros(2, 5, dtype=torch.int32),
             splits=2, slots=9, tile_rows=tile_rows, tail_rows=2, space=space,
         )  # fmt: skip
     for outputs, inputs in ((6144, 1024), (24576, 4096)):

@@ -69,9 +69,7 @@ class DecodeState:
 
         self.device = device
         self.state = zeros(FIELDS, rows, dtype=torch.int64)
-        # of each row, and again in the order of tails
-        self.table = zeros(2 * rows, pages, dtype=torch.int32)
-        self.lines = torch.arange(rows, dtype=torch.int64, device=device).repeat(2)
+        self.table = zeros(rows, pages, dtype=torch.int32)
         self.inv_temperature = zeros(rows)  # 1 / temperature
         self.truncations = zeros(3, rows)  # top-k, top-p, min-p
         self.penalty = zeros(rows)  # repetition penalty
@@ -80,7 +78,7 @@ class DecodeState:
         self.picked = zeros(3, rows, dtype=torch.int64)  # action, mode, step of the last draw
         self.is_plain = zeros(rows, dtype=torch.int32)  # neither a penalty nor a truncation
         self.results = zeros(3, MAX_STEPS, rows)  # action, log-prob, entropy
-        self.row = self.lines[:rows]
+        self.row = torch.arange(rows, dtype=torch.int64, device=device)
         self._width = width
         self._seen: Tensor | None = None
         self._items: dict[int, Tensor] = {}
@@ -163,9 +161,6 @@ class DecodeState:
             "penalty": (penalty, self.penalty),
         }
         if key.in_order:
-            lines = np.tile(np.arange(key.rows, dtype=np.int64), 2)
-            lines[key.rows : key.rows + count] = sharing.tail_order
-            targets["lines"] = (lines, self.lines)
             exponents = np.ones(key.rows)
             exponents[:count] = [LOG2_E / (s.temperature or 1.0) for s in samplings]
             targets["exponents"] = (exponents.astype(np.float32), self.exponents)
@@ -178,8 +173,6 @@ class DecodeState:
         moved = transfer(arrays, self.device)
         for name, (_, buffer) in targets.items():
             buffer.copy_(moved[name])
-        if key.in_order:
-            self.table[key.rows :] = self.table[self.lines[key.rows :]]
         if key.is_penalized:
             columns = [
                 row * self._width + token

@@ -48,6 +48,9 @@ MAX_PREFILL_STEPS = 4
 PROGRAMS = 512
 """Parts that the tails of a batch are split into, over all heads: about four to a multiprocessor."""
 MAX_SPLITS = 8
+ORDERED_PROGRAMS, MAX_ORDERED_SPLITS = 2048, 16
+"""The same in the order of positions, where a part is a segment at least: of 1,024, 2,048 and 4,096 none was
+faster at all batches."""
 MIN_SLOTS = 8
 """Segments of the longest row, at least: each number of slots is a graph of its own."""
 DECIDE_AT = 0.9
@@ -143,28 +146,26 @@ class CudaRunner:
     def _start(self, works: list[PlannedWork], steps: int) -> InflightBurst:
         """Write the rows to the device; nothing runs yet."""
         size, kv_heads = batch_size(len(works)), self.tree.pages.kv_heads
+        splits = num_splits(size, kv_heads, self.in_order)
         width = max(len(work.sequence.pages) for work in works)
         table = self.tree.table[[work.sequence.row for work in works], :width]
         if self.in_order:
             lengths = np.array([work.sequence.cached + 1 for work in works])
             sharing = share_segments(table, lengths, self.group, kv_heads)
             slots = max(round_up(num_segments(int(lengths.max()) + MAX_STEPS)), MIN_SLOTS)
-            tail_programs = sharing.tail_programs
         else:
-            splits = num_splits(size, kv_heads)
             sharing = find_sharing(table, self.group, kv_heads, splits)
             slots = splits + round_up(int(sharing.slots.max()))
-            tail_programs = [(1, splits)]
         works = [works[i] for i in sharing.order.tolist()]
         requests = [work.request for work in works if work.request is not None]
         samplings = [request.sampling for request in requests]
         key = GraphKey(
             rows=size,
-            splits=tail_programs[0][1],
+            splits=splits,
             slots=slots,
             items=round_up(len(sharing.items)),
             tile_rows=sharing.tile_rows,
-            tail_rows=tail_programs[0][0],
+            tail_rows=sharing.tail_rows,
             stops=round_up(max(len(request.stop_tokens) for request in requests)),
             is_truncated=any(s.is_truncating and s.temperature > 0 for s in samplings),
             is_penalized=any(s.repetition_penalty != 1 for s in samplings),
@@ -177,9 +178,7 @@ class CudaRunner:
             )
         decode_state = self._states[size]
         if key not in self._captured:
-            keys = [key._replace(tail_rows=rows, splits=splits) for rows, splits in tail_programs]
-            served = (known for each in keys for known in self._captured if known.serves(each))
-            key = next(served, key)
+            key = next((known for known in self._captured if known.serves(key)), key)
         replay = self._replay(key, decode_state)
         decode_state.write(key, requests, sharing, table[sharing.order], self.seed, self.masks)
         return InflightBurst(requests, decode_state, replay, min(steps, MAX_STEPS))
@@ -209,11 +208,9 @@ class CudaRunner:
         rows = key.rows if key.slots > 1 or key.in_order else 0
         space = scratch(rows, key.slots, shape.heads, shape.head_dim, self.device)
 
-        by_line = state.index_select(1, decode_state.lines) if key.in_order else state
-
         def attend(layer: int, q: Tensor, *_: None) -> Tensor:
             pages = pool[layer, 0], pool[layer, 1], decode_state.table
-            length, tail = by_line[DrawField.LENGTH], by_line[DrawField.TAIL]
+            length, tail = state[DrawField.LENGTH], state[DrawField.TAIL]
             how = {
                 "splits": key.splits,
                 "slots": key.slots,
@@ -222,7 +219,7 @@ class CudaRunner:
             }
             if key.in_order:
                 how["tail_rows"] = key.tail_rows
-                return decode_segments(q, *pages, length, tail, decode_state.lines, items, **how)
+                return decode_segments(q, *pages, length, tail, items, **how)
             return decode(q, *pages, length, tail, items, state[DrawField.SHARED], **how)
 
         position = state[DrawField.POSITION]
@@ -263,6 +260,9 @@ def batch_size(rows: int) -> int:
     return next((size for size in SIZES if size >= rows), -(-rows // 512) * 512)
 
 
-def num_splits(rows: int, kv_heads: int) -> int:
+def num_splits(rows: int, kv_heads: int, in_order: bool = False) -> int:
     """Programs that share the tail of a row: more where there are few rows."""
-    return min(round_up(-(-PROGRAMS // (rows * kv_heads))), MAX_SPLITS)
+    programs, most = PROGRAMS, MAX_SPLITS
+    if in_order:
+        programs, most = ORDERED_PROGRAMS, MAX_ORDERED_SPLITS
+    return min(round_up(-(-programs // (rows * kv_heads))), most)

@@ -18,25 +18,17 @@ from itertools import pairwise
 import numpy as np
 
 from graft.engine.native.kv.pages import PAD_PAGE
-from graft.engine.native.kv.sharing import (
-    BUSY,
-    Ints,
-    PageSharing,
-    find_sharing,
-    siblings_first,
-)
+from graft.engine.native.kv.sharing import Ints, PageSharing, find_sharing, siblings_first
 from graft.models.tree.path_blocks import BLOCK, SEGMENT
 
 PROGRAMS = 128
-"""About as many as an H200 has multiprocessors (132): items have fewer rows where there would be less."""
-MAX_TAIL_ROWS, MAX_SPLITS = 8, 16
-PROGRAM_TURNS, IDLE_TURNS = 1.0, 0.5
-"""What a program takes beside its turns, and one that has no segment, in turns: those of the longest program
-pass faster than the others' (LONGEST_SHARE). With these the model below chose, at 8 snapshots of an agent's
-load on an H200, programs that took 0 to 3% longer than the fastest of 13 kinds."""
-LONGEST_SHARE = 0.8
-NEARLY = 1.04
-"""Kinds of programs that take so many times as long as the best are as good: each is a graph of its own."""
+"""About as many as an H200 has multiprocessors (132): programs have fewer rows where there would be less."""
+MAX_TAIL_ROWS = 8
+"""Where 16 fit in a tile, as many programs as multiprocessors are left, and these wait for the longest."""
+PROGRAM_TURNS = 2
+"""A program takes as long as so many turns of a row that has no page left, on an H200."""
+MIN_GAIN = 0.9
+"""Of the turns with a program for each tail: every other number of rows is a graph of its own."""
 
 
 def share_segments(table: Ints, lengths: Ints, group: int, kv_heads: int) -> PageSharing:
@@ -44,7 +36,7 @@ def share_segments(table: Ints, lengths: Ints, group: int, kv_heads: int) -> Pag
     segments instead of pages. `lengths` [B] are those of the rows at the beginning of a burst."""
     padding = -table.shape[1] % SEGMENT
     table = np.pad(table, ((0, 0), (0, padding)), constant_values=PAD_PAGE)
-    order = siblings_first(table)
+    order = _longest_first(table, siblings_first(table), lengths)
     # who shares the last page of a segment shares all of it
     sharing = find_sharing(table[:, SEGMENT - 1 :: SEGMENT], group, kv_heads, 0, order, (1, 2))
     sharing.items[:, 4] = SEGMENT
@@ -53,56 +45,38 @@ def share_segments(table: Ints, lengths: Ints, group: int, kv_heads: int) -> Pag
     for row, rows, *_ in begun.tolist():
         sharing.tails[row : row + rows] += 1
     sharing.items = np.concatenate([sharing.items, begun])
-    pages, firsts = -(-lengths[order] // BLOCK), sharing.tails * SEGMENT
-    # the longest first, and as long ones together: a program takes as long as its longest for all of them
-    sharing.tail_order = by_tail = np.lexsort((-pages, firsts))
-    most = min(sharing.tile_rows // group, MAX_TAIL_ROWS)
-    of_items = SEGMENT * int((sharing.items[:, 3] - sharing.items[:, 2]).sum())
-    of_items += PROGRAM_TURNS * len(sharing.items)
-    tails = pages[by_tail], firsts[by_tail]
-    sharing.tail_programs = _tail_programs(*tails, most, kv_heads, of_items)
+    pages = -(-lengths[order] // BLOCK)
+    sharing.tail_rows = _tail_rows(pages, sharing.tails * SEGMENT, min(most, MAX_TAIL_ROWS))
     return sharing
 
 
-def _tail_programs(
-    pages: Ints, firsts: Ints, most: int, kv_heads: int, of_items: float
-) -> list[tuple[int, int]]:
-    """Rows of a program, at most `most`, and programs that share their tails: what is fastest, then what
-    takes about as long.
+def _longest_first(table: Ints, order: Ints, lengths: Ints) -> Ints:
+    """`order` with the families of the longest rows first, who have a page in common: programs run in the
+    order of rows, and a long one that began last would run alone at the end."""
+    family = np.cumsum(np.diff(table[order, 0], prepend=table[order[0], 0]) != 0)
+    longest = np.zeros(family[-1] + 1, np.int64)
+    np.maximum.at(longest, family, lengths[order])
+    return order[np.lexsort((family, -longest[family]))]
 
-    pages      [B] of each row
-    firsts     [B] the first one of its tail
-    of_items   turns of all items
+
+def _tail_rows(pages: Ints, firsts: Ints, most: int) -> int:
+    """Rows, at most `most`, whose tails one program computes in the least time.
+
+    pages    [B] of each row
+    firsts   [B] the first one of its tail
+
+    In each segment a program takes a turn for every page that one of its rows has, for all of its rows.
     """
-    segments = -(-int((pages - firsts).max()) // SEGMENT)
-    kinds = [
-        (rows, splits)
-        for rows in _powers(most)
-        for splits in _powers(min(2 * segments - 1, MAX_SPLITS))
-    ]
-    costs = {kind: _cost(pages, firsts, *kind, kv_heads, of_items) for kind in kinds}
-    best = min(costs.values())
-    return sorted((k for k in kinds if costs[k] <= NEARLY * best), key=lambda k: costs[k])
+    turns = {1 << power: _turns(pages, firsts, 1 << power) for power in range(most.bit_length())}
+    best = min(turns, key=lambda count: turns[count])
+    return best if turns[best] < MIN_GAIN * turns[1] else 1
 
 
-def _powers(most: int) -> list[int]:
-    """1, 2, 4, ... up to `most`."""
-    return [1 << power for power in range(max(most, 1).bit_length())]
-
-
-def _cost(
-    pages: Ints, firsts: Ints, count: int, splits: int, kv_heads: int, of_items: float
-) -> float:
-    """Turns, one after the other, until all programs have ended: each takes one for every page that any of
-    its rows has, for all of its rows; BUSY programs run at a time, the longest begin first."""
+def _turns(pages: Ints, firsts: Ints, count: int) -> int:
     edges = np.arange(0, len(pages), count)
     last, first = np.maximum.reduceat(pages, edges), np.minimum.reduceat(firsts, edges)
-    rows, length = np.diff(edges, append=len(pages)), np.maximum(last - first, 0)
-    segments = -(-length // SEGMENT)
-    busy = np.minimum(segments, splits)
-    turns = (rows * length + PROGRAM_TURNS * busy + IDLE_TURNS * (splits - busy)).sum() + of_items
-    longest = rows * np.minimum(-(-segments // splits) * SEGMENT, length) + PROGRAM_TURNS
-    return max(float(turns) * kv_heads / BUSY, LONGEST_SHARE * float(longest.max()))
+    rows = np.diff(edges, append=len(pages))
+    return PROGRAM_TURNS * len(edges) + int((rows * np.maximum(last - first, 0)).sum())
 
 
 def _begun(table: Ints, tails: Ints, most: int) -> Ints:

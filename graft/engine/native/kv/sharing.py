@@ -14,7 +14,7 @@ writes to is its own.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
@@ -47,11 +47,8 @@ class PageSharing:
     """[n, 5]: first row, rows, first page, last page + 1, slot."""
     tile_rows: int
     """Query rows of a kernel tile: 16, or 32 where larger groups of siblings fill them."""
-    tail_order: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
-    """[B] rows in the order in which programs compute their tails (`cuda.kernels.segments`)."""
-    tail_programs: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
-    """Rows, neighbours in that order, whose tails one program computes, and programs that share these tails:
-    what is fastest, then what takes about as long."""
+    tail_rows: int = 1
+    """Rows whose tails one program computes; see `cuda.kernels.segments`."""
 
 
 def siblings_first(table: Ints) -> Ints:

@@ -13,9 +13,8 @@ adds the shared pages for all of them, then the pages of each sibling in turn, w
     segment of 4 pages, 2 rows     row 0   1 2 3 | 4      item   1 2 3 for both, 4 for row 0, 5 for row 1
                                    row 1   1 2 3 | 5
 
-In the same way one program computes the tails of a few rows, which need not be siblings but should be about
-as long. So every row has two lines: those of items in the order of siblings, then those of tails.
-`kv.segment_sharing` decides on both orders, what is an item, and how many tails a program has.
+In the same way one program computes the tails of a few neighbours, where these are short.
+`kv.segment_sharing` decides what is an item, and how many tails a program has.
 """
 
 from __future__ import annotations
@@ -47,12 +46,11 @@ def _attend(
     q,  # [B, H, d]
     k_pool,  # [pages, K, BLOCK, d]
     v_pool,
-    table,  # [2B, P]
+    table,  # [B, P]
     table_stride,
-    lengths,  # [2B] tokens to attend to, the new one included; 0: an unused row
-    tails,  # [2B] first segment of the row's tail
-    lines,  # [2B] the row of q and the output
-    items,  # [n, 5] first line, lines, first segment, last segment + 1, pages that all of them share
+    lengths,  # [B] tokens to attend to, the new one included; 0: an unused row
+    tails,  # [B] first segment of the row's tail
+    items,  # [n, 5] first row, rows, first segment, last segment + 1, pages that all rows share
     batch,
     num_items,  # as many programs, which start first; the others work on tails
     splits,  # programs of a tail
@@ -70,9 +68,13 @@ def _attend(
     work = tl.program_id(1)
     if work >= num_items:
         work -= num_items
-        row = batch + work // splits * tail_rows
-        rows = tl.minimum(tail_rows, 2 * batch - row)
-        start = tl.load(tails + row).to(tl.int32) + work % splits  # those after it begin no earlier
+        row = work // splits * tail_rows
+        rows = tl.minimum(tail_rows, batch - row)
+        first = tl.load(tails + row)
+        # not `tl.min` of a vector: the compiler does not fetch pages ahead then
+        for other in tl.range(row + 1, row + rows):
+            first = tl.minimum(first, tl.load(tails + other))
+        start = first.to(tl.int32) + work % splits
         stop = 1 << 20
         shared = 0
         step = splits
@@ -91,9 +93,9 @@ def _attend(
     longest = tl.max(tl.load(lengths + row + tile_row, mask=tile_row < rows, other=0), 0)
     longest = tl.cdiv(longest.to(tl.int32), BLOCK)  # pages
     stop = tl.minimum(stop, tl.cdiv(longest, SEGMENT))
+    sequence = (row + member).to(tl.int64)
     query_head = head * GROUP + tile_row % GROUP
     is_used = tile_row < rows * GROUP
-    sequence = tl.load(lines + row + member, mask=is_used, other=0)
     tail = tl.load(tails + row + member, mask=is_used, other=1 << 20).to(tl.int32) * is_tail
     column = tl.arange(0, W)
     in_size = (column < D)[None, :]
@@ -173,7 +175,6 @@ def decode_segments(
     table: Tensor,
     lengths: Tensor,
     tails: Tensor,
-    lines: Tensor,
     items: Tensor,
     *,
     splits: int,
@@ -182,8 +183,7 @@ def decode_segments(
     space: tuple[Tensor, Tensor],
     tail_rows: int = 1,
 ) -> Tensor:
-    """Attention of q [B,H,d], see the module; `space` is `decode.scratch` of `slots` per row. Of the 2B lines
-    the first B are 0, 1, ..., and in the others tails ascend."""
+    """Attention of q [B,H,d], see the module; `space` is `decode.scratch` of `slots` per row."""
     batch, heads, _ = q.shape
     kv_heads = k_pool.shape[1]
     partial, stats = space
@@ -191,7 +191,7 @@ def decode_segments(
     out = torch.empty_like(q)
     shared = sizes(q, kv_heads)
     _attend[(kv_heads, len(items) + triton.cdiv(batch, tail_rows) * splits)](
-        q, k_pool, v_pool, table, table.stride(0), lengths, tails, lines, items, batch, len(items), splits,
+        q, k_pool, v_pool, table, table.stride(0), lengths, tails, items, batch, len(items), splits,
         tail_rows, slots, partial, stats, HEADS=kv_heads, ROWS=tile_rows, NUM_STAGES=NUM_STAGES, **shared,
         num_warps=NUM_WARPS, **chained(q.device),
     )  # fmt: skip
