@@ -143,7 +143,7 @@ def test_a_disk_that_takes_no_more_stops_with_the_reason_and_keeps_the_last_chec
     before = sorted(p.name for p in (tmp_path / "run" / "checkpoints").iterdir())
     full = graft("train", str(tmp_path / "tiny.yaml"), "train.steps=6", largest_file=30_000)
     assert full.returncode == 1
-    assert "cannot write" in full.stderr and "last good checkpoint is intact" in full.stderr
+    assert "cannot write" in full.stderr and "Complete checkpoints are intact" in full.stderr
     assert "Traceback" not in full.stderr
     assert sorted(p.name for p in (tmp_path / "run" / "checkpoints").iterdir()) == before
     assert graft("train", str(tmp_path / "tiny.yaml"), "train.steps=4").returncode == 0

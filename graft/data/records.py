@@ -10,6 +10,7 @@ ignored when the row is parsed. So a table needs 8 bytes of memory per row.
 
 from __future__ import annotations
 
+import codecs
 import csv
 import io
 import json
@@ -120,7 +121,7 @@ class Csv:
         try:
             head = found[1].removeprefix(BOM).decode("utf-8") if found else ""
         except UnicodeDecodeError as error:
-            raise DataError(f"{file}, line 1 is not UTF-8: {error}") from error
+            raise DataError(f"{file}, line 1 is not UTF-8: {_explained(error)}") from error
         self.fields = [name.strip() for name in next(csv.reader(io.StringIO(head, newline="")), [])]
         if len(set(self.fields)) < len(self.fields) or "" in self.fields:
             raise DataError(
@@ -173,7 +174,7 @@ class Csv:
         return dict(zip(self.fields, map(_csv_value, values), strict=True))
 
     def describe_error(self, start: int, row: int, error: Exception) -> str:
-        return f"line {line_at(self.file, start)} is no row of csv in UTF-8: {error}"
+        return f"line {line_at(self.file, start)} is no row of csv in UTF-8: {_explained(error)}"
 
 
 TextRows = JsonlFile | JsonList | Csv
@@ -215,7 +216,16 @@ def _json_error(where: str, row: int, error: Exception) -> str:
     if isinstance(error, NotAnObject):
         return f"row {row} is {error}"
     is_json = isinstance(error, DuplicateKey)
-    return f"{where}: {error}" if is_json else f"{where} is not JSON in UTF-8: {error}"
+    return f"{where}: {error}" if is_json else f"{where} is not JSON in UTF-8: {_explained(error)}"
+
+
+def _explained(error: Exception) -> str:
+    """An error of a row, and where its text has another encoding what to do."""
+    if not isinstance(error, UnicodeDecodeError):
+        return str(error)
+    is_utf_16 = error.object.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+    seems = "; it seems to be UTF-16" if is_utf_16 else ""
+    return f"{error}{seems}; save the file as UTF-8"
 
 
 def as_row(value: Any) -> dict[str, Any]:

@@ -125,8 +125,11 @@ def test_lines_in_a_file_called_json_are_read_and_unusual_line_ends_are_text(tmp
     ("content", "message"),
     [
         (b'{"a": 1}\n{oops\n', "line 2 is not JSON"),
-        ('{"a": "é"}'.encode("latin-1"), "line 1 is not JSON in UTF-8: .*0xe9"),
-        ('{"a": 1}'.encode("utf-16"), "line 1 is not JSON in UTF-8"),
+        (
+            '{"a": "é"}'.encode("latin-1"),
+            "line 1 is not JSON in UTF-8: .*0xe9.*; save the file as UTF",
+        ),
+        ('{"a": 1}'.encode("utf-16"), "line 1 is not JSON in UTF-8.*; it seems to be UTF-16; save"),
         (b"[" * 100_000, "line 1 is not JSON in UTF-8: maximum recursion"),
         (b'{"a": ' + b"9" * 5000 + b"}", "line 1 is not JSON in UTF-8: Exceeds the limit"),
         (b'{"a": 1}\n[1]', "row 2 is list, not an object with named fields"),

@@ -627,7 +627,7 @@ def test_a_disk_that_takes_no_more_ends_all_with_the_cause_first(runs, tmp_path,
     assert code == 1
     lines = [line for line in screen.splitlines() if line.startswith("graft: ")]
     assert " of 2 on " in lines[0] and "failed: cannot write to" in lines[0], screen
-    assert "last good checkpoint is intact" in lines[0]
+    assert "Complete checkpoints are intact" in lines[0]
     # the other one may have failed as well
     assert re.search("stops, because rank|failed too: cannot write to", lines[1]), screen
     names = sorted(path.name for path in (folder / "run" / "checkpoints").iterdir())

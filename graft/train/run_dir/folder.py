@@ -72,8 +72,8 @@ def out_of_disk(folder: Path) -> Iterator[None]:
         if error.errno in FULL:
             way_out = f"{free_megabytes(folder):,.0f} MB are free there: free some space"
         raise RunStopped(
-            f"cannot write to {folder} ({error}); {way_out}, and run the same command again. The last "
-            "good checkpoint is intact"
+            f"cannot write to {folder} ({error}); {way_out}, and run the same command again. "
+            "Complete checkpoints are intact"
         ) from error
 
 
