@@ -41,7 +41,8 @@ FASTEST = (
     *(Tile(64, 16, 256, 4, 4), Tile(64, 32, 128, 4, 4), Tile(64, 64, 128, 4, 4)),
     Tile(128, 128, 64, 8, 3),
 )
-"""Of 70 tiles on an H200, weights read from memory: within 6% of the best at 1 to 512 rows."""
+"""Within 7% of the best of 46 tiles for up to 16 rows, and of 26 for up to 64, on an H200; weights read from
+memory."""
 
 
 def tile_of(rows: int, outputs: int) -> Tile:
@@ -79,10 +80,10 @@ def _product(
     at_weight = weight + output.to(tl.int64)[:, None] * K
     acc = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
     for start in tl.range(0, K, BLOCK_K):
-        input = start + tl.arange(0, BLOCK_K)
-        inside = (input < K)[None, :]
-        left = tl.load(at_x + input[None, :], mask=is_row[:, None] & inside, other=0.0)
-        right = tl.load(at_weight + input[None, :], mask=is_output[:, None] & inside, other=0.0)
+        inner = start + tl.arange(0, BLOCK_K)
+        inside = (inner < K)[None, :]
+        left = tl.load(at_x + inner[None, :], mask=is_row[:, None] & inside, other=0.0)
+        right = tl.load(at_weight + inner[None, :], mask=is_output[:, None] & inside, other=0.0)
         acc = tl.dot(left, tl.trans(right), acc, input_precision="ieee")
     if bias is not None:
         acc += tl.load(bias + output, mask=is_output, other=0.0).to(tl.float32)[None, :]

@@ -51,8 +51,8 @@ def share_segments(table: Ints, lengths: Ints, group: int, kv_heads: int) -> Pag
 
 
 def _longest_first(table: Ints, order: Ints, lengths: Ints) -> Ints:
-    """`order` with the families of the longest rows first, who have a page in common: programs run in the
-    order of rows, and a long one that began last would run alone at the end."""
+    """`order` with families, rows that share their first page, by the longest of each: programs start in the
+    order of rows, and a long one that started last would run alone at the end."""
     family = np.cumsum(np.diff(table[order, 0], prepend=table[order[0], 0]) != 0)
     longest = np.zeros(family[-1] + 1, np.int64)
     np.maximum.at(longest, family, lengths[order])
