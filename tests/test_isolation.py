@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 
 import graft
@@ -13,6 +15,7 @@ from graft.types import Task, Turn
 
 NOTES: list[str] = []
 CACHE: dict[str, int] = {}
+DRAWN = itertools.count()  # in place of a generator that no seed starts
 
 
 class Sound(BaseEnv):
@@ -66,6 +69,12 @@ class Shallow(Sound):
         return copy.copy(self)
 
 
+class ChancePrompt(Sound):
+    def pose(self) -> str:
+        self.notes = []
+        return f"{next(DRAWN)}+1="
+
+
 class Chance(Sound):
     def respond(self, action: str) -> Turn:
         import random
@@ -115,6 +124,7 @@ def check(make):
         (InModule, FAIL, "test_isolation.NOTES is common to all of them and changed"),
         (Cached, WARN, "test_isolation.CACHE is common to all of them, and changed"),
         (Shallow, FAIL, "acting in one copy changed notes of another"),
+        (ChancePrompt, WARN, "in two fresh environments: reset poses '0+1=', then '1+1='"),
         (Chance, WARN, "the same task, seed and actions in two fresh environments"),
         (Elsewhere, FAIL, "test_isolation.SHARED.inner['notes'].notes is common to all of them"),
         (lambda: ToolEnv(Sound(), [note]), FAIL, "tool note was answered with"),

@@ -42,11 +42,12 @@ Answers = list[tuple[str, Any]]
 def isolation_check(make_env: Callable[[Task], Env], task: Task) -> Check:
     """Act in a fresh environment, in another one, and in two copies of a third."""
     made: list[Env] = []
+    posed: list[str] = []
 
     def fresh() -> Env:
         env = make_env(task)
         made.append(env)
-        env.reset(task.seed)
+        posed.append(repr(env.reset(task.seed)[0]))
         return env
 
     def copied(env: Env) -> Env:
@@ -82,7 +83,9 @@ def isolation_check(make_env: Callable[[Task], Env], task: Task) -> Check:
         return Check(
             "isolation", FAIL, f"{what}: acting in one copy changed {leaked} of another", remedy
         )
-    if (odd := unequal(alone, again)) and not changed:
+    prompts = [*dict.fromkeys(posed)]
+    odd = f"reset poses {prompts[0]:.80}, then {prompts[1]:.80}" if len(prompts) > 1 else ""
+    if (odd := odd or unequal(alone, again)) and not changed:
         seen = f"{what}: the same task, seed and actions in two fresh environments: {odd}"
         way_out = (
             "draw from self.rng alone, and keep what an attempt changes in `self`; else no run can be "
