@@ -220,6 +220,25 @@ def test_repeated_texts_stay_in_their_dictionary(tmp_path: Path):
     assert next(iter(rows))["question"] == text
 
 
+def test_compressed_arrow_is_read_up_to_the_bound_whatever_its_size_on_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """2,000 letters and three offsets of 4 bytes, which are not compressed."""
+    table = pyarrow.table({"question": ["ab" * 500, "cd" * 500]})
+    for codec, name in (("lz4", "small.arrow"), (None, "plain.arrow")):
+        options = pyarrow.ipc.IpcWriteOptions(compression=codec)
+        with pyarrow.ipc.new_file(tmp_path / name, table.schema, options=options) as writer:
+            writer.write_table(table)
+    monkeypatch.setattr("graft.data.arrow_bounds.MOST_DECODED", 1_999)
+    with pytest.raises(
+        DataError, match=r"is compressed, and stands for 2,\d+ .*without compression"
+    ):
+        read_table(tmp_path / "small.arrow")
+    assert len(read_table(tmp_path / "plain.arrow")) == 2
+    monkeypatch.setattr("graft.data.arrow_bounds.MOST_DECODED", 2_500)
+    assert len(read_table(tmp_path / "small.arrow")) == 2
+
+
 def test_arrow_with_offsets_outside_of_its_data_is_damaged(tmp_path: Path):
     table = pyarrow.table({"question": ["abc", "defg"]})
     with pyarrow.ipc.new_file(tmp_path / "rows.arrow", table.schema) as writer:

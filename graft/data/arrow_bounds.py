@@ -107,7 +107,7 @@ def has_dictionary(kind: Any) -> bool:
 
 
 def check_ipc(file: Path, memory: Any) -> None:
-    """Raise DataError for compressed buffers that stand for far more than the file holds."""
+    """Raise DataError for compressed buffers, which are all decoded at once, that would fill the memory."""
     import pyarrow
 
     decoded = 0
@@ -118,7 +118,12 @@ def check_ipc(file: Path, memory: Any) -> None:
             decoded += _uncompressed(bytes(message.metadata), message.body)
     except struct.error as error:
         raise DataError(f"{file} is not an Arrow file or stream: {error}") from error
-    _check(file, decoded, 0)
+    if decoded > MOST_DECODED:
+        raise DataError(
+            f"{file} is compressed, and stands for {decoded:,} bytes, which would all be in memory at once; "
+            f"at most {MOST_DECODED:,} are read. Write it without compression, which stays on the disk, or "
+            "as parquet"
+        )
     memory.seek(0)
 
 
