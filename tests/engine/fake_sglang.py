@@ -2,15 +2,20 @@
 
     python -m tests.engine.fake_sglang FOLDER PORT      a process of its own; any family of transformers'
 
-It has the part of the API that `SGLangServer` uses, with the behaviour of SGLang as its source and its
-documentation describe it: log-probs at the temperature but before top-k and top-p, the stop token in the
-output, a version in every reply. SGLang itself was not run.
+It has the part of the API that `SGLangServer` uses, and behaves as SGLang 0.5.17 does: log-probs at the
+temperature but before top-k and top-p, the stop token in the output, a version in every reply, the last id
+of the vocabulary written as 0 in a prompt, contexts that are too long refused, tensors read by a list of
+allowed classes. `test_real_sglang.py` asks the same of both.
 """
 
 from __future__ import annotations
 
+import base64
+import io
 import json
+import math
 import os
+import pickle
 import sys
 import threading
 import time
@@ -24,6 +29,7 @@ import torch
 
 from graft.models.decoder import Decoder, causal
 from graft.models.io.load import load_model
+from graft.models.io.tensor_names import hf_names
 from graft.text.tokenizer import FastTokenizer
 
 
@@ -33,6 +39,13 @@ def load_other(folder: str) -> Any:
 
     how = {"dtype": torch.float32, "attn_implementation": "eager"}
     return AutoModelForCausalLM.from_pretrained(folder, **how).eval()
+
+
+class _Unpickler(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        if not f"{module}.".startswith(("torch.", "collections.", "builtins.")):
+            raise RuntimeError(f"Blocked unsafe class loading ({module}.{name})")
+        return super().find_class(module, name)
 
 
 class FakeSGLang:
@@ -48,6 +61,8 @@ class FakeSGLang:
         """Return log-probs of temperature 1 (SGLANG_RETURN_ORIGINAL_LOGPROB)."""
         self.is_old = False
         """Without pause_generation and with the older names of its information."""
+        self.window: float = math.inf
+        """--context-length."""
         self.delay = 0.0
         """Seconds a token takes."""
         self.faults: list[int] = []
@@ -81,9 +96,9 @@ class FakeSGLang:
         start = content.get("logprob_start_len", -1)
         if start >= 0:
             logp = self.logits(tokens).log_softmax(-1)
-            input_logprobs = [[None, tokens[start], None]]
+            input_logprobs = [[None, self._as_reported(tokens[start]), None]]
             input_logprobs += [
-                [float(logp[i - 1, tokens[i]]), tokens[i], None]
+                [float(logp[i - 1, tokens[i]]), self._as_reported(tokens[i]), None]
                 for i in range(start + 1, len(tokens))
             ]
             meta["input_token_logprobs"] = input_logprobs
@@ -129,6 +144,23 @@ class FakeSGLang:
         }
         return {"text": "", "output_ids": [one[1] for one in output_logprobs], "meta_info": meta}
 
+    def _as_reported(self, token: int) -> int:
+        return token if token < self.vocab_size - 1 else 0
+
+    @property
+    def vocab_size(self) -> int:
+        decoder = self.decoder
+        return (decoder.shape if isinstance(decoder, Decoder) else decoder.config).vocab_size
+
+    def take(self, texts: list[str]) -> None:
+        """Copy tensors into the model, by their names in a Hugging Face folder."""
+        [text] = texts
+        sent = _Unpickler(io.BytesIO(base64.b64decode(text, validate=True))).load()
+        own = dict(hf_names(self.decoder))
+        with self.lock, torch.no_grad():
+            for name, tensor in sent:
+                own[name].copy_(tensor)
+
     def _draw(self, logp: torch.Tensor, params: dict[str, Any]) -> int:
         if params.get("temperature") == 0:
             return int(logp.argmax())
@@ -154,8 +186,14 @@ class FakeSGLang:
             case "/model_info" | "/get_model_info":
                 return 200, info
             case "/server_info" | "/get_server_info":
-                return 200, {"context_length": None, "version": "0.5"}
+                window = None if self.window == math.inf else self.window
+                info = {"context_length": window, "version": "0.5", "tp_size": 1, "device": "cpu"}
+                return 200, info | ({"max_req_input_len": window - 6} if window else {})
             case "/generate":
+                num_input = len(content["input_ids"])
+                num_tokens = num_input + content["sampling_params"]["max_new_tokens"]
+                if num_tokens > self.window or num_input >= self.window - 6:
+                    return 400, {"error": {"message": f"too long: {num_input}, {num_tokens}"}}
                 return 200, self.generate(content)
             case "/abort_request":
                 if content["rid"] in self.running:
@@ -179,6 +217,11 @@ class FakeSGLang:
                 with self.lock:
                     self.decoder, self.version = decoder, content["weight_version"]
                 return 200, {"success": True, "message": "Succeeded to update model weights."}
+            case "/update_weights_from_tensor":
+                self.abort()
+                self.take(content["serialized_named_tensors"])
+                self.version = content["weight_version"]
+                return 200, {"success": True, "message": "Success"}
             case _:
                 return 404, {"detail": "Not Found"}
 

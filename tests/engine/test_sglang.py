@@ -19,6 +19,7 @@ from graft.engine.remote import endpoint, servers_engine
 from graft.engine.remote.endpoint import EndpointError
 from graft.engine.remote.server_protocol import ServerReply
 from graft.engine.remote.sglang import SGLangServer
+from graft.engine.remote.vllm_server import VLLMServer
 from graft.models.decoder import Decoder
 from graft.models.io.save import save_model
 from graft.models.io.tensor_names import hf_names
@@ -433,7 +434,7 @@ def test_what_sglang_cannot_do_is_refused(stage, folder, tmp_path):
     set_up = stage()
     engine, [fake] = set_up.engine(), set_up.fakes
     with pytest.raises(EngineError, match=r"engine\.sync=memory"):
-        set_up.engine(sync="memory")
+        VLLMServer([fake.url], folder, tokenizer=TOKENIZER, exchange=tmp_path, sync="memory")
     with pytest.raises(EngineError, match="must list servers"):
         SGLangServer([], folder, tokenizer=TOKENIZER, exchange=tmp_path)
     with pytest.raises(EngineError, match=r"no readable config\.json"):

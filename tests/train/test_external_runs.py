@@ -1,6 +1,7 @@
 """Whole runs whose tokens come from engines of others: vLLM, SGLang, and what they are refused for.
 
-SGLang is a stand-in with its API (`tests.engine.fake_sglang`). The tests with a real vLLM need
+SGLang is a stand-in with its API (`tests.engine.fake_sglang`), and in one test a real server, which `make
+test-slow` installs. The tests with a real vLLM need
 the interpreter that has it: `.venv/vllm/bin/python -m pytest -m vllm tests/train/test_external_runs.py`.
 """
 
@@ -35,6 +36,7 @@ from graft.train.run_dir.checkpoint import checkpoints
 from graft.train.run_dir.folder import RunStopped
 from graft.types import Task, Trajectory
 from tests.engine.fake_sglang import FakeSGLang, load_other, serving_sglang
+from tests.engine.real_sglang import PYTHON, RealSGLang
 from tests.training import train_recipe
 
 SIZES = {
@@ -184,6 +186,37 @@ def test_a_run_with_sglang_learns_from_its_tokens_and_goes_on_where_it_was(base,
     trained = load_model(checkpoint)
     for mine, served in zip(trained.parameters(), fake.decoder.parameters(), strict=True):
         assert torch.equal(mine, served)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_real_sglang_trains_by_file_and_through_memory_and_may_be_killed(base, hasty, tmp_path):
+    if not PYTHON.exists():
+        pytest.skip("no SGLang: make .venv/sglang/.ready installs it")
+    server = RealSGLang(base, 256)
+    by_file = sglang(base, server.url)
+    through_memory = {**by_file, "engine": {**by_file["engine"], "sync": "memory"}}
+    server.start()
+    try:
+        found, screen = run(tmp_path / "file", **by_file)
+        assert "sglang: log-probs agree with the learner's" in screen
+        assert len(found) == 3 and all(line[GAP] < 1e-4 for line in found)
+        # branches that fork by entropy, a step ahead of the learner
+        forks = through_memory | FORKS | {"model": by_file["model"]}
+        found, _ = run(tmp_path / "memory", **forks)
+        assert len(found) == 3 and all(line[GAP] < 1e-4 for line in found)
+        assert not list((tmp_path / "memory" / "run" / "exchange").glob("*-*"))
+    finally:
+        server.kill()
+    with pytest.raises(EngineError, match=f"{server.url}.* cannot be reached"):
+        run(tmp_path / "file", **by_file, train={"steps": 5})
+    server.start()
+    try:
+        found, screen = run(tmp_path / "file", **by_file, train={"steps": 5})
+        assert "after rl step 3" in screen and [line["step"] for line in found] == [1, 2, 3, 4, 5]
+        assert all(line[GAP] < 1e-4 for line in found)
+    finally:
+        server.kill()
 
 
 @pytest.mark.slow

@@ -15,7 +15,6 @@ import logging
 import re
 from collections.abc import Sequence
 from contextlib import suppress
-from pathlib import Path
 
 from graft.engine.errors import EngineError
 from graft.engine.remote.endpoint import EndpointError
@@ -77,43 +76,14 @@ class ServerPool:
             server.tag = server.tag or await self.protocol.read_tag(server)
         self.is_inspected = True
 
-    async def give_weights(self, folder: Path, version: int) -> None:
-        """Load the weights in `folder` on every server; one that was excluded and loads them is back."""
-        tag = f"{self.run}-v{version}"
-        has_answered = False  # a server answered, and did not load them
-
-        async def give(server: Server) -> None:
-            nonlocal has_answered
-            server.tag = tag  # also if it fails: its old weights are not to be used
-            try:
-                await self.protocol.give_weights(server, folder, tag)
-                server.fault = ""
-            except EngineError as error:
-                server.fault = str(error)
-                has_answered |= not isinstance(error, EndpointError) or error.code > 0
-
-        await asyncio.gather(*(give(server) for server in self.servers))
-        failed = [server for server in self.servers if server.fault]
-        text = "; ".join(f"server {server.url}: {server.fault}" for server in failed)
-        if len(failed) == len(self.servers):
-            remedy = "Once a server is back, the same command resumes from the last checkpoint"
-            if has_answered:
-                remedy = (
-                    f"The servers must see '{folder.parent}' under the same path; engine.exchange "
-                    "names another folder"
-                )
-            raise EngineError(
-                f"{self.protocol.where}: no server took the new weights. {text}. {remedy}"
-            )
-        if failed:
-            logging.getLogger("graft").warning("%s continues without %s", self.protocol.where, text)
-        self.version = version
+    def tag_of(self, version: int) -> str:
+        return f"{self.run}-v{version}"
 
     def set_version(self, version: int) -> None:
         """Another process of the run gave the servers these weights."""
         self.version = version
         for server in self.servers:
-            server.tag = f"{self.run}-v{version}"
+            server.tag = self.tag_of(version)
 
     def version_of(self, tag: str | None) -> int:
         """The version in a tag of this run; the version of the pool for other tags."""

@@ -12,6 +12,7 @@ from graft.engine.errors import EngineError
 from graft.engine.remote.endpoint import Endpoint, EndpointError
 from graft.engine.remote.stateless import PendingSample
 from graft.engine.remote.top_entropy import TOP_K
+from graft.engine.remote.weight_tensors import Bucket
 from graft.engine.stop_strings import TokenPieces
 from graft.types import Sampling
 
@@ -45,6 +46,11 @@ class Server(Endpoint):
         """The weights that it has, by its own report."""
         self.model = ""
         self.window: float = math.inf
+        self.max_prompt: float = math.inf
+        """Tokens that a request may have; some servers keep a few of the window for what they sample."""
+        self.tp = 1
+        """Processes that hold its model together."""
+        self.is_on_gpu = False
         self.num_contexts = 0
 
     async def ask_first_known(self, *paths: str, content: Mapping[str, Any] | None = None) -> Any:
@@ -66,6 +72,8 @@ class ServerProtocol:
     """Whether log-probs are of the distribution after top-k, top-p and min-p."""
     tags_replies = False
     """Whether a reply carries the tag of its weights; else the tag is requested after the reply."""
+    takes_tensors = False
+    """Whether it takes weights through memory, without a file."""
     logprobs_remedy = ""
     """How to start a server so that its log-probs are at the sampling temperature."""
 
@@ -104,8 +112,20 @@ class ServerProtocol:
         """The log-prob of `token` after `tokens`."""
         raise NotImplementedError
 
-    async def give_weights(self, server: Server, folder: Path, tag: str) -> None:
-        """Make the server stop its samples, read the weights in `folder` and drop its cache."""
+    async def pause(self, server: Server) -> None:
+        """Make the server stop its samples and start no others."""
+        raise NotImplementedError
+
+    async def give_folder(self, server: Server, folder: Path, tag: str) -> None:
+        """Make a paused server read the weights in `folder` and drop its cache."""
+        raise NotImplementedError
+
+    async def give_bucket(self, server: Server, bucket: Bucket, tag: str) -> None:
+        """Make a paused server take these tensors and, with the last of them, drop its cache."""
+        raise NotImplementedError
+
+    async def resume(self, server: Server) -> None:
+        """Let the server sample again."""
         raise NotImplementedError
 
     async def stop(self, server: Server, names: list[str]) -> None:

@@ -6,9 +6,10 @@ import asyncio
 import math
 import os
 import secrets
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from hashlib import blake2b
 from pathlib import Path
 from threading import Thread
@@ -22,6 +23,8 @@ from graft.engine.remote.server_protocol import Server, ServerProtocol, ServerRe
 from graft.engine.remote.stateless import PendingSample, StatelessEngine, seed_of
 from graft.engine.remote.top_entropy import entropy_of, known_tokens
 from graft.engine.remote.weight_files import WeightFolder
+from graft.engine.remote.weight_tensors import buckets_of
+from graft.engine.remote.weight_update import WeightUpdate
 from graft.protocols import Tokenizer
 from graft.types import Completion, Finish, Sampling
 
@@ -56,7 +59,7 @@ class ServersEngine(StatelessEngine):
                   is logged and its contexts move to the others
     model_folder  the Hugging Face folder that the run starts from
     exchange      the folder for weights, which the servers must see under the same path
-    sync          "auto" or "file": these servers take weights by file
+    sync          "auto" or "file": weights by file; "memory": the tensors themselves, to SGLang
     deadline      seconds for a completion, or for a server to take new weights
 
     A sample that runs while new weights come ends with "pause" and the tokens that the server returns
@@ -82,10 +85,11 @@ class ServersEngine(StatelessEngine):
         super().__init__(name, model_folder, tokenizer, eos_ids, seed, deadline)
         if not urls or isinstance(urls, str):
             raise EngineError(f"engine.url={urls!r}: must list servers, such as [http://host:8000]")
-        if sync not in ("auto", "file"):
+        if sync == "memory" and not self.protocol_type.takes_tensors:
             raise EngineError(
                 f"engine.sync={sync}: {name} servers take weights by file; use auto or file"
             )
+        self.sync = sync
         self.protocol = self.protocol_type(self.folder, self.config, self.pieces, deadline)
         run = blake2b(str(exchange.absolute()).encode(), digest_size=4).hexdigest()
         self.pool = ServerPool(self.protocol, urls, run, api_key_env)
@@ -120,9 +124,9 @@ class ServersEngine(StatelessEngine):
                 if not self.pool.is_inspected:
                     await self.pool.inspect()
                 while True:
-                    window = context.server.window
-                    pending = self.begin(context, sampling, self.version, window)
-                    if pending.budget < 1:
+                    server = context.server
+                    pending = self.begin(context, sampling, self.version, server.window)
+                    if pending.budget < 1 or len(context.tokens) > server.max_prompt:
                         return pending.completion(Finish.LENGTH)
                     if context.server.fault:
                         context.move(await self.pool.pick_or_revive())
@@ -220,20 +224,45 @@ class ServersEngine(StatelessEngine):
         return _run_in_thread(main())
 
     def _load(self, weights: Mapping[str, Any], version: int) -> None:
-        """Write the weights and load them on every server."""
+        """Give the weights to every server."""
         if not self.pool.is_inspected:
             self.health()
+        protocol = self.protocol
+        if self.sync == "memory":
+            self._weights.check(weights)
+            gifts = (partial(protocol.give_bucket, bucket=bucket) for bucket in buckets_of(weights))
+            self._update(version, gifts, "engine.sync=file gives them by file")
+            return
         folder = self._weights.write(weights)  # samples continue while it is written
+        remedy = (
+            f"The servers must see '{folder.parent}' under the same path; engine.exchange names "
+            "another folder"
+        )
+        self._update(version, [partial(protocol.give_folder, folder=folder)], remedy)
+        self._weights.keep_only(folder)
+
+    def _update(
+        self, version: int, gifts: Iterable[Callable[..., Awaitable[None]]], remedy: str
+    ) -> None:
+        """Pause the servers and the samples of this process, give, and resume.
+
+        A split model is gathered here, bucket by bucket: on this thread, which has its device.
+        """
         loading = self._loading = Future()
+        update = WeightUpdate(self.pool, version)
         try:
-            self.pool.num_loads += 1
             for request in list(self._running):
                 request.end(Finish.PAUSE)
-            _run_in_thread(self.pool.give_weights(folder, version))
+            try:
+                _run_in_thread(update.take(self.protocol.pause))
+                for gift in gifts:
+                    _run_in_thread(update.take(partial(gift, tag=update.tag)))
+            finally:
+                _run_in_thread(update.resume())
         finally:
             self._loading = None
             loading.set_result(None)
-        self._weights.keep_only(folder)
+        update.finish(remedy)
 
     def pause(self) -> None:
         """Stop all samples; each ends as soon as its server returns the tokens so far."""

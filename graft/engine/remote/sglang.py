@@ -4,6 +4,7 @@
 
     /generate                    token ids in; ids, log-probs and the weights' version out
     /update_weights_from_disk    new weights, with a version that every later reply repeats
+    /update_weights_from_tensor  the same through memory (engine.sync=memory)
     /abort_request               ends a request and returns its tokens so far
 
 Log-probs are at the sampling temperature, but before top-k, top-p and min-p: with those they are not of
@@ -17,12 +18,15 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from graft.engine.errors import EngineError
 from graft.engine.remote.endpoint import EndpointError, parsing
 from graft.engine.remote.server_protocol import Server, ServerProtocol, ServerReply
 from graft.engine.remote.servers_engine import ServersEngine
 from graft.engine.remote.stateless import PendingSample
+from graft.engine.remote.weight_tensors import Bucket
+from graft.http import is_loopback
 
 
 class SGLangProtocol(ServerProtocol):
@@ -31,6 +35,7 @@ class SGLangProtocol(ServerProtocol):
     name = "sglang"
     has_truncated_logprobs = False
     tags_replies = True
+    takes_tensors = True
     logprobs_remedy = "start it without the environment variable SGLANG_RETURN_ORIGINAL_LOGPROB"
     is_deterministic = False
     """Whether the servers draw by seed (--enable-deterministic-inference)."""
@@ -41,6 +46,9 @@ class SGLangProtocol(ServerProtocol):
             raise EngineError("it has no /model_info: is it SGLang?")
         info = await server.ask_first_known("/server_info", "/get_server_info") or {}
         server.window = float(info.get("context_length") or "inf")
+        server.max_prompt = float(info.get("max_req_input_len") or "inf") - 1
+        server.tp = int(info.get("tp_size") or 1)
+        server.is_on_gpu = info.get("device") == "cuda"
         self.is_deterministic = bool(info.get("enable_deterministic_inference"))
 
     async def read_tag(self, server: Server) -> str | None:
@@ -107,9 +115,13 @@ class SGLangProtocol(ServerProtocol):
         def read(answer: Any) -> list[float]:
             with parsing(answer, "log-probs of the prompt"):
                 entries = answer["meta_info"]["input_token_logprobs"][-count:]
-                if [entry[1] for entry in entries] != tokens[-count:]:
+                if [entry[1] for entry in entries] != [as_reported(t) for t in tokens[-count:]]:
                     raise ValueError("of other tokens")
                 return [float(entry[0]) for entry in entries]
+
+        def as_reported(token: int) -> int:
+            # in prompts it writes the last id of the vocabulary as 0; the log-prob is of the last id
+            return token if token < self.config["vocab_size"] - 1 else 0
 
         return await server.ask("/generate", content, read)
 
@@ -131,19 +143,32 @@ class SGLangProtocol(ServerProtocol):
 
         return await server.ask("/generate", content, read)
 
-    async def give_weights(self, server: Server, folder: Path, tag: str) -> None:
-        # older servers have neither path, and do the same as part of an update
+    async def pause(self, server: Server) -> None:
+        # older servers have no such path, nor one to resume, and do the same as part of an update
         await server.ask_first_known("/pause_generation", content={"mode": "abort"})
-        try:
-            content = {
-                "model_path": str(folder),
-                "weight_version": tag,
-                "abort_all_requests": True,
-                "flush_cache": True,
-            }
-            await server.ask("/update_weights_from_disk", content, _check_loaded, retries=0)
-        finally:
-            await server.ask_first_known("/continue_generation", content={})
+
+    async def give_folder(self, server: Server, folder: Path, tag: str) -> None:
+        content = {
+            "model_path": str(folder),
+            "weight_version": tag,
+            "abort_all_requests": True,
+            "flush_cache": True,
+        }
+        await server.ask("/update_weights_from_disk", content, _check_loaded, retries=0)
+
+    async def give_bucket(self, server: Server, bucket: Bucket, tag: str) -> None:
+        by_handle = bucket.is_on_gpu and server.is_on_gpu and is_loopback(urlsplit(server.url).hostname)
+        content: dict[str, Any] = {
+            "serialized_named_tensors": [bucket.text(by_handle)] * server.tp,
+            # until the last bucket it has weights of two versions, which nobody may train on
+            "weight_version": tag if bucket.is_last else f"{tag}-partial",
+            "abort_all_requests": True,
+            "flush_cache": bucket.is_last,
+        }
+        await server.ask("/update_weights_from_tensor", content, _check_loaded, retries=0)
+
+    async def resume(self, server: Server) -> None:
+        await server.ask_first_known("/continue_generation", content={})
 
     async def stop(self, server: Server, names: list[str]) -> None:
         for name in names:

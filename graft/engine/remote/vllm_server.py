@@ -151,20 +151,22 @@ class VLLMProtocol(ServerProtocol):
 
         return await server.ask("/v1/completions", content, read)
 
-    async def give_weights(self, server: Server, folder: Path, tag: str) -> None:
+    async def pause(self, server: Server) -> None:
         await server.ask("/pause?mode=abort", {}, retries=0)
-        try:
-            content = {
-                "method": "reload_weights",
-                "kwargs": {"weights_path": str(folder)},
-                "timeout": self.deadline,
-            }
-            await server.ask("/collective_rpc", content, retries=0)
-            await server.ask("/reset_prefix_cache", {}, _check_reset, retries=0)
-            # older servers keep no version
-            await server.ask_first_known("/update_weight_version", content={"new_version": tag})
-        finally:
-            await server.ask("/resume", {}, retries=0)
+
+    async def give_folder(self, server: Server, folder: Path, tag: str) -> None:
+        content = {
+            "method": "reload_weights",
+            "kwargs": {"weights_path": str(folder)},
+            "timeout": self.deadline,
+        }
+        await server.ask("/collective_rpc", content, retries=0)
+        await server.ask("/reset_prefix_cache", {}, _check_reset, retries=0)
+        # older servers keep no version
+        await server.ask_first_known("/update_weight_version", content={"new_version": tag})
+
+    async def resume(self, server: Server) -> None:
+        await server.ask("/resume", {}, retries=0)
 
     async def stop(self, server: Server, names: list[str]) -> None:
         # the server numbers the prompts of a request

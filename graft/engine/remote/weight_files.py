@@ -56,14 +56,17 @@ class WeightFolder:
             with new_folder(done, is_durable=False) as aside:
                 for file, content in self.beside.items():
                     (aside / file).write_bytes(content)
-                names = write_shards(weights.items(), aside, shard_bytes)
-                check_names(names, self.expected, self.model_folder)
+                self.check(write_shards(weights.items(), aside, shard_bytes))
         except OSError as error:
             raise EngineError(
                 f"cannot write the weights of the engine to '{self.folder}' ({error}); "
                 "engine.exchange must be a folder that the servers can read, with space for two models"
             ) from None
         return done
+
+    def check(self, names: Iterable[str]) -> None:
+        """EngineError unless these are the names of the model's weights."""
+        check_names(names, self.expected, self.model_folder)
 
     def keep_only(self, folder: Path) -> None:
         """Remove our earlier versions."""
