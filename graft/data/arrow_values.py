@@ -3,6 +3,7 @@
 struct<a: int, b: int> {a: 1, b: null}    {"a": 1}: Arrow fills every struct with every key
 map<string, string> [("a", "1")]          {"a": "1"}
 a timestamp in the year 148107            text, since Python's datetime ends with 9999
+float 0.1 (32 bits)                       0.1, not the 0.10000000149011612 that it is as 64 bits
 
 The file does not say whether a null in a struct was written or filled in, so it is left out; a null in
 a map, in a list or in JSON text was written, and stays.
@@ -124,7 +125,7 @@ def times_as_text(kind: Any) -> Any:
 
 
 def may_need_cleaning(column: Any) -> bool:
-    """Whether a struct of this column has nulls, or there is a map: most files have neither."""
+    """Whether a struct of this column has nulls, or there is a map or a short float: most files have none."""
     from pyarrow import BaseExtensionType, ChunkedArray, types
 
     if isinstance(column, ChunkedArray):
@@ -134,8 +135,15 @@ def may_need_cleaning(column: Any) -> bool:
         return any(one.null_count for one in inner) or any(map(may_need_cleaning, inner))
     if types.is_list(column.type) or types.is_large_list(column.type):
         return may_need_cleaning(column.flatten())
-    is_plain = not (types.is_nested(column.type) or types.is_dictionary(column.type))
-    return not is_plain or isinstance(column.type, BaseExtensionType)
+    kind = column.type
+    is_plain = not (types.is_nested(kind) or types.is_dictionary(kind) or is_short_float(kind))
+    return not is_plain or isinstance(kind, BaseExtensionType)
+
+
+def is_short_float(kind: Any) -> bool:
+    from pyarrow import types
+
+    return types.is_float16(kind) or types.is_float32(kind)
 
 
 @lru_cache(maxsize=256)
@@ -156,6 +164,11 @@ def cleaner(kind: Any) -> Clean | None:
     if types.is_nested(kind) and hasattr(kind, "value_type"):  # lists of every kind
         each = cleaner(kind.value_type)
         return each and (lambda value: value and [each(one) for one in value])
+    if is_short_float(kind):
+        short = kind.to_pandas_dtype()
+        return lambda value: (
+            value and float(str(short(value)))
+        )  # the shortest text that it is read from
     return None
 
 

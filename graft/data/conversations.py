@@ -250,6 +250,8 @@ def _text(entry: Mapping[str, Any], key: str, where: str = "") -> str:
 
 def unwrapped(value: Any) -> Any:
     """A numpy array, which pandas makes of a list in a parquet file, as a list; any other value unchanged."""
+    if getattr(getattr(value, "dtype", None), "kind", "") == "f" and value.itemsize < 8:
+        value = value.astype(str).astype(float)  # 0.1, not the 0.10000000149011612 of 32 bits
     return value.tolist() if hasattr(value, "tolist") else value
 
 

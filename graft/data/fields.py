@@ -11,7 +11,8 @@ import json
 import math
 import re
 from collections.abc import Mapping, Sequence
-from numbers import Number
+from decimal import Decimal
+from numbers import Real
 from typing import Any
 
 from graft.data import conversations
@@ -141,9 +142,10 @@ def read_golds(row: Row, path: str) -> Any:
 
 
 def is_gold(value: Any) -> bool:
-    if isinstance(value, float):
-        return math.isfinite(value)  # pandas writes NaN for an empty value
-    return bool(value.strip()) if isinstance(value, str) else isinstance(value, Number)
+    if isinstance(value, str):
+        return bool(value.strip())
+    # pandas writes NaN for an empty value
+    return isinstance(value, Real | Decimal) and math.isfinite(value)
 
 
 def read_countdown(numbers: Any, target: Any, field: str) -> dict[str, Any]:

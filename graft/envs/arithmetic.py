@@ -10,7 +10,8 @@ from graft.envs.base import BaseEnv, Trace
 from graft.envs.splits import check_split, split_of
 from graft.envs.wording import flat_in_words, numbers_in_words, operators_in_words
 from graft.registry import resolve
-from graft.rewards.answers import last_marked, same_number
+from graft.rewards.answers import last_marked
+from graft.rewards.numbers import same_number
 from graft.text.parse import last_number, marked_number
 from graft.tools.calculator import CalculatorError, evaluate, format_number, work
 from graft.types import Author, Turn

@@ -20,7 +20,7 @@ from graft.envs.base import BaseEnv, Trace
 from graft.envs.splits import check_range, check_split, split_of
 from graft.envs.tool_env import ToolEnv
 from graft.registry import resolve
-from graft.rewards.answers import same_number
+from graft.rewards.numbers import same_number
 from graft.tools.calculator import MAX_DIGITS, Calculator, evaluate, format_number, keys_of, work
 from graft.tools.formats import COMPACT, COMPACT_BARE, CallStyle
 from graft.types import Author, CallText, Turn

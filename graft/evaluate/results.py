@@ -22,7 +22,8 @@ from graft.evaluate.answer_measures import productivity
 from graft.evaluate.estimates import NO_VOTE, Estimate, estimate, majority_at_k, pass_at_k
 from graft.evaluate.samples import StoredSample
 from graft.files import append_row
-from graft.rewards.answers import in_words, normalise, parse_number
+from graft.rewards.answers import in_words, normalise
+from graft.rewards.numbers import parse_number
 
 _FORMULA = re.compile(r"[0-9\\^=+*/<>]")
 """Characters of mathematics: an answer with one keeps its punctuation, else x-1 would equal x+1."""

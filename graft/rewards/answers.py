@@ -8,17 +8,17 @@ from __future__ import annotations
 import re
 import string
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from fractions import Fraction
 from typing import Any
 
 from graft.rewards.maths.grading import grade
+from graft.rewards.numbers import each_gold, is_gold, join_groups, parse_number
 from graft.rewards.plugins import blocking
 from graft.text.parse import last_boxed, last_tag
 from graft.tools.calculator import CalculatorError, work
 from graft.types import Task, Trajectory
 
-_NUMBER = re.compile(r"([+-]?)((?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)(?:\.[0-9]*)?|\.[0-9]+)")
 _MARKED = re.compile(r"####[ \t]*([^\n]*)")
 _WORDED = re.compile(r"\s*\\text(?:bf|tt|rm)?\s*\{([^{}]*)\}\s*")
 _ARTICLE = re.compile(r"\b(?:a|an|the)\b")
@@ -40,8 +40,6 @@ _BRACKETED_WORD = re.compile(r"[(\[{]\s*(\w+)\s*[)\]}]")
 _EMPHASIS = re.compile(r"(\*{1,3}|_{1,3})([^*_]+)\1")
 _WITHOUT_PUNCTUATION = str.maketrans("", "", string.punctuation)
 
-MAX_NUMBER_LENGTH = 200  # characters; int() is quadratic, and no answer is longer
-
 
 def last_answer(text: str) -> str:
     r"""The final answer in a text: the last <answer> tag, else \boxed{}, else the line after ####,
@@ -60,30 +58,22 @@ def last_answer(text: str) -> str:
     return (text if found is None else found).strip()
 
 
+def last_pair(text: str, tag: str) -> str | None:
+    """What the last <tag> and the </tag> after it enclose, each pair from the first <tag> that is open.
+
+    >>> last_pair("<answer>1 <answer>2</answer>", "answer"), last_pair("<answer>1", "answer")
+    ('1 <answer>2', None)
+    """
+    opening, closing, found, at = f"<{tag}>", f"</{tag}>", None, 0
+    while (start := text.find(opening, at)) >= 0 and (end := text.find(closing, start)) >= 0:
+        found, at = text[start + len(opening) : end], end + len(closing)
+    return found
+
+
 def last_marked(text: str) -> str | None:
     """The rest of the line after the last "####", as GSM8K writes answers; None without one."""
     lines = _MARKED.findall(text)
     return lines[-1].strip() if lines else None
-
-
-def parse_number(text: str) -> Fraction | None:
-    """The exact number that a text states; None if it is anything else.
-
-    >>> parse_number(" -1,234.50 ")
-    Fraction(-2469, 2)
-    """
-    if len(text) > MAX_NUMBER_LENGTH:
-        return None
-    match = _NUMBER.fullmatch(text.strip())
-    if match is None:
-        return None
-    return Fraction(match[1] + match[2].replace(",", ""))
-
-
-def same_number(a: str, b: str) -> bool:
-    """True if both texts are numbers, and the same one: "1,200" and "1200.0"."""
-    first, second = parse_number(a), parse_number(b)
-    return first is not None and first == second
 
 
 def normalise(text: str) -> str:
@@ -178,9 +168,30 @@ def word_f1(answer: str, gold: str) -> float:
     >>> word_f1("the city of Paris", "Paris")
     0.5
     """
-    given, wanted = Counter(normalise(answer).split()), Counter(normalise(gold).split())
-    common = (given & wanted).total()
-    return 2 * common / (given.total() + wanted.total()) if common else 0.0
+    return _overlap(normalise(answer).split(), normalise(gold).split())
+
+
+def value_f1(answer: str, gold: str) -> float:
+    """`word_f1` with numbers by value: SQuAD drops their signs and points, so that -3.5 is 35.
+
+    >>> value_f1("about 0.00001 m", "1e-05 m"), word_f1("-3.5", "35"), value_f1("-3.5", "35")
+    (0.8, 1.0, 0.0)
+    """
+    return _overlap(_valued_words(answer), _valued_words(gold))
+
+
+def _valued_words(text: str) -> list[str | Fraction]:
+    """The words that SQuAD compares, with a Fraction in place of each that states a number."""
+    words: list[str | Fraction] = []
+    for word in join_groups(text).split():
+        number = parse_number(_END_MARKS.sub("", word))
+        words += normalise(word).split() if number is None else [number]
+    return words
+
+
+def _overlap(answer: Sequence[Hashable], gold: Sequence[Hashable]) -> float:
+    common = (Counter(answer) & Counter(gold)).total()
+    return 2 * common / (len(answer) + len(gold)) if common else 0.0
 
 
 def countdown_score(answer_text: str, numbers: Sequence[int], target: int | Fraction) -> float:
@@ -194,8 +205,13 @@ def countdown_score(answer_text: str, numbers: Sequence[int], target: int | Frac
     return float(value_of(answer_text.partition("=")[0], numbers) == target)
 
 
-def value_of(expression: str, numbers: Sequence[int]) -> Fraction | None:
-    """The value of an expression that uses exactly these numbers; None for any other text."""
+def value_of(expression: str, numbers: Sequence[int | Fraction]) -> Fraction | None:
+    """The value of an expression that uses exactly these numbers; None for any other text.
+
+    Decimals are other numbers, as in EARL's and RL-GRPO's rules: 7.0 is not the 7 that was given.
+    """
+    if "." in expression:
+        return None
     try:
         working = work(expression)
     except CalculatorError:
@@ -225,10 +241,9 @@ def exact_match(task: Task, trajectory: Trajectory) -> float:
 
 
 def f1(task: Task, trajectory: Trajectory) -> float:
-    """`word_f1` of the final answer and the nearest of the task's."""
+    """`value_f1` of the final answer and the nearest of the task's."""
     answer = last_answer(trajectory.answer_text)
-    golds = accepted_answers(task.answer)
-    return max((word_f1(answer, accepted) for accepted in golds), default=0.0)
+    return max(value_f1(answer, accepted) for accepted in accepted_answers(task.answer))
 
 
 @blocking
@@ -240,36 +255,50 @@ def math_answer(task: Task, trajectory: Trajectory) -> float:
 
 
 def countdown(
-    task: Task, trajectory: Trajectory, scale: Sequence[float] = (0.0, 0.0, 1.0)
+    task: Task, trajectory: Trajectory, scale: Sequence[float] = (0.0, 0.0, 1.0), tag: str = ""
 ) -> float:
     """The value of the final answer's expression against the task's {"numbers": [...], "target": n}.
 
     scale   the rewards of an answer that does not use exactly these numbers, of one with another value,
             and of a right one; RL-GRPO's is [0.01, 0.02, 1.01]
+    tag     the expression must be the contents of the last <tag>; empty: a tag answer, a box, the line
+            after ####, or all of the text
     """
-    given = task.answer
-    if not isinstance(given, Mapping) or not {"numbers", "target"} <= set(given):
-        raise ValueError(f"the task's answer is {given!r}; countdown needs {{numbers, target}}")
     if len(scale) != 3:
         raise ValueError(
             f"countdown: scale={list(scale)} must be three rewards: no form, wrong, right"
         )
-    expression = last_answer(trajectory.answer_text).partition("=")[0]
-    value = value_of(expression, given["numbers"])
+    numbers, target = _countdown_gold(task.answer)
+    text = trajectory.answer_text
+    expression = last_pair(text, tag) or "" if tag else last_answer(text)
+    value = value_of(expression.partition("=")[0], numbers)
     no_form, wrong, right = scale
-    return no_form if value is None else right if value == given["target"] else wrong
+    return no_form if value is None else right if value == target else wrong
+
+
+def _countdown_gold(given: Any) -> tuple[list[Fraction], Fraction]:
+    """Numbers and target of a task, exactly, also if they are floats, of numpy, or texts."""
+    if not isinstance(given, Mapping) or not {"numbers", "target"} <= set(given):
+        raise ValueError(
+            f"the task's answer is {given!r:.200}; countdown needs {{numbers, target}}"
+        )
+    several = [parse_number(str(one)) for one in (*given["numbers"], given["target"])]
+    numbers = [one for one in several if one is not None]
+    if len(numbers) < len(several):
+        raise ValueError(f"the task's answer is {given!r:.200}; numbers and target must be numbers")
+    return numbers[:-1], numbers[-1]
 
 
 def accepted_answers(answer: Any) -> list[str]:
     """A task's answer as the list of texts that are right."""
-    if answer is None:
+    golds = [str(gold) for gold in each_gold(answer) if is_gold(gold)]
+    if not golds:
         raise ValueError(
-            "the task has no answer to compare with; a row has one in its column answer (or solution, or the "
-            "one that answer_key= names), an environment sets self.answer in pose(), or info['answer'] in "
-            "reset(). Otherwise choose a reward that needs no answer"
+            f"the task has no answer to compare with, but {answer!r:.80}; a row has one in its column answer "
+            "(or solution, or the one that answer_key= names), an environment sets self.answer in pose(), or "
+            "info['answer'] in reset(). Otherwise choose a reward that needs no answer"
         )
-    several = answer if isinstance(answer, list | tuple) else [answer]
-    return [str(one) for one in several]
+    return golds
 
 
 def final_answers(answer: Any) -> list[str]:

@@ -121,7 +121,10 @@ class Plugin:
                 f"reward {name_of(self.function)}{self.signature} cannot be called for task "
                 f"{task.id!r}: {error}; available are {', '.join(sorted(arguments))}"
             ) from None
-        return read_score(self.function(**arguments), self.function)
+        result = self.function(**arguments)
+        if self.collect is not verl_arguments:
+            result = only_entry(result, self.function)
+        return read_score(result, self.function)
 
 
 def verl_arguments(task: Task, trajectory: Trajectory) -> dict[str, Any]:
@@ -161,8 +164,21 @@ def arpo_arguments(task: Task, trajectory: Trajectory) -> dict[str, Any]:
     return {"data": [row]}
 
 
+def only_entry(result: Any, function: Callable[..., Any]) -> Any:
+    """The entry of the list of one that a function of lists must return: TRL's and ARPO's forms."""
+    is_list = isinstance(result, list | tuple) or getattr(result, "ndim", 0) == 1  # numpy, torch
+    if not is_list or len(result) != 1:
+        seen = f"{len(result)} entries" if is_list else f"a {type(result).__name__}"
+        raise ValueError(
+            f"reward {name_of(function)} returned {result!r:.200}, {seen}; it gets lists with one attempt "
+            "and must return a list with one number for it: a number for a whole list would say nothing "
+            "about each attempt. Return [score for ... in ...], or take (task, trajectory) for one attempt"
+        )
+    return result[0]
+
+
 def read_score(result: Any, function: Callable[..., Any]) -> float:
-    """The number in the result of a plug-in: 1, True, {"score": 1, ...}, or [1] from TRL's."""
+    """The number in the result of a plug-in: 1, True, {"score": 1, ...} or [1]."""
     value: Any = result
     if isinstance(result, Mapping):
         value = result.get("score")

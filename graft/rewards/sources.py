@@ -16,7 +16,8 @@ from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
 from typing import Any
 
-from graft.rewards.answers import parse_number, same_number, value_of
+from graft.rewards.answers import value_of
+from graft.rewards.numbers import parse_number, same_number
 from graft.text.parse import first_answer, first_marked, last_number, marked_number
 
 Grader = Callable[[str, Any, Mapping[str, Any]], float | None]

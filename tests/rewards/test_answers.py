@@ -19,12 +19,11 @@ from graft.rewards.answers import (
     last_marked,
     math_answer,
     normalise,
-    parse_number,
-    same_number,
     same_text,
     same_words,
 )
 from graft.rewards.code import code_tests
+from graft.rewards.numbers import parse_number, same_number
 from graft.types import Author, Episode, Leaf, Span, Task, Trajectory
 
 
@@ -73,7 +72,9 @@ def test_without_a_mark_there_is_no_marked_answer():
         ("1 2", None),
         ("--1", None),
         ("", None),
-        ("1e3", None),
+        ("1e3", 1000),
+        ("25E-2", 0.25),
+        ("1e9999", None),
         ("٣", None),
         ("9" * 5000, None),
     ],

@@ -7,7 +7,9 @@ import types
 from functools import partial
 from typing import Any
 
+import numpy
 import pytest
+import torch
 
 from graft.registry import UnknownName
 from graft.rewards import REWARDS, make_reward
@@ -135,6 +137,55 @@ def test_what_is_no_finite_number_is_refused_with_the_name_of_the_function(resul
 
     with pytest.raises(ValueError, match=r"compute_score returned .*finite number"):
         adapt(compute_score)(*attempt())
+
+
+def trl(result: Any):
+    def fluent(completions, **columns):
+        return result
+
+    return fluent
+
+
+def arpo(result: Any):
+    def documented(data):
+        return result
+
+    return documented
+
+
+@pytest.mark.parametrize("form", [trl, arpo])
+@pytest.mark.parametrize(
+    "result", [[0.5], (0.5,), [True], numpy.array([0.5]), [numpy.float32(0.5)], torch.tensor([0.5])]
+)
+def test_a_function_of_lists_returns_a_list_of_one(form: Any, result: Any):
+    assert adapt(form(result))(*attempt()) in (0.5, 1.0)
+
+
+@pytest.mark.parametrize("form", [trl, arpo])
+@pytest.mark.parametrize(
+    "result",
+    [
+        0.5, 1, True, None, "0.5", {"score": 0.5}, numpy.float32(0.5), numpy.array(0.5), torch.tensor(0.5),
+        [], [0.5, 0.5], numpy.array([0.5, 0.5]), torch.tensor([0.5, 0.5]), [None], ["0.5"], [float("nan")],
+        [[0.5, 0.5]], numpy.array([numpy.nan]), [torch.tensor([0.5, 0.5])],
+    ],
+    ids=repr,
+)  # fmt: skip
+def test_anything_else_from_a_function_of_lists_is_refused(form: Any, result: Any):
+    with pytest.raises(ValueError, match=r"reward .*\.(fluent|documented) returned"):
+        adapt(form(result))(*attempt())
+
+
+@pytest.mark.parametrize(
+    "result",
+    [numpy.float32(0.5), numpy.array(0.5), torch.tensor(0.5), {"score": torch.tensor(0.5)}],
+    ids=repr,
+)
+def test_numbers_of_numpy_and_torch_are_numbers(result: Any):
+    def compute_score(solution_str):
+        return result
+
+    assert adapt(compute_score)(*attempt()) == 0.5
 
 
 def test_a_graft_reward_is_returned_unchanged():

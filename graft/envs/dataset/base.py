@@ -14,11 +14,11 @@ from array import array
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from itertools import accumulate
-from numbers import Number
 from pathlib import Path
 from typing import Any
 
 from graft.data.errors import BadField, DataError
+from graft.data.fields import is_gold
 from graft.data.hub import read_hub, splits_of
 from graft.data.location import open_location, parse_location
 from graft.data.pictures import COLUMNS, refuse_pictures
@@ -169,7 +169,7 @@ class DatasetEnv(BaseEnv):
         """A text, a number, or a list of them; anything else is an error that names the row."""
         value = row.get(key)
         several = value if isinstance(value, list) else [value]
-        if not several or not all(isinstance(one, str | Number) for one in several):
+        if not several or not all(isinstance(one, str) or is_gold(one) for one in several):
             raise DataError(
                 f"{self.where}: {key!r} holds {str(value)[:80]!r}; an answer is a text, a number, or "
                 "a list of them"

@@ -27,7 +27,8 @@ from graft.envs.base import BaseEnv, Trace
 from graft.envs.dataset.base import open_table
 from graft.envs.earl.marked import MarkedNumber
 from graft.envs.splits import check_split, split_of
-from graft.rewards.answers import last_marked, parse_number
+from graft.rewards.answers import last_marked
+from graft.rewards.numbers import parse_number
 from graft.types import Author
 
 log = logging.getLogger(__name__)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from graft.envs.base import BaseEnv
 from graft.envs.splits import check_range, check_split
 from graft.envs.wording import TOO_LARGE, number_in_words
-from graft.rewards.answers import same_number
+from graft.rewards.numbers import same_number
 from graft.text.parse import marked_number
 from graft.types import Turn
 

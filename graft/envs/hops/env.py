@@ -21,7 +21,7 @@ from graft.envs.hops.syntax import SYNTAXES, HopsSyntax
 from graft.envs.splits import check_range, check_split
 from graft.envs.tool_env import ToolEnv
 from graft.registry import resolve
-from graft.rewards.answers import same_number
+from graft.rewards.numbers import same_number
 from graft.types import Author, Turn
 
 FACTORS = (11, 99)

@@ -49,7 +49,7 @@ _NUMBER = re.compile(
     re.ASCII,
 )
 _MIXED = re.compile(r"([-+]?)([0-9]{1,18}) ([0-9]{1,18})/([0-9]{1,18})", re.ASCII)  # 1 1/2
-_SCIENTIFIC = re.compile(r"[-+]?[0-9]{1,18}(?:\.[0-9]{1,18})?[eE][-+]?[0-9]{1,2}", re.ASCII)
+_SCIENTIFIC = re.compile(r"[-+]?[0-9]{1,18}(?:\.[0-9]{1,18})?[eE][-+]?[0-9]{1,3}", re.ASCII)
 _REPEATING = re.compile(
     r"([-+]?)([0-9]{0,18})\.([0-9]{0,18})\\(?:overline|bar)\s*\{?([0-9]{1,18})\}?", re.ASCII
 )  # 0.1\overline{6}
