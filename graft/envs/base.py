@@ -340,6 +340,17 @@ def inner_envs(env: Any) -> list[Any]:
     return found
 
 
+def with_request(question: str, request: str) -> str:
+    """The prompt of a question: a request that names {question} encloses it, any other follows it.
+
+    >>> with_request("3 + 4?", "Be brief."), with_request("3 + 4?", "Q: {question}")
+    ('3 + 4?\\n\\nBe brief.', 'Q: 3 + 4?')
+    """
+    if "{question}" in request:
+        return request.replace("{question}", question)
+    return f"{question}\n\n{request}" if request else question
+
+
 def limit_turns(turn: Turn, turns: int, max_turns: int | None) -> Turn:
     """`turn`, truncated if it was the last one allowed and did not end the episode."""
     if turn.is_over or max_turns is None or turns < max_turns:

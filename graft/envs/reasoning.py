@@ -22,7 +22,7 @@ from functools import lru_cache
 from importlib.util import find_spec
 from typing import Any, NamedTuple
 
-from graft.envs.base import BaseEnv, Trace, salted
+from graft.envs.base import BaseEnv, Trace, salted, with_request
 from graft.envs.entry import EnvEntry
 from graft.envs.reasoning_checks import score_item
 from graft.envs.splits import check_split, split_of
@@ -60,6 +60,8 @@ REASONING: dict[str, EnvEntry] = {
     for name in NAMES
 }
 
+REQUEST = "Give the final answer in \\boxed{}."
+
 GENERATE_LIMIT = 60.0  # seconds; the slowest items take one
 SCORE_LIMIT = 5.0
 MAX_ANSWER = 20_000  # characters; no dataset asks for more
@@ -87,7 +89,8 @@ class Reasoning(BaseEnv):
 
     `size` items are generated from `dataset_seed`, each on first use, and shared by all envs with
     the same settings; size=10**9 costs nothing more. One in ten, by its text, is held out as split
-    "test". Further arguments are those of the dataset: its sizes and difficulty.
+    "test". `request` follows the question; "" shows the question alone, as GEM does. Further arguments are
+    those of the dataset: its sizes and difficulty.
     """
 
     blocking = True
@@ -100,6 +103,7 @@ class Reasoning(BaseEnv):
         size: int = 500,
         dataset_seed: int = 42,
         split: str = "train",
+        request: str = REQUEST,
         **config: Any,
     ) -> None:
         super().__init__()
@@ -112,7 +116,7 @@ class Reasoning(BaseEnv):
         self.name = name
         self.size = size
         self.split = check_split(split)
-        self.dataset_seed, self.config = dataset_seed, config
+        self.dataset_seed, self.config, self.request = dataset_seed, config, request
         self.idx = 0
         if config:  # a wrong setting is reported here and not in the first episode
             item(self.settings, 0)
@@ -131,7 +135,7 @@ class Reasoning(BaseEnv):
             found = item(self.settings, self.idx)
             if found.split == self.split:
                 self.answer = found.gold
-                return f"{found.question}\n\nGive the final answer in \\boxed{{}}."
+                return with_request(found.question, self.request)
         raise ValueError(
             f"rg:{self.name}: none of {MAX_TRIES} items is of the {self.split} split; "
             f"make size={self.size} larger, or widen its settings"

@@ -207,6 +207,9 @@ class RolloutSection(Section):
     """Sample from tokens of at least this share of the likeliest one's probability; 0: every token."""
     max_tokens: int = Field(default=256, ge=1)
     """Sampled tokens per turn."""
+    cut_turns: Literal["end", "step"] = "end"
+    """After a turn that max_tokens cut off: end the attempt as truncated; or step the environment with GEM's
+    text for an invalid action, which the environment may punish. The turn's tokens are trained either way."""
     max_turns: int = Field(default=8, ge=1)
     """Turns per attempt."""
     max_context: int = Field(default=4096, ge=2)

@@ -37,6 +37,9 @@ from graft.types import (
 )
 from graft.user_code import UserObject, as_number
 
+INVALID_ACTION = "<｜INVALID_ACTION｜>"
+"""What GEM's trainer sends to an environment in place of a response that was cut off."""
+
 
 class LiveTrajectory:
     """An engine context, an environment, and the last span written."""
@@ -129,6 +132,8 @@ class LiveTrajectory:
             return None
         finish, self.partial.stage = self.partial.finish, TurnStage.OVER
         self.metrics["turns"] += 1
+        if finish is Finish.LENGTH and self.draft.setup.cut_turns == "step":
+            return INVALID_ACTION
         if finish in (Finish.LENGTH, Finish.ABORT):
             return None
         return self._action(is_call=finish is Finish.EXIT)

@@ -81,6 +81,9 @@ class RolloutSetup:
     reward: Reward | None = None
     """None: the environment's own rewards, summed over the turns."""
     max_turns: int = 8
+    cut_turns: str = "end"
+    """What follows a turn that its limit of tokens cut off: "end" of the attempt, or a "step" with
+    `INVALID_ACTION`."""
     max_context: int = 4096
     deadline: float = 600.0
     """Seconds that a single wait may take: one completion, one answer of an environment."""

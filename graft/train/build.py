@@ -300,6 +300,7 @@ def make_setup(
         sampling=sampling_of(config),
         reward=shared.reward,
         max_turns=rollout.max_turns,
+        cut_turns=rollout.cut_turns,
         max_context=rollout.max_context,
         deadline=rollout.deadline,
         actions=actions,

@@ -6,7 +6,7 @@ import random
 from collections.abc import Mapping
 from typing import Any
 
-from graft.envs.base import Trace
+from graft.envs.base import Trace, with_request
 from graft.envs.dataset.base import DatasetEnv
 from graft.protocols import Observation
 from graft.rewards.answers import final_answers
@@ -23,7 +23,8 @@ class MathEnv(DatasetEnv):
     gold 0.5    "... so it is \boxed{\frac{1}{2}}."  ->  1.0
 
     The last box counts. The gold may be a text, a number, or a list of which any is right; of a
-    worked solution the final answer counts (a box, or what follows ####).
+    worked solution the final answer counts (a box, or what follows ####). `request` follows the problem, or
+    encloses it as {question}; "" shows the row alone, as GEM does.
     """
 
     question = ""
@@ -34,11 +35,12 @@ class MathEnv(DatasetEnv):
         *,
         question_key: str = "problem",
         answer_key: str = "answer",
+        request: str = REQUEST,
         format_reward: float = 0.0,
         timeout: float = 1.0,
         **source: Any,
     ) -> None:
-        self.answer_key = answer_key
+        self.answer_key, self.request = answer_key, request
         self.format_reward = format_reward
         self.timeout = timeout
         super().__init__(question_key=question_key, columns=self.needed_columns(), **source)
@@ -49,7 +51,7 @@ class MathEnv(DatasetEnv):
     def ask(self, row: Mapping[str, Any]) -> Observation:
         self.answer = self.answers_of(row, self.answer_key)
         self.question = self.text_of(row, self.question_key)
-        return f"{self.question}\n\n{REQUEST}"
+        return with_request(self.question, self.request)
 
     def respond(self, action: str) -> Turn:
         answer = last_boxed(action)

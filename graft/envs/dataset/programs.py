@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from graft.data.errors import DataError
+from graft.envs.base import with_request
 from graft.envs.dataset.base import DatasetEnv
 from graft.rewards.code import last_code_block, score_tests, table_of
 from graft.types import Turn
@@ -20,7 +21,8 @@ class ProgramEnv(DatasetEnv):
     """1.0 if the last fenced block passes every test, else 0.0; `format_reward` without a block.
 
     Tests are {"inputs": [...], "outputs": [...]}, a list of {"input", "output"}, or either as JSON
-    text. Programs run in the sandbox.
+    text. Programs run in the sandbox. `request` follows the problem, or encloses it as {question}; "" shows
+    the row alone, as GEM does.
     """
 
     def __init__(
@@ -28,6 +30,7 @@ class ProgramEnv(DatasetEnv):
         *,
         question_key: str = "problem",
         test_key: str = "tests",
+        request: str = REQUEST,
         max_tests: int = 12,
         sandbox: str = "auto",
         format_reward: float = -0.1,
@@ -35,7 +38,7 @@ class ProgramEnv(DatasetEnv):
     ) -> None:
         if max_tests < 1:
             raise ValueError(f"max_tests={max_tests}: must be 1 or more")
-        self.test_key = test_key
+        self.test_key, self.request = test_key, request
         self.max_tests = max_tests
         self.sandbox = sandbox
         self.format_reward = format_reward
@@ -46,7 +49,7 @@ class ProgramEnv(DatasetEnv):
             self.answer = table_of(row.get(self.test_key))
         except ValueError as error:
             raise DataError(f"{self.where}: {self.test_key!r} {error}") from error
-        return f"{self.text_of(row, self.question_key)}\n\n{REQUEST}"
+        return with_request(self.text_of(row, self.question_key), self.request)
 
     def respond(self, action: str) -> Turn:
         code = last_code_block(action)

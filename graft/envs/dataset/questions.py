@@ -6,7 +6,7 @@ import random
 from collections.abc import Mapping
 from typing import Any
 
-from graft.envs.base import Trace
+from graft.envs.base import Trace, with_request
 from graft.envs.dataset.base import DatasetEnv
 from graft.rewards.answers import accepted_answers, same_words, word_f1
 from graft.text.parse import last_boxed, last_tag
@@ -15,9 +15,9 @@ from graft.types import Author, Turn
 FORMS = {
     "tag": (
         "Think it through inside <think> and </think>, then give the answer alone, as short as "
-        "possible, inside <answer> and </answer>."
+        "possible, inside <answer> and </answer>.\n\nQuestion: {question}"
     ),
-    "boxed": "Think it through, then give the answer alone in \\boxed{}.",
+    "boxed": "Think it through, then give the answer alone in \\boxed{}.\n\nQuestion: {question}",
 }
 
 
@@ -27,7 +27,8 @@ class QuestionEnv(DatasetEnv):
     gold ["Paris", "Paris, France"]    "<answer>paris</answer>"  ->  1.0
 
     `form` is where the answer is read: "tag" is <answer>...</answer>, "boxed" is a box. The last one
-    counts. info["f1"] is how far the words overlap with the nearest gold.
+    counts. info["f1"] is how far the words overlap with the nearest gold. `request` encloses the question as
+    {question}, or follows it; None: that of the form.
     """
 
     def __init__(
@@ -36,17 +37,19 @@ class QuestionEnv(DatasetEnv):
         question_key: str = "question",
         answer_key: str = "answer",
         form: str = "tag",
+        request: str | None = None,
         **source: Any,
     ) -> None:
         if form not in FORMS:
             raise ValueError(f"form={form!r}: must be one of {', '.join(FORMS)}")
         self.answer_key = answer_key
         self.form = form
+        self.request = FORMS[form] if request is None else request
         super().__init__(question_key=question_key, columns=(answer_key,), **source)
 
     def ask(self, row: Mapping[str, Any]) -> str:
         self.answer = self.answers_of(row, self.answer_key)
-        return f"{FORMS[self.form]}\n\nQuestion: {self.text_of(row, self.question_key)}"
+        return with_request(self.text_of(row, self.question_key), self.request)
 
     def respond(self, action: str) -> Turn:
         answer = last_tag(action, "answer") if self.form == "tag" else last_boxed(action)
