@@ -10,7 +10,7 @@ from typing import Any, Self
 from graft.envs.base import BaseEnv, Trace
 from graft.envs.splits import check_split, split_of
 from graft.envs.terminal.container import Container, container_program
-from graft.envs.terminal.grading import defined_tests, outcomes, score
+from graft.envs.terminal.grading import defined_tests, has_summary, outcomes, score
 from graft.envs.terminal.machine import Machine, MachineError
 from graft.envs.terminal.sandboxed import SandboxMachine
 from graft.envs.terminal.task import TerminalTask, read_tasks
@@ -24,6 +24,9 @@ MAX_COMMAND_SECONDS = 600.0
 TEST_OUTPUT = 1 << 20
 SANDBOX = "sandbox"
 GRADES = ("share", "all")
+HAS_PYTEST = "command -v pytest || python3 -c 'import pytest' || python -c 'import pytest'"
+_gradable: set[tuple[str, str]] = set()
+"""Tasks and programs whose tests are known to run, in this process."""
 
 
 class TerminalEnv(BaseEnv):
@@ -82,6 +85,8 @@ class TerminalEnv(BaseEnv):
         self.task_name = sorted(self.tasks)[self.rng.randrange(len(self.tasks))]
         self.commands, self.failures = [], 0
         self.machine = self._start(self.current)
+        if self.machine.run(HAS_PYTEST, self.command_seconds).exit_code:
+            self._check_tests()
         return self.current.instruction
 
     @property
@@ -117,7 +122,10 @@ class TerminalEnv(BaseEnv):
     def respond(self, action: str) -> Turn:
         """The policy is done: copy the tests to the machine and run them."""
         assert self.machine is not None
-        results = self._graded(self.machine, self.current)
+        output = self._test(self.machine, self.current)
+        if not has_summary(output):
+            self._check_tests()  # raises, unless it is the policy's work that keeps them from running
+        results = outcomes(output)
         names = self.current.weights or dict.fromkeys(
             defined_tests(self.current.tests) or results, 1.0
         )
@@ -180,14 +188,36 @@ class TerminalEnv(BaseEnv):
         limits = {"network": self.network, "memory_mb": self.memory_mb}
         return Container(task, program, options=self.run_args, **limits)
 
-    def _graded(self, machine: Machine, task: TerminalTask) -> dict[str, bool]:
+    def _check_tests(self) -> None:
+        """MachineError if the tests of the task do not run on a machine that the policy has not touched:
+        every attempt would fail, also one that has solved it."""
+        task = self.current
+        key = str(task.folder), " ".join(self.program)
+        if key in _gradable:
+            return
+        machine = self._start(task)
+        try:
+            output = self._test(machine, task)
+        finally:
+            machine.close()
+        if not has_summary(output):
+            raise MachineError(
+                f"the tests of task {task.name!r} cannot run on its machine: {task.runner.name} printed no "
+                f"summary of pytest, but {output.strip()[-200:]!r}. Every attempt would earn 0. Install "
+                "pytest: in the Dockerfile, or here for the sandbox (pip install pytest); or give "
+                "network=True if the tests install it themselves"
+            )
+        _gradable.add(key)
+
+    def _test(self, machine: Machine, task: TerminalTask) -> str:
+        """What the task's tests print on a machine."""
         if task.tests.is_dir():
             machine.copy(task.tests, TESTS)
         machine.copy(task.runner, f"{TESTS}/{task.runner.name}")
         command = (
             f"export TEST_DIR={TESTS}; $(command -v bash || echo sh) {TESTS}/{task.runner.name}"
         )
-        return outcomes(machine.run(command, task.test_seconds, TEST_OUTPUT).output)
+        return machine.run(command, task.test_seconds, TEST_OUTPUT).output
 
     def _release(self) -> None:
         machine, self.machine = self.machine, None

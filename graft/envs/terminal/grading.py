@@ -11,6 +11,11 @@ _SUMMARY = re.compile(r"^=+ short test summary info =+\s*$", re.MULTILINE)
 _RESULT = re.compile(r"^(PASSED|FAILED|ERROR|SKIPPED|XFAIL|XPASS)\s+(\S+)", re.MULTILINE)
 
 
+def has_summary(output: str) -> bool:
+    """Whether the tests ran to their end."""
+    return _SUMMARY.search(output) is not None
+
+
 def outcomes(output: str) -> dict[str, bool]:
     """Whether each test passed, by its name without the file; the last summary counts.
 
