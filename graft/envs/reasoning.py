@@ -53,6 +53,9 @@ time_intervals tower_of_hanoi tsumego word_ladder word_sequence_reversal word_so
 NAMES = tuple(_LISTED.split())
 """The datasets of reasoning-gym 0.1.25, written out so that listing them needs no import."""
 
+MIXTURE = ("chain_sum", "gcd", "letter_counting", "number_sorting")
+"""What rg:composite mixes if nothing else is named."""
+
 REASONING: dict[str, EnvEntry] = {
     f"rg:{name}": EnvEntry(
         "graft.envs.reasoning:Reasoning", {"name": name}, needs=("package:reasoning-gym",)
@@ -249,9 +252,10 @@ def _dataset(settings: str, block: int) -> Any:
 
     name, size, seed, config = json.loads(settings)
     if name == "composite":
-        if not config.get("datasets"):
+        mixed = config.get("datasets", MIXTURE)
+        if not mixed:
             raise ValueError('it mixes other datasets; name them: datasets=["gcd", "lcm"]')
-        parts = [part if isinstance(part, dict) else {"name": part} for part in config["datasets"]]
+        parts = [part if isinstance(part, dict) else {"name": part} for part in mixed]
         config["datasets"] = [DatasetSpec(**{"weight": 1.0, "config": {}, **one}) for one in parts]
     # items of seed s are often drawn with s, s + 1, ...: the next block starts after them
     return reasoning_gym.create_dataset(name, size=size, seed=seed + block * BLOCK, **config)

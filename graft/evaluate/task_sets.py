@@ -4,7 +4,8 @@
 
 are three sets: a benchmark, which defines its prompts and grading, and two environments. These
 take the arguments of the recipe's own environment (its syntax, its limits), except those that an id
-fixes: `earl:calc-count` stays one task, whatever mix the recipe draws from.
+fixes: `earl:calc-count` stays one task, whatever mix the recipe draws from; and except those that say
+what rows the recipe has and how to read them: those are the recipe's rows, and no other set.
 """
 
 from __future__ import annotations
@@ -23,6 +24,12 @@ from graft.recipe.attempt_keys import EnvItem
 from graft.registry import UnknownName
 from graft.text.chat import Chat
 from graft.types import Task
+
+ROWS = frozenset((
+    "data", "rows", "hub", "hub_split", "layout", "skip_bad", "template", "system",
+    "prompt_key", "question_key", "answer_key", "test_key", "image_key",
+))  # fmt: skip
+"""Arguments that name rows or describe their columns."""
 
 
 def read_sets(
@@ -98,10 +105,12 @@ def _set_of(
 
 
 def _arguments(env: str, recipe: TaskSection) -> dict[str, Any]:
-    """Of an environment that the recipe does not have: those of the recipe that its id does not fix."""
+    """Of an environment that the recipe does not have: those of the recipe that its id does not fix, without
+    the recipe's rows."""
     held_out = {"split": "test"} if "split" in find(env).parameters() else {}
     carried = {**recipe.args, **held_out, **recipe.eval_args}
-    return {key: value for key, value in carried.items() if key not in find(env).args}
+    apart = ROWS | set(find(env).args)
+    return {key: value for key, value in carried.items() if key not in apart}
 
 
 def _read_argument(text: str, labels: list[str]) -> tuple[str, str, Any]:

@@ -249,9 +249,17 @@ def test_difficulty_size_and_seed_are_settings():
     with pytest.raises(ValueError, match=r"rg:gcd .*no_such_setting"):
         build("gcd", no_such_setting=1)
     with pytest.raises(ValueError, match=r"rg:composite .*gives no item: .* name them: datasets="):
-        make("rg:composite").reset(0)
+        make("rg:composite", datasets=[])
     with pytest.raises(ValueError, match="size=0"):
         build("gcd", size=0)
+
+
+def test_the_mixture_runs_as_it_is_listed():
+    env = make("rg:composite")
+    questions = [env.reset(seed)[0] for seed in range(12)]
+    assert env.step(f"\\boxed{{{env.answer}}}").reward == 1.0
+    kinds = {rg.item(env.settings, idx).question.split()[0] for idx in range(30)}
+    assert len(set(questions)) > 6 and len(kinds) > 2
 
 
 def test_splits_are_disjoint_by_the_text_of_the_question():

@@ -48,6 +48,15 @@ def test_a_benchmark_has_its_own_prompt_and_reward():
     assert (own.reward, own.wrappers, own.is_whole) == ("f1", ["concat"], False)
 
 
+def test_the_rows_of_the_run_stay_its_own():
+    args = {"data": "mine.jsonl", "answer_key": "gold", "template": "{q}", "timeout": 2.0}
+    recipe = TaskSection(env="prompts", args=args, eval_args={"data": "held-out.jsonl"})
+    own, gsm, other = read_sets("prompts,math:GSM8K,other=prompts", ["other.data=x.jsonl"], recipe)
+    assert own.args == {**args, "data": "held-out.jsonl"}
+    assert (gsm.args.pop("split", "test"), gsm.args) == ("test", {"timeout": 2.0})
+    assert other.args["data"] == "x.jsonl"
+
+
 def eval_spec(sets: list[TaskSet], tasks: int | None) -> EvalSpec:
     config = load_config("quickstart", ["run.eval_tasks=3", "model.alphabet=bytes"])
     return EvalSpec(config, sets, tasks, samples=1, sampling=Sampling(temperature=0.0))
