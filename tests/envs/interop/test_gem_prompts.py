@@ -96,6 +96,14 @@ def test_without_the_argument_the_request_is_grafts_own():
     assert make("qa:HotpotQA", rows=ROWS, request="").reset(0)[0] == ROWS[0]["problem"]
 
 
+def test_games_and_tools_have_sentences_of_their_own():
+    game = "game:GuessTheNumber-v0-easy"
+    assert make(game).reset(1)[0] != importlib.import_module("gem").make(game).reset(seed=1)[0]
+    tool = importlib.import_module("gem.tools.python_code_tool").PythonCodeTool()
+    shown = make("math:Math12K", rows=ROWS, request="", wrappers="python_tool").reset(0)[0]
+    assert shown.startswith(ROWS[0]["problem"]) and tool.instruction_string() not in shown
+
+
 def test_the_graded_program_is_gems():
     parsing = importlib.import_module("gem.utils.parsing")
     rng, programs = random.Random(0), 0
