@@ -79,7 +79,10 @@ CLAIMS = {
         "tests/rollout/test_cut_turns.py::test_a_cut_response_costs_what_gems_environments_say"
     ),
     "Equal: rewards of the question sets": f"{RULES}test_questions_pay_what_gem_pays",
-    "Equal: the program": f"{GEM}test_the_graded_program_is_gems",
+    "Equal: rewards of mathematics": f"{RULES}test_mathematics_pays_what_gem_pays",
+    "Equal: rewards of programs": (
+        f"{RULES}test_programs_pay_what_gem_pays {GEM}test_the_graded_program_is_gems"
+    ),
     "Equal: the history": "tests/envs/test_wrappers.py::test_prompts_and_counters_are_gems",
     "Equal: return batch": (
         "tests/algos/test_credit.py::test_rebn_counts_every_turn_once_whatever_its_length"

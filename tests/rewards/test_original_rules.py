@@ -11,9 +11,12 @@ import re
 import string
 from collections import Counter
 from collections.abc import Sequence
+from fractions import Fraction
 from typing import Any
 
 from graft.config import load_config
+from graft.envs.dataset.maths import MathEnv
+from graft.envs.dataset.programs import ProgramEnv
 from graft.envs.dataset.questions import QuestionEnv
 from graft.rewards import make_reward
 from graft.rewards.deep_research import score_deep_research
@@ -180,6 +183,18 @@ def test_rows_of_earl_earn_what_earl_pays():
         expected = earl_number(text, gold)
         assert grade_by_source("calc_bench", text, gold, {"task": "arithmetic"}) == expected, text
         right["number", expected] += 1
+    for _ in range(1500):
+        gold, others = (
+            rng.randint(-999, 9999),
+            [rng.randint(0, 99) for _ in range(rng.randint(0, 3))],
+        )
+        last = rng.choice((gold, gold, gold + 1, f"{gold}.0", f"{gold:,}"))
+        text = rng.choice(("#### {0}", "so {0}.", "{0}", "x")).format(last)
+        text = " ".join([*(f"{other} +" for other in others), text])
+        found = [word.strip(".,#") for word in text.split() if re.search("[0-9]", word)]
+        expected = float(bool(found) and float(found[-1].replace(",", "")) == gold)
+        assert grade_by_source("basic_calculator_tutorial", text, str(gold), {}) == expected, text
+        right["last", expected] += 1
     for _ in range(3000):
         numbers, target, written = countdown_case(rng)
         text = rng.choice(("{0}", "#### {0}", "####\n{0}\nso", "#### {0}\n#### {1}")).format(
@@ -200,7 +215,7 @@ def test_rows_of_earl_earn_what_earl_pays():
             expected = earl_expression(found, numbers, target)
             assert grade == expected, (found, numbers, target)
             right["expression", expected] += 1
-    assert all(count > 250 for count in right.values()) and len(right) == 4, right
+    assert all(count > 250 for count in right.values()) and len(right) == 6, right
 
 
 def squad(text: str) -> str:
@@ -329,3 +344,64 @@ def test_questions_pay_what_gem_pays():
         env.answer = gold  # numbers are compared by value; without points, 3.5 is 35 to GEM
         assert float(squad(answer) == squad(gold)) == rule and parse_number(answer) is not None
         assert env.step(f"<answer>{answer}</answer>").reward == reward
+
+
+def rational(text: str) -> Fraction | None:
+    r"""The number that "1,200", "-3.50", "7/4" or "\frac{7}{4}" is."""
+    found = re.fullmatch(
+        r"\\d?frac\{(-?\d+)\}\{(\d+)\}|(-?[\d,]+(?:\.\d+)?)(?:/(\d+))?", text.strip()
+    )
+    if found is None:
+        return None
+    top, bottom = found[1] or found[3].replace(",", ""), found[2] or found[4] or "1"
+    return Fraction(top) / Fraction(bottom) if Fraction(bottom) else None
+
+
+def test_mathematics_pays_what_gem_pays():
+    """GEM: the last box against any gold, by spelling, by value, or as math-verify decides."""
+    rng, right = random.Random(4), Counter()
+    env = MathEnv(rows=[{"problem": "?", "answer": "1"}])
+    for _ in range(1500):
+        number = Fraction(rng.randint(-400, 4000), rng.choice((1, 1, 2, 4, 5, 8)))
+        top, bottom, value = number.numerator, number.denominator, float(number)
+        forms = [
+            f"\\frac{{{top}}}{{{bottom}}}",
+            f"{top}/{bottom}",
+            f"{value:g}" if abs(value) < 1e5 else "0",
+        ]
+        forms += [f"{top:,}", f"{value:.3f}"] if bottom == 1 else []
+        gold = rng.choice(forms)
+        near = Fraction(rng.choice((top + 1, -top, top, top * 10)), bottom)
+        given = rng.choice((*forms, str(near), f"{float(near):g}", ""))
+        shape = rng.choice(
+            ("\\boxed{%s}", "so \\boxed{7} no, \\boxed{%s}.", "$\\boxed{%s}$", "%s", "\\boxed{%s")
+        )
+        golds: Any = rng.choice((gold, [gold], ["1/977", gold]))
+        value_given = rational(given) if "%s}" in shape else None
+        expected = float(value_given is not None and value_given == rational(gold))
+        env.reset(0)
+        env.answer = golds
+        assert env.step(shape % given).reward == expected, (shape % given, golds)
+        right[expected] += 1
+    assert min(right[0.0], right[1.0]) > 300, right
+
+
+def test_programs_pay_what_gem_pays():
+    """GEM: -0.1 without a block; 1 if the last one prints what every test expects and ends well; else 0."""
+    tests = {"inputs": ["2\n", "5\n"], "outputs": ["4\n", "10"]}
+    env = ProgramEnv(rows=[{"problem": "?", "tests": tests}], max_tests=2)
+    block = "```python\n%s\n```"
+    double = "print(2 * int(input()))"
+    for text, reward in (
+        (double, -0.1),
+        ("", -0.1),
+        (block % double, 1.0),
+        (block % "print(4)" + "\n" + block % double, 1.0),
+        (block % double + "\n" + block % "print(4)", 0.0),
+        (block % f"{double}\nraise SystemExit(3)", 0.0),
+        (block % f"print(' ', end=''); {double}", 1.0),  # blanks around the output do not count
+        (block % "print(4)", 0.0),  # one of two
+        (block % "print(", 0.0),
+    ):
+        env.reset(0)
+        assert env.step(text).reward == reward, text
