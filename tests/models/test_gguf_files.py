@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from graft.models.decoder import Decoder, causal
-from graft.models.io.gguf_read import gguf_names, gguf_tokenizer_files, open_gguf, unpair_rows
+from graft.models.io.gguf_read import gguf_names, open_gguf, open_tokenizer, unpair_rows
 from graft.models.io.load import load_model
 from graft.models.io.save import save_model
 from graft.models.io.tensor_names import hf_names
@@ -306,7 +306,7 @@ def test_smollm2_equals_transformers_and_answers_paris(tmp_path: Path) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
     decoder = load_model(path)
-    gguf_tokenizer_files(path, tmp_path)
+    open_tokenizer(path).save(tmp_path)
     tokenizer = AutoTokenizer.from_pretrained(tmp_path)
     # SmolLM2's own splitting: digits one by one, and the spaces before them stay together
     assert tokenizer.tokenize("a  5") == ["a", "ĠĠ", "5"]

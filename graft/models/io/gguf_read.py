@@ -5,9 +5,7 @@ Weights are dequantised while they are read; the result is an ordinary decoder.
 
 from __future__ import annotations
 
-import json
 import os
-import tempfile
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
@@ -18,6 +16,7 @@ from torch import Tensor
 
 from graft.models.decoder import Decoder
 from graft.models.io.gguf_check import check_gguf
+from graft.models.io.gguf_tokenizer import build_backend, special_token
 from graft.models.io.tensor_names import hf_rows
 from graft.models.io.tensors import ModelFileError, build_decoder, first_line
 from graft.models.shape import ARCHITECTURES, ModelShape, UnsupportedModel, rope_frequencies
@@ -31,6 +30,13 @@ DAMAGED = (ValueError, IndexError, KeyError, TypeError, OverflowError, ZeroDivis
 ROPE_FACTORS = "rope_freqs.weight"
 ENDS = ("eos", "eot", "eom")
 """Ends of a text, a turn and a message: sampling stops at each."""
+ROLES = {
+    "bos_token": "bos",
+    "eos_token": "eos",
+    "unk_token": "unknown",
+    "pad_token": "padding",
+}
+"""Special tokens by Hugging Face's names -> GGUF's."""
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     "use_parallel_residual": (False,),
     "logit_scale": (0, 1),
@@ -273,47 +279,35 @@ def dequantise(tensor: ReaderTensor, path: Path) -> Tensor:
         ) from error
 
 
-def gguf_tokenizer_files(path: str | os.PathLike[str], folder: str | os.PathLike[str]) -> None:
-    """Write the tokenizer of a GGUF file, with its chat template, in Hugging Face's format."""
-    split = _value(open_gguf(Path(path)), "tokenizer.ggml.pre", "")
-    path = Path(path).resolve()
-    from tokenizers import pre_tokenizers
-    from transformers import AutoTokenizer
-
-    with tempfile.TemporaryDirectory() as alone:  # files beside the GGUF must not be mixed in
-        Path(alone, path.name).symlink_to(path)
-        try:
-            tokenizer = AutoTokenizer.from_pretrained(
-                alone, gguf_file=path.name, local_files_only=True, trust_remote_code=False
-            )
-        except Exception as error:  # the Rust side raises plain Exception
-            raise ModelFileError(
-                f"transformers cannot make a tokenizer of '{path}' ({type(error).__name__}: "
-                f"{first_line(error)}); download it again, or load the Hugging Face folder"
-            ) from error
-    if split == "smollm":
-        # transformers does not support this one and splits "a  5" as "a", " ", " ", "5"; the model
-        # was trained on "a", "  ", "5": digits are split off before spaces are grouped
-        tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-            [
-                pre_tokenizers.Digits(individual_digits=True),
-                pre_tokenizers.ByteLevel(add_prefix_space=False),
-            ]
-        )
-    tokenizer.save_pretrained(folder)
-
-
 def open_tokenizer(path: Path) -> FastTokenizer:
     """The tokenizer of a Hugging Face folder or of a .gguf file."""
     if path.suffix != ".gguf":
         return FastTokenizer.load(path)
-    reader = open_gguf(path)
-    named = (_value(reader, f"tokenizer.ggml.{kind}_token_id", None) for kind in ENDS)
-    with tempfile.TemporaryDirectory() as folder:
-        gguf_tokenizer_files(path, folder)
-        ends = {"eos_token_id": [int(index) for index in named if index is not None]}
-        Path(folder, "generation_config.json").write_text(json.dumps(ends), encoding="utf-8")
-        return FastTokenizer.load(folder)
+    fields = {name: field.contents() for name, field in open_gguf(path).fields.items()}
+    entries, templates = (
+        {
+            name.removeprefix(start): value
+            for name, value in fields.items()
+            if name.startswith(start)
+        }
+        for start in ("tokenizer.ggml.", "tokenizer.chat_template")
+    )
+    ends = [entries.get(f"{kind}_token_id") for kind in ENDS]
+    try:
+        special = {role: special_token(entries, name) for role, name in ROLES.items()}
+        return FastTokenizer(
+            build_backend(entries),
+            {role: token for role, token in special.items() if token is not None},
+            {name.removeprefix(".") or "default": str(text) for name, text in templates.items()},
+            eos_ids=[int(index) for index in ends if index is not None],
+        )
+    except UnsupportedModel as error:
+        raise UnsupportedModel(f"'{path}': {error}") from error
+    except Exception as error:  # the Rust side raises plain Exception
+        raise ModelFileError(
+            f"'{path}' has no usable tokenizer ({type(error).__name__}: {first_line(error)}); download it "
+            "again, or load the Hugging Face folder"
+        ) from error
 
 
 def _value(reader: GGUFReader, key: str, default: Any) -> Any:

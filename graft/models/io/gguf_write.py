@@ -26,6 +26,15 @@ from torch import Tensor
 from graft.files import new_file, sync
 from graft.models.io.export import ExportError, check_fits
 from graft.models.io.gguf_read import ROPE_FACTORS, gguf_names, gguf_package, paired_heads
+from graft.models.io.gguf_tokenizer import (
+    CONTROL,
+    DIGITS,
+    NORMAL,
+    PRE_TOKENIZERS,
+    UNUSED,
+    USER_DEFINED,
+    PreTokenizer,
+)
 from graft.models.io.load import StoredModel
 from graft.models.shape import ModelShape, UnsupportedModel, rope_frequencies
 from graft.text.chat import Chat
@@ -35,16 +44,6 @@ if TYPE_CHECKING:
     from gguf import GGUFWriter
 
 KINDS = ("f32", "f16", "bf16", "q8_0")
-NORMAL, CONTROL, USER_DEFINED, UNUSED = 1, 3, 4, 5
-"""llama.cpp's token types."""
-LETTERS = r"[^\r\n\p{L}\p{N}]?\p{L}+|"
-SPLITS = {
-    LETTERS + r"\p{N}{1,3}|": "llama-bpe",  # digits by threes: Llama 3
-    LETTERS + r"\p{N}|": "qwen2",  # one by one: Qwen 2, 2.5 and 3
-}
-"""Part of a pre-tokenizer's regular expression -> llama.cpp's name. Both families split letters alike and
-digits differently; a tokenizer that splits letters in another way is neither."""
-
 ENDS_BESIDE_EOS = ("eot_token_id", "eom_token_id")
 """GGUF keys for tokens that end a turn or a message."""
 
@@ -192,8 +191,8 @@ def ends_beside_eos(tokenizer: FastTokenizer) -> list[int]:
 
 def _unsupported(what: str) -> UnsupportedModel:
     return UnsupportedModel(
-        f"{what} cannot be written to GGUF: only byte-level BPE as in Qwen, Llama 3, "
-        f"SmolLM and GPT-2 is supported. Export with --out and convert that folder with llama.cpp's "
+        f"{what} cannot be written to GGUF: only byte-level BPE as in Qwen, Llama 3, DeepSeek, "
+        f"SmolLM, Tekken and GPT-2 is supported. Export with --out and convert that folder with llama.cpp's "
         f"convert_hf_to_gguf.py"
     )
 
@@ -207,26 +206,47 @@ def _byte_level(character: str) -> str:
 
 
 def pre_tokenizer_name(content: Mapping[str, Any], merges: list[str]) -> str:
-    """llama.cpp's name for the pre-tokenizer of a tokenizer.json."""
+    """llama.cpp's name for the pre-tokenizer and the normalizer of a tokenizer.json."""
     model, pre = content["model"], content.get("pre_tokenizer") or {}
-    steps = pre.get("pretokenizers") or [pre]
-    is_bytes = any(step.get("type") == "ByteLevel" for step in steps)
-    if model.get("type") != "BPE" or model.get("byte_fallback") or not is_bytes:
+    *steps, last = pre.get("pretokenizers") or [pre]
+    if model.get("type") != "BPE" or model.get("byte_fallback") or last.get("type") != "ByteLevel":
         raise _unsupported(f"a {model.get('type')} tokenizer that is not byte-level")
-    if not merges:
-        return "gpt-2"
-    for step in steps:
-        if step.get("type") == "Digits":
-            return "smollm"
-        if step.get("type") == "Split":
-            pattern = str((step.get("pattern") or {}).get("Regex", ""))
-            for known, name in SPLITS.items():
-                if known in pattern:
-                    return name
-            raise _unsupported(f"a tokenizer that splits text by {pattern[:60]!r}")
-    if any(step.get("use_regex", True) for step in steps if step.get("type") == "ByteLevel"):
-        return "gpt-2"
-    raise _unsupported("a tokenizer that merges across whole lines")
+    if last.get("add_prefix_space", True):
+        raise _unsupported("a tokenizer that puts a space before every text")
+    found = PreTokenizer(
+        steps=tuple(map(_step, steps)),
+        has_words=last.get("use_regex", True),
+        normalizer=_normalizer(content.get("normalizer")),
+        ignores_merges=bool(model.get("ignore_merges")),
+    )
+    if not merges and not found.normalizer:
+        return "gpt-2"  # nothing is joined, whatever the words are
+    for name, known in PRE_TOKENIZERS.items():
+        if found == known:
+            return name
+    how = found.steps[-1] if found.steps else "GPT-2's words" if found.has_words else "nothing"
+    beside = f" after {found.normalizer}" if found.normalizer else ""
+    whole = ", whole words without merges" if found.ignores_merges else ""
+    raise _unsupported(f"a tokenizer that splits text by {how[:60]!r}{beside}{whole}")
+
+
+def _step(step: Mapping[str, Any]) -> str:
+    """A step of a pre-tokenizer as in `PreTokenizer.steps`."""
+    if step.get("type") == "Digits" and step.get("individual_digits"):
+        return DIGITS
+    pattern = (step.get("pattern") or {}).get("Regex")
+    is_plain = step.get("behavior", "Isolated") == "Isolated" and not step.get("invert")
+    if step.get("type") == "Split" and pattern and is_plain:
+        return str(pattern)
+    raise _unsupported(f"a tokenizer that splits text by {str(dict(step))[:60]}")
+
+
+def _normalizer(normalizer: Mapping[str, Any] | None) -> str:
+    """The normalizer's name; "" for none, or for an empty list of them."""
+    listed = [normalizer] if normalizer else []
+    while len(listed) == 1 and "normalizers" in listed[0]:
+        listed = listed[0]["normalizers"]
+    return ", ".join(str(one.get("type")) for one in listed)
 
 
 def pair_rows(weight: Tensor, heads: int) -> Tensor:
