@@ -68,8 +68,7 @@ def spans_of_attempt(row: Trajectory, chat: Chat, actions: Actions | None = None
             spans += [_policy_span(text, ends=False)] if text else []
             spans.append(call)
         else:
-            ended = is_closed or not set(span.tokens[-1:]).isdisjoint(chat.tokenizer.eos_ids)
-            spans.append(_policy_span(span.text, ends=ended))
+            spans.append(_policy_span(span.text, ends=is_closed))
     return _without_default_ends(spans)
 
 

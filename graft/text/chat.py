@@ -56,9 +56,10 @@ class Piece(NamedTuple):
 class Chat:
     """Renders with one template; `options` are extra template variables such as enable_thinking.
 
-    `end_ids` are the tokens that end an assistant turn: sampling stops there, and at eos. `end_text`
-    is the text of that end; if it is not one token, `end_ids` is empty and it is a stop string. `ends`
-    has the text that each of these tokens completes.
+    `end_ids` are the tokens with which the template ends an assistant turn: sampling stops there, and at
+    eos. `end_text` is the text of that end; if it is not one token, `end_ids` is empty and it is a stop
+    string. `ends` has the text that each of these tokens completes. A turn that ends with another of the
+    model's eos tokens (Llama 3.1's <|eom_id|>) has ended, too: it gets no second end.
 
     >>> chat = Chat(FastTokenizer.characters("0123456789+="))
     >>> chat.prompt([{"role": "user", "content": "2+3="}])
@@ -185,27 +186,33 @@ class Chat:
         after = self.borders.after([self.hide(one) for one in messages], opened=True, tool=tool)
         if not closed:
             return self.encode(after, last)
-        if last not in self.ends and self.ends:
-            last = next(iter(self.ends))
-        end = self.end_text if last is None else self.ends.get(last, self.end_text)
+        if last in self.tokenizer.eos_ids and last not in self.ends:
+            # where the mark of the next message ends a turn, that mark is still missing
+            end = self.end_text if self.borders.closing else ""
+        else:
+            if last not in self.ends and self.ends:
+                last = next(iter(self.ends))
+            end = self.end_text if last is None else self.ends.get(last, self.end_text)
         return self.encode(self.borders.behind(after, end), last)
 
     def is_closed(self, tokens: Sequence[int]) -> bool:
-        """Whether these tokens of a policy turn end as the template ends a turn."""
-        if self.end_ids:
-            return bool(tokens) and tokens[-1] in self.end_ids
-        if not self.end_text:
+        """Whether these tokens of a policy turn end as the template ends a turn, or with an eos token."""
+        if tokens and tokens[-1] in {*self.end_ids, *self.tokenizer.eos_ids}:
+            return True
+        if self.end_ids or not self.end_text:
             return False
         longest = len(self.end_text.encode())  # a token may be a single byte
         return self.tokenizer.decode(tokens[-longest:]).endswith(self.end_text)
 
     def turn_text(self, tokens: Sequence[int], last: int | None = None) -> str:
         """The text of a turn after token `last`, without its end, the template's or plain eos."""
-        end = self.end_text if self.is_closed(tokens) else ""
-        if end and self.ends:
+        end = ""
+        if tokens and tokens[-1] in self.ends:
             end = self.ends[tokens[-1]]
-        elif not end and tokens and tokens[-1] in self.tokenizer.eos_ids:
+        elif tokens and tokens[-1] in self.tokenizer.eos_ids:
             tokens = tokens[:-1]
+        elif self.is_closed(tokens):
+            end = self.end_text
         return self.tokenizer.decode_after(tokens, last).removesuffix(end)
 
     def pieces(self, messages: Sequence[Message], tools: Tools | None = None) -> list[Piece]:

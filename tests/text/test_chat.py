@@ -7,7 +7,19 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from text_templates import INSTRUCT, LLAMA, SEARCH, SPECIAL, THINKING, calling, message, small_bpe
+from text_families import GLM, HARMONY, MARKS, marked
+from text_templates import (
+    GEMMA_TURNS,
+    INSTRUCT,
+    LLAMA,
+    PHI,
+    SEARCH,
+    SPECIAL,
+    THINKING,
+    calling,
+    message,
+    small_bpe,
+)
 
 from graft.text.chat import Chat, TemplateRewrites
 from graft.text.template import TemplateError
@@ -80,8 +92,41 @@ def test_an_end_that_is_no_token_is_found_as_text():
 def test_a_turn_is_closed_by_its_end_token_only():
     assert CHATML.is_closed([300, IM_END])
     assert not CHATML.is_closed([IM_END, 300])
-    assert not CHATML.is_closed([SPECIAL.index("<|endoftext|>")])
+    assert not CHATML.is_closed([SPECIAL.index("<|im_start|>")])
     assert not CHATML.is_closed([])
+
+
+FAMILIES = {  # a template, the end that it writes, and another token of the model's eos list
+    "llama 3.1": (LLAMA, "<|eot_id|>", "<|eom_id|>"),
+    "qwen": ("chatml", "<|im_end|>", "<|endoftext|>"),
+    "gemma": (GEMMA_TURNS, "<end_of_turn>", "<eos>"),
+    "phi": (PHI, "<|end|>", "<|endoftext|>"),
+    "glm": (GLM, "<|user|>", "<|endoftext|>"),
+    "harmony": (HARMONY, "<|return|>", "<|endoftext|>"),
+}
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_turn_that_ends_with_another_eos_token_gets_no_second_end(name: str):
+    template, usual, other = FAMILIES[name]
+    marks = {usual, other, "<start_of_turn>", *MARKS.get(name, [])} - set(SPECIAL)
+    base = marked("", special=sorted(marks))
+    eos = [base.added_tokens[usual], base.added_tokens[other]]
+    tokenizer = FastTokenizer(base._backend, base.special_tokens, eos_ids=eos)
+    chat, more = Chat(tokenizer, template), [message("user", "b")]
+    assert chat.end_text == usual
+    first, second = ([*tokenizer.encode("the answer"), end] for end in eos)
+    assert chat.is_closed(first) and chat.is_closed(second)
+    assert chat.turn_text(first) == chat.turn_text(second) == "the answer"
+    rest = text(chat, chat.extend(more, closed=True, last=eos[1]))
+    assert other not in rest
+    if name == "glm":  # the end is the mark of the next message: it is still to be written
+        assert rest == usual + text(chat, chat.extend(more, closed=True, last=eos[0]))
+    else:
+        assert rest == text(chat, chat.extend(more, closed=True, last=eos[0]))
+        assert not rest.startswith(usual)
+    assert text(chat, chat.extend(more, closed=False)).endswith(rest)
+    assert not chat.is_closed(first[:-1])
 
 
 def test_text_before_the_end_token_belongs_to_the_closing():

@@ -106,6 +106,21 @@ INSTRUCT = """\
 {%- endfor %}
 """
 
+GEMMA_TURNS = """\
+{{- bos_token }}
+{%- for message in messages %}
+    {{- '<start_of_turn>' + ('model' if message.role == 'assistant' else message.role) + '\\n' }}
+    {{- message.content | trim + '<end_of_turn>\\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{ '<start_of_turn>model\\n' }}{% endif %}
+"""
+PHI = """\
+{%- for message in messages %}
+    {{- '<|' + message.role + '|>\\n' + message.content + '<|end|>\\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{ '<|assistant|>\\n' }}{% else %}{{ eos_token }}{% endif %}
+"""
+
 SPECIAL = [
     "<|endoftext|>",
     "<|begin|>",

@@ -136,8 +136,4 @@ def has_end(sampled: list[int], tokens: TokenDialogue) -> bool:
     """Whether the policy ended its turn: by the template's end, eos or a stop string."""
     chat = tokens.chat
     text = chat.tokenizer.decode(sampled)
-    return (
-        chat.is_closed(sampled)
-        or bool(sampled and sampled[-1] in chat.tokenizer.eos_ids)
-        or any(stop in text for stop in tokens.dialogue.stop)
-    )
+    return chat.is_closed(sampled) or any(stop in text for stop in tokens.dialogue.stop)
