@@ -13,6 +13,11 @@ ARCHITECTURES = {
     "qwen3": "Qwen3ForCausalLM",
 }
 """Families with a native decoder: model_type -> Hugging Face class."""
+FAMILY_SWITCHES: dict[str, dict[str, bool]] = {
+    "llama": {"qk_norm": False},
+    "qwen2": {"qk_norm": False, "qkv_bias": True},
+}
+"""What a family has where the defaults of ModelShape, which are Qwen3's, differ."""
 
 
 EXTRA_MULTIPLE = 64

@@ -18,11 +18,12 @@ from graft.files import remove, write_json
 from graft.models.decoder import Decoder
 from graft.models.device import choose_device, choose_dtype, prefer_blas
 from graft.models.io.gguf_read import gguf_shape, open_gguf, open_tokenizer
+from graft.models.io.hf_config import check_described
 from graft.models.io.hub import find_model, origin_of
 from graft.models.io.load import load_model, open_model, read_config, read_json, shape_of
 from graft.models.order_probe import find_order
 from graft.models.policy import host_copy, weights_of
-from graft.models.shape import ARCHITECTURES, ModelShape
+from graft.models.shape import ARCHITECTURES, FAMILY_SWITCHES, ModelShape, UnsupportedModel
 from graft.models.tree.path_blocks import BLOCK
 from graft.text.chat import Chat
 from graft.text.tokenizer import FastTokenizer
@@ -290,7 +291,13 @@ def new_shape(config: Config, tokenizer: FastTokenizer) -> ModelShape:
         raise ConfigError(
             f"model.shape has no {', '.join(unknown)}; known: {', '.join(sorted(known))}"
         )
-    return ModelShape(**given, vocab_size=tokenizer.vocab_size)
+    given = {**FAMILY_SWITCHES.get(str(given.get("family")), {}), **given}
+    shape = ModelShape(**given, vocab_size=tokenizer.vocab_size)
+    try:
+        check_described(shape, shape.to_hf())
+    except UnsupportedModel as error:
+        raise ConfigError(f"model.shape: {error}") from error
+    return shape
 
 
 def recipe_shape(config: Config, weights: Path | None = None) -> ModelShape:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +11,14 @@ import pytest
 import torch
 from torch import Tensor
 
+from graft.config import Config, ConfigError
 from graft.models.decoder import Decoder, causal
 from graft.models.io.load import load_model
 from graft.models.io.save import save_model
 from graft.models.io.tensor_names import hf_names
+from graft.models.shape import ARCHITECTURES, UnsupportedModel
+from graft.text.tokenizer import FastTokenizer
+from graft.train.model import new_shape
 
 SMALL = {
     "vocab_size": 61,
@@ -116,6 +121,60 @@ def test_logits_equal_transformers_in_both_directions(case: str, tmp_path: Path)
     again = AutoModelForCausalLM.from_pretrained(tmp_path / "ours").eval()
     assert again.dtype == torch.float32
     torch.testing.assert_close(peer_logits(again, tokens_T), want_TV, atol=0, rtol=0)
+
+
+RECIPES: dict[str, dict[str, Any]] = {
+    **{f"{family} alone": {"family": family} for family in ARCHITECTURES},
+    "llama, biases": {"family": "llama", "qkv_bias": True, "out_bias": True, "mlp_bias": True},
+    "qwen2, own head": {"family": "qwen2", "tied": False, "head_dim": 12},
+    "qwen3, biases": {"family": "qwen3", "qkv_bias": True, "out_bias": True},
+    "no family": {"rope_theta": 500, "rope_scaling": {"rope_type": "linear", "factor": 2}},
+}
+
+
+def config_with(shape: dict[str, Any]) -> Config:
+    small = {"width": 32, "heads": 4, "kv_heads": 2, "head_dim": 8, "ff": 48, "max_positions": 256}
+    return Config(model={"shape": small | shape, "alphabet": "bytes"}, task={"env": "calculator"})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_shape_of_a_recipe_is_saved_as_what_graft_and_transformers_load(
+    name: str, tmp_path: Path
+) -> None:
+    from transformers import AutoModelForCausalLM
+
+    decoder = Decoder(new_shape(config_with(RECIPES[name]), FastTokenizer.bytes())).initialise(3)
+    with torch.no_grad():
+        for parameter in decoder.parameters():  # new biases are zero, new norms one
+            parameter.add_(torch.randn_like(parameter) * 0.2)
+    save_model(decoder, tmp_path)
+    want_TV = our_logits(decoder, tokens())
+    torch.testing.assert_close(our_logits(load_model(tmp_path), tokens()), want_TV, atol=0, rtol=0)
+    theirs = AutoModelForCausalLM.from_pretrained(tmp_path).eval()
+    torch.testing.assert_close(peer_logits(theirs, tokens()), want_TV, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("family", "key", "value"),
+    [
+        ("llama", "qk_norm", True),
+        ("llama", "qkv_bias", True),  # without out_bias
+        ("qwen2", "qk_norm", True),
+        ("qwen2", "qkv_bias", False),
+        ("qwen2", "mlp_bias", True),
+        ("qwen3", "qk_norm", False),
+        ("qwen3", "mlp_bias", True),
+    ],
+)
+def test_a_shape_that_its_family_cannot_describe_is_refused_before_training_and_saving(
+    family: str, key: str, value: bool, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match=rf"model\.shape: (\w+)=.*{family!r}"):
+        new_shape(config_with({"family": family, key: value}), FastTokenizer.bytes())
+    shape = new_shape(config_with({"family": family}), FastTokenizer.bytes())
+    with pytest.raises(UnsupportedModel, match=rf"config\.json of the family {family!r}"):
+        save_model(Decoder(replace(shape, **{key: value})), tmp_path)
+    assert not (tmp_path / "config.json").exists()
 
 
 def test_positions_far_into_the_window_still_agree(tmp_path: Path) -> None:

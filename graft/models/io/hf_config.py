@@ -92,6 +92,33 @@ def read_shape(config: Mapping[str, Any]) -> ModelShape:
     return shape
 
 
+def check_described(shape: ModelShape, config: Mapping[str, Any]) -> None:
+    """Refuse a shape that is not the one that readers get from its `config.json`.
+
+    ModelShape(family="llama", qk_norm=True): Llama's config has no such entry, so the weights would be
+    loaded as another model.
+    """
+    described = read_shape(config)
+    for name in ModelShape.__dataclass_fields__:
+        if name in (
+            "extra",
+            "extra_bias",
+            "rope_scaling",
+        ):  # in a file of their own; compared below
+            continue
+        ours, theirs = getattr(shape, name), getattr(described, name)
+        if ours != theirs:
+            raise UnsupportedModel(
+                f"{name}={ours}: config.json of the family {shape.family!r} cannot say so, and whoever "
+                f"loads the model would take {name}={theirs}; change it, or take another family"
+            )
+    if rope_frequencies(shape) != rope_frequencies(described):
+        raise UnsupportedModel(
+            f"rope_scaling={dict(shape.rope_scaling)}: config.json would be read as "
+            f"{dict(described.rope_scaling)}; write it so"
+        )
+
+
 def read_rope(config: Mapping[str, Any], positions: int) -> tuple[float, dict[str, Any]]:
     """(theta, scaling), chosen among the possible entries as transformers does.
 

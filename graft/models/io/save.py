@@ -21,6 +21,7 @@ from torch import Tensor
 from graft.files import new_file, sync, write_json
 from graft.models.decoder import Decoder
 from graft.models.extra_actions import ACTION_BIAS, ACTION_ROWS, ACTIONS, BIAS, ROWS, extra_rows
+from graft.models.io.hf_config import check_described
 from graft.models.io.load import INDEX, WEIGHTS, ModelFileError, read_config, read_json
 from graft.models.io.tensor_names import hf_names, hf_sizes
 from graft.models.shape import ModelShape
@@ -175,7 +176,7 @@ def save_configs(
     special: TokenIds,
     source: str | os.PathLike[str] | None = None,
 ) -> None:
-    """config.json and generation_config.json.
+    """config.json and generation_config.json; a shape that loading would not get from them is refused.
 
     Both are the source's beyond the shape; eos ids in `special` that it does not name are added to
     its own, the other ids fill gaps.
@@ -192,6 +193,7 @@ def save_configs(
         "dtype": kind,
         "torch_dtype": kind,  # the same for readers older than transformers 5
     }
+    check_described(shape, written)
     if generation:
         generation = generation | with_ids(generation, special, only=("eos_token_id",))
     else:
