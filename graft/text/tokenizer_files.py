@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,10 +13,15 @@ from tokenizers import AddedToken
 from graft.text.space_prefix import parts_of
 from graft.trust.bounds import parse_json, read_bytes, read_text
 
-MOST_GROWTH = 1000.0
-"""Of a text, by all replacements of a tokenizer."""
-MOST_BYTES = 1 << 26
+MAX_GROWTH = 1000.0
+"""Of a text, by all steps of a tokenizer."""
+MAX_AROUND = 1000
+"""Special tokens that a post-processor puts around a text; models have one or two."""
+MAX_BYTES = 1 << 26
 """Of a tokenizer.json: Gemma's has 33 MB."""
+MAX_MARKS = {b"{": 100_000, b",": 4_000_000}
+"""Objects and values of a tokenizer.json: parsed, they take up to 1 kB and 100 bytes each. DeepSeek's, of
+128,000 tokens, has 1,928 of these braces and 265,453 commas."""
 NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 """The roles a special token can have; chat templates read them as variables."""
 MORE_TEMPLATES = "additional_chat_templates"
@@ -46,11 +52,14 @@ def read_tokenizer(path: Path) -> TokenizerFiles:
         return _through_transformers(folder)
     config = _read_json(folder / "tokenizer_config.json")
     try:
-        backend = tokenizers.Tokenizer.from_str(read_text(file, MOST_BYTES))
+        content = read_bytes(file, MAX_BYTES)
+        _refuse_marks(content)
+        backend = tokenizers.Tokenizer.from_str(content.decode("utf-8"))
     except Exception as error:  # the Rust side raises plain Exception
         raise TokenizerNotFound(f"'{file}' is not a tokenizer.json: {error}") from error
-    for part in (backend.normalizer, backend.decoder):
-        _refuse_growth(part, file)
+    _refuse_growth(file, backend.normalizer, backend.pre_tokenizer)
+    _refuse_growth(file, backend.decoder)
+    _refuse_repeats(file, backend.post_processor)
     try:
         _declare_from_config(backend, config)
         names = {**_read_json(folder / "special_tokens_map.json"), **config}
@@ -72,19 +81,62 @@ def unusable(path: Path, error: Exception) -> TokenizerNotFound:
     )
 
 
-def _refuse_growth(part: Any, file: Path) -> None:
-    """Refuse replacements that double a text again and again: "1" -> "11", forty times."""
-    growth = 1.0
-    for node in parts_of(part):
-        if node.get("type") == "Replace":
-            pattern = node.get("pattern") or {}
-            growth *= max(
-                1.0, len(str(node.get("content", ""))) / len(pattern.get("String") or "a")
+def _refuse_marks(content: bytes) -> None:
+    """Refuse what would fill the memory while it is parsed; escapes cannot hide these marks."""
+    for mark, most in MAX_MARKS.items():
+        if (count := content.count(mark)) > most:
+            raise ValueError(
+                f"it has {count:,} times {mark.decode()!r}, and a tokenizer at most {most:,}; it is made to "
+                "fill the memory, and is not used"
             )
-    if growth > MOST_GROWTH:
+
+
+def _refuse_growth(file: Path, *parts: Any) -> None:
+    """Refuse steps that double a text again and again: "1" -> "11", forty times."""
+    growth = 1.0
+    for part in parts:
+        for node in parts_of(part):
+            growth = min(growth * max(1.0, _growth_of(node)), 1e9)
+    if growth > MAX_GROWTH:
         raise TokenizerNotFound(
-            f"'{file}' makes a text up to {growth:.3g} times as long before it is split: it is made to fill "
-            "the memory, and is not used"
+            f"'{file}' makes a text up to {growth:.3g} times as long: it is made to fill the memory, and is "
+            "not used"
+        )
+
+
+def _growth_of(node: Mapping[str, Any]) -> float:
+    """How much longer a step makes a text, at most."""
+    kind = node.get("type")
+    if kind == "Replace":
+        pattern = node.get("pattern") or {}
+        return len(str(node.get("content", ""))) / len(pattern.get("String") or "a")
+    if kind == "Prepend":
+        return len(str(node.get("prepend", "")))
+    if kind == "Precompiled":  # a table of texts, each ends with a zero
+        blob = base64.b64decode(node.get("precompiled_charsmap") or "")
+        return max(map(len, blob[4 + int.from_bytes(blob[:4], "little") :].split(b"\0")))
+    # a byte that is not ASCII is written as a character of two bytes; an empty suffix is everywhere
+    return 2.0 if kind == "ByteLevel" or (kind == "BPEDecoder" and not node.get("suffix")) else 1.0
+
+
+def _refuse_repeats(file: Path, processor: Any) -> None:
+    """Refuse a post-processor that writes a text several times or not at all, or much around it."""
+    around = 0
+    for node in parts_of(processor):
+        if node.get("type") != "TemplateProcessing":
+            continue
+        texts = [piece for piece in node["single"] if "Sequence" in piece]
+        if len(texts) != 1:
+            raise TokenizerNotFound(
+                f"'{file}': its post-processor writes a text {len(texts):,} times; it must be once"
+            )
+        sizes = {name: len(token["ids"]) for name, token in node["special_tokens"].items()}
+        names = [piece["SpecialToken"]["id"] for piece in node["single"] if piece not in texts]
+        around += sum(sizes.get(name, 0) for name in names)
+    if around > MAX_AROUND:
+        raise TokenizerNotFound(
+            f"'{file}': its post-processor puts {around:,} special tokens around a text; at most "
+            f"{MAX_AROUND:,} are possible"
         )
 
 

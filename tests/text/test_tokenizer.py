@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import pickle
 import subprocess
@@ -264,3 +265,74 @@ def test_a_model_folder_without_a_tokenizer_is_refused(family: str, tmp_path: Pa
         TokenizerNotFound, match=r"no other file of a tokenizer; it holds: config\.json"
     ):
         FastTokenizer.load(tmp_path)
+
+
+A, EOS = {"Sequence": {"id": "A", "type_id": 0}}, {"SpecialToken": {"id": "<eos>", "type_id": 0}}
+
+
+def processor(*single: dict[str, Any], ids: int = 1) -> dict[str, Any]:
+    token = {"id": "<eos>", "ids": [256] * ids, "tokens": ["<eos>"] * ids}
+    pair = [A, {"Sequence": {"id": "B", "type_id": 0}}]
+    named = {"single": [*single], "pair": pair, "special_tokens": {"<eos>": token}}
+    return {"type": "TemplateProcessing", **named}
+
+
+def sequence(part: str, step: dict[str, Any], count: int) -> dict[str, Any]:
+    return {"type": "Sequence", part: [step] * count}
+
+
+AS_BYTES = {"add_prefix_space": False, "trim_offsets": False, "use_regex": False}
+PREPEND = {"type": "Prepend", "prepend": "a" * 100}
+TABLE = base64.b64encode(b"\4\0\0\0" + bytes(4) + b"x" * 2000 + b"\0").decode()
+HOSTILE: dict[str, tuple[str, Any, str]] = {
+    "the text again": ("post_processor", processor(A, A), "a text 2 times"),
+    "no text": ("post_processor", processor(EOS), "a text 0 times"),
+    "in a list": (
+        "post_processor",
+        sequence("processors", processor(A, A, A), 2),
+        "a text 3 times",
+    ),
+    "many ends": ("post_processor", processor(A, *[EOS] * 1001), "1,001 special tokens"),
+    "a long end": ("post_processor", processor(A, EOS, EOS, ids=600), "1,200 special tokens"),
+    "objects": ("post_processor", processor(*[A] * 60_000), "120,0.. times '{'"),
+    "values": ("added_tokens", [0] * 4_000_001, "4,000,... times ','"),
+    "bytes of bytes": ("normalizer", sequence("normalizers", {"type": "ByteLevel"}, 10), "05e.03"),
+    "bytes, split": (
+        "pre_tokenizer",
+        sequence("pretokenizers", {"type": "ByteLevel", **AS_BYTES}, 10),
+        "1.02e.03 times",
+    ),
+    "a decoder": (
+        "decoder",
+        sequence("decoders", {"type": "BPEDecoder", "suffix": ""}, 10),
+        "1.02e.03 times",
+    ),
+    "prefixes": ("normalizer", sequence("normalizers", PREPEND, 2), "2e.04 times"),
+    "a table": (
+        "normalizer",
+        {"type": "Precompiled", "precompiled_charsmap": TABLE},
+        "4e.03 times",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_tokenizer_that_would_fill_the_memory_is_refused(name: str, tmp_path: Path):
+    part, value, complaint = HOSTILE[name]
+    FastTokenizer.bytes().save(tmp_path)
+    file = tmp_path / "tokenizer.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {part: value}))
+    with pytest.raises(TokenizerNotFound, match=rf"tokenizer\.json'.*{complaint}"):
+        FastTokenizer.load(tmp_path)
+
+
+def test_a_post_processor_of_models_is_kept(tmp_path: Path):
+    FastTokenizer.bytes().save(tmp_path)
+    file = tmp_path / "tokenizer.json"
+    content = json.loads(file.read_text()) | {"post_processor": processor(EOS, A, EOS)}
+    file.write_text(json.dumps(content))
+    tokenizer = FastTokenizer.load(tmp_path)
+    assert tokenizer.encode("ab") == [97, 98]
+    tokenizer.save(tmp_path / "again")
+    again = json.loads((tmp_path / "again" / "tokenizer.json").read_text())
+    assert again["post_processor"] == content["post_processor"]

@@ -32,6 +32,19 @@ def tokenizer_texts(rng: Random, whole: dict[str, Any]) -> list[Callable[[], str
 
     doubled = {"type": "Replace", "pattern": {"String": "1"}, "content": "11"}
     empty = {"type": "Replace", "pattern": {"String": ""}, "content": "aa"}
+    again = {"Sequence": {"id": "A", "type_id": 0}}
+    end = {"SpecialToken": {"id": "<eos>", "type_id": 0}}
+    bytes_again = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False}
+
+    def processor(single: list[Any], ids: int = 1) -> dict[str, Any]:
+        token = {"id": "<eos>", "ids": [1] * ids, "tokens": ["<eos>"] * ids}
+        return {
+            "type": "TemplateProcessing",
+            "single": single,
+            "pair": [again, {"Sequence": {"id": "B", "type_id": 1}}],
+            "special_tokens": {"<eos>": token},
+        }
+
     padding = {"strategy": {"Fixed": 10**12}, "direction": "Right", "pad_to_multiple_of": None}
     padding |= {"pad_id": 0, "pad_type_id": 0, "pad_token": "x"}
     return [
@@ -54,10 +67,23 @@ def tokenizer_texts(rng: Random, whole: dict[str, Any]) -> list[Callable[[], str
         lambda: "{}",
         lambda: "null",
         lambda: "",
+        changed("post_processor", processor([again] * rng.choice([2, 40_000, 1_500_000]))),
+        changed("post_processor", processor([again, *[end] * 1000], ids=100_000)),
+        lambda: json.dumps(whole | {"post_processor": processor([again, end], ids=4_000_000)}),
+        lambda: json.dumps(whole)[:-1] + ', "post_processor": [' + "0," * 25_000_000 + "0]}",
+        changed("normalizer", {"type": "Sequence", "normalizers": [{"type": "ByteLevel"}] * 30}),
+        changed(
+            "pre_tokenizer",
+            {"type": "Sequence", "pretokenizers": [{**bytes_again, "use_regex": False}] * 30},
+        ),
+        changed(
+            "decoder",
+            {"type": "Sequence", "decoders": [{"type": "BPEDecoder", "suffix": ""}] * 30},
+        ),
     ]
 
 
-@case("tokenizers", range(17))
+@case("tokenizers", range(24))
 def tokenizer(folder: Path, rng: Random, base: Path, variant: Any) -> list[Command]:
     place = model_copy(folder, base)
     file = place / "tokenizer.json"
