@@ -14,10 +14,10 @@ last question. `history` selects what happens then:
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from graft.text.append_only import TemplateRewrites, check_growth
 from graft.text.template import (
@@ -27,10 +27,13 @@ from graft.text.template import (
     check_variables,
     find_template,
     render,
+    variables_of,
 )
 from graft.text.tokenizer import FastTokenizer
 from graft.text.turn_borders import SENTINEL, TurnBorders, tool_of
 from graft.types import Message
+
+T = TypeVar("T")
 
 APPEND, TEMPLATE = "append", "template"
 HISTORIES = {
@@ -83,15 +86,22 @@ class Chat:
         if history not in HISTORIES:
             raise ValueError(f"history={history!r} is none of {', '.join(HISTORIES)}")
         if template is not None:
-            self.template = find_template(template, tokenizer.chat_templates)
+            self.origin = f"model.chat_template={template if len(template) < 200 else 'TEXT'!r}"
+            self.template = self._explained(
+                lambda: find_template(template, tokenizer.chat_templates)
+            )
         elif tokenizer.chat_template is not None:
             self.template = tokenizer.chat_template
+            self.origin = (
+                f"{tokenizer.origin or 'tokenizer'} (model.chat_template replaces its template)"
+            )
         else:
             known = ", ".join([*TEMPLATES, *tokenizer.chat_templates])
             raise TemplateError(
                 f"the tokenizer has no default chat template; pass model.chat_template=NAME "
                 f"(one of {known}) or model.chat_template=PATH of a .jinja file"
             )
+        self._explained(lambda: variables_of(self.template))
         check_variables(self.template, options)
         self._extended: dict[Any, list[int]] = {}
         self._ended: dict[int | None, list[int]] = {}
@@ -106,7 +116,16 @@ class Chat:
     def render(self, messages: Sequence[Message], tools: Tools | None = None, **how: bool) -> str:
         """The text of `messages`; `how` is add_generation_prompt or continue_final_message."""
         variables = {**self.tokenizer.special_tokens, **self.options}
-        return render(self.template, messages, tools=tools, **how, **variables)
+        return self._explained(
+            lambda: render(self.template, messages, tools=tools, **how, **variables)
+        )
+
+    def _explained(self, use: Callable[[], T]) -> T:
+        """`use()`; an error of the template names its file and the key that replaces it."""
+        try:
+            return use()
+        except TemplateError as error:
+            raise TemplateError(f"{self.origin}: {error}") from error
 
     def prompt(self, messages: Sequence[Message], tools: Tools | None = None) -> list[int]:
         """Tokens that the policy continues: before a new turn, or the final assistant message.
@@ -142,7 +161,7 @@ class Chat:
         text = self.render(messages, tools, **how)
         if tools and text == self.render(messages, **how):
             raise TemplateError(
-                "the chat template does not show tools, so the policy would not see them; "
+                f"{self.origin}: the chat template does not show tools, so the policy would not see them; "
                 "use model.chat_template=chatml, or describe the tools in the system message"
             )
         return text

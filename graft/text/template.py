@@ -124,7 +124,12 @@ def find_template(which: str, named: Mapping[str, str] | None = None) -> str:
     if Path(which).is_file():
         # a template ends up in exports: it must not be a private file of the reader's
         check_program(f"the chat template in the file {which!r}", which)
-        return read_text(Path(which))
+        try:
+            return read_text(Path(which))
+        except (OSError, ValueError) as error:
+            raise TemplateError(
+                f"chat template {which!r} cannot be read ({error}); save it as UTF-8"
+            ) from error
     hint = nearest(which, known)
     meant = f" did you mean {hint!r}?" if hint else ""
     raise TemplateError(

@@ -6,6 +6,7 @@ Two tiny tokenizers are built in: one token per character of an alphabet, and on
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
@@ -18,7 +19,9 @@ from graft.files import write_text
 from graft.text.marks import Interval
 from graft.text.space_prefix import EVERYWHERE, parts_of, prefix_of, without_prefix
 from graft.text.template import PLAIN
-from graft.text.tokenizer_files import MORE_TEMPLATES, read_tokenizer, unusable
+from graft.text.tokenizer_files import MORE_TEMPLATES, read_tokenizer, template_file, unusable
+
+log = logging.getLogger(__name__)
 
 MOST_CONTROL_TOKENS = 20_000
 """Models have up to some thousand. Every text is searched for them."""
@@ -53,6 +56,8 @@ class FastTokenizer:
         self.special_tokens = dict(special_tokens or {})  # {"eos_token": "<eos>", ...}
         self.chat_templates = dict(chat_templates or {})  # {"default": jinja, "tool_use": jinja}
         self.chat_template: str | None = _default_template(self.chat_templates)
+        self.origin = ""
+        """The file of its chat template, for messages; empty: none."""
         self.chat: Any = None
         """The run's Chat, for wrappers that render; None: the tokenizer's own template."""
         self._backend = backend
@@ -79,6 +84,7 @@ class FastTokenizer:
         self.pad_id = self._id("pad_token")
         self.unk_id = self._id("unk_token")
         self._is_strict = isinstance(backend.model, models.WordLevel)
+        self._has_unknown = self.unk_id is not None and _writes_unknown(backend.model)
         self._added = {index: token.content for index, token in added.items()}
         self._prefix = prefix_of(backend)
         self._strips = any(node.get("start") for node in parts_of(backend.decoder))
@@ -166,8 +172,8 @@ class FastTokenizer:
                 f"character {at} of a text, {text[at]!r}, is half of a pair (a lone surrogate) and cannot be "
                 "encoded; decode bytes with errors='replace'"
             ) from error
-        if self._is_strict and self.unk_id in encoding.ids:
-            self._refuse_unknown(text, encoding)
+        if self._has_unknown and self.unk_id in encoding.ids:
+            self._report_unknown(text, encoding)
         return encoding
 
     def _twin(self, is_plain: bool, is_continued: bool) -> tokenizers.Tokenizer:
@@ -237,7 +243,9 @@ class FastTokenizer:
         """Read a Hugging Face folder, or a `tokenizer.json` together with the files beside it."""
         found = read_tokenizer(Path(path))
         try:
-            return cls(*found)
+            made = cls(*found)
+            made.origin = f"'{template_file(Path(path))}'"
+            return made
         except (KeyError, TypeError, AttributeError, ValueError, OverflowError) as error:
             raise unusable(Path(path), error) from error
 
@@ -265,14 +273,38 @@ class FastTokenizer:
         token = self.special_tokens.get(name)
         return None if token is None else self._backend.token_to_id(token)
 
-    def _refuse_unknown(self, text: str, encoding: tokenizers.Encoding) -> None:
-        for index, (start, end) in zip(encoding.ids, encoding.offsets, strict=True):
-            if index == self.unk_id and text[start:end] != self.special_tokens.get("unk_token"):
-                near = text[max(0, start - 20) : end + 20]
-                raise UnknownCharacter(
-                    f"character {text[start:end]!r} (position {start}, in {near!r}) is not in the "
-                    f"tokenizer's alphabet; add it to the alphabet or keep it out of the text"
-                )
+    def _report_unknown(self, text: str, encoding: tokenizers.Encoding) -> None:
+        """Refuse the first unknown character of an alphabet; name those of other tokenizers, once."""
+        unknown = [
+            (start, end)
+            for index, (start, end) in zip(encoding.ids, encoding.offsets, strict=True)
+            if index == self.unk_id and text[start:end] != self.special_tokens.get("unk_token")
+        ]
+        if not unknown:
+            return
+        start, end = unknown[0]
+        near = text[max(0, start - 20) : end + 20]
+        if self._is_strict:
+            raise UnknownCharacter(
+                f"character {text[start:end]!r} (position {start}, in {near!r}) is not in the "
+                f"tokenizer's alphabet; add it to the alphabet or keep it out of the text"
+            )
+        self._has_unknown = False  # said once
+        pieces = dict.fromkeys(text[start:end] for start, end in unknown)
+        log.warning(
+            "the tokenizer has no token for %s, in %r: the policy reads %s instead, also in later texts, "
+            "about which nothing is said; keep such characters out, or use another model",
+            ", ".join(map(repr, [*pieces][:10])),
+            near,
+            self.special_tokens["unk_token"],
+        )
+
+
+def _writes_unknown(model: Any) -> bool:
+    """Whether a text can have characters without a token; bytes have one for everything."""
+    if getattr(model, "byte_fallback", False):
+        return False
+    return isinstance(model, models.Unigram) or getattr(model, "unk_token", None) is not None
 
 
 def lone_surrogate(text: str) -> int | None:

@@ -24,6 +24,7 @@ MAX_MARKS = {b"{": 100_000, b",": 4_000_000}
 128,000 tokens, has 1,928 of these braces and 265,453 commas."""
 NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 """The roles a special token can have; chat templates read them as variables."""
+TEMPLATE_FILE = "chat_template.jinja"
 MORE_TEMPLATES = "additional_chat_templates"
 """Folder beside tokenizer.json with chat templates by name, as transformers writes it."""
 
@@ -199,7 +200,7 @@ def _read_templates(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
         stored = {"default": stored}
     elif isinstance(stored, list):  # [{"name": "default", "template": "..."}, ...]
         stored = {entry["name"]: entry["template"] for entry in stored}
-    default = folder / "chat_template.jinja"
+    default = folder / TEMPLATE_FILE
     files = {"default": default} if default.exists() else {}
     files |= {p.stem: p for p in sorted(folder.glob(f"{MORE_TEMPLATES}/*.jinja"))}
     if not files:
@@ -208,6 +209,13 @@ def _read_templates(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
         return {name: read_text(file) for name, file in files.items()}
     except (OSError, ValueError) as error:
         raise TokenizerNotFound(f"a chat template of '{folder}' cannot be read: {error}") from error
+
+
+def template_file(path: Path) -> Path:
+    """The file in which a tokenizer's folder has its chat template."""
+    folder = path if path.is_dir() else path.parent
+    own = folder / TEMPLATE_FILE
+    return own if own.exists() else folder / "tokenizer_config.json"
 
 
 def _through_transformers(folder: Path) -> TokenizerFiles:

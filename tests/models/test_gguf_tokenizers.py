@@ -215,7 +215,7 @@ def test_an_export_refuses_what_a_gguf_file_cannot_say() -> None:
 def file_of(package: str, name: str) -> Path:
     spec = importlib.util.find_spec(package)
     if spec is None or not spec.submodule_search_locations:
-        pytest.skip(f"needs the package {package}, for {name}: make setup-test")
+        pytest.skip(f"needs the package {package}, for {name}: make setup")
     return Path(next(iter(spec.submodule_search_locations)), name)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,9 @@ import jinja2
 import pytest
 from text_templates import INSTRUCT, LLAMA, SEARCH, THINKING, calling, message, small_bpe
 
+from graft.text.chat import Chat
 from graft.text.template import CHATML, PLAIN, TEMPLATES, TemplateError, find_template, render
+from graft.text.tokenizer import FastTokenizer
 
 HELLO = [message("user", "hi")]
 
@@ -195,3 +198,41 @@ def peer(tmp_path_factory: pytest.TempPathFactory) -> Any:
     folder = tmp_path_factory.mktemp("peer")
     small_bpe(CHATML).save(folder)
     return AutoTokenizer.from_pretrained(str(folder))
+
+
+BROKEN = "{% for m in messages %}{{ m.content }"
+
+
+@pytest.mark.parametrize("where", ["chat_template.jinja", "tokenizer_config.json", "mine.jinja"])
+def test_errors_of_a_template_name_its_file_and_the_key(where: str, tmp_path: Path):
+    """One that does not compile, when it is opened; one that refuses messages, when it renders them."""
+
+    def chat_with(text: str) -> Chat:
+        FastTokenizer.bytes().save(tmp_path)
+        if where == "mine.jinja":
+            (tmp_path / where).write_text(text)
+            return Chat(FastTokenizer.load(tmp_path), str(tmp_path / where))
+        (tmp_path / "chat_template.jinja").unlink()
+        config = json.loads((tmp_path / "tokenizer_config.json").read_text())
+        if where == "tokenizer_config.json":
+            (tmp_path / where).write_text(json.dumps(config | {"chat_template": text}))
+        else:
+            (tmp_path / where).write_text(text)
+        return Chat(FastTokenizer.load(tmp_path))
+
+    named = rf"(?=.*{re.escape(str(tmp_path / where))}).*model\.chat_template"
+    with pytest.raises(TemplateError, match=named + ".*does not compile"):
+        chat_with(BROKEN)
+    chat = chat_with(
+        "{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('no system') }}"
+        "{% endif %}{{ m.content }}{{ eos_token }}{% endfor %}"
+    )
+    with pytest.raises(TemplateError, match=named + ".*no system"):
+        chat.prompt([message("system", "a"), message("user", "b")])
+
+
+def test_a_template_that_is_no_utf_8_or_no_name_names_the_key(tmp_path: Path):
+    (tmp_path / "latin.jinja").write_bytes("é{{ messages }}".encode("latin-1"))
+    for which in (str(tmp_path / "latin.jinja"), "chatlm"):
+        with pytest.raises(TemplateError, match=rf"model\.chat_template={which!r}"):
+            Chat(FastTokenizer.bytes(), which)

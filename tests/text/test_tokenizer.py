@@ -336,3 +336,25 @@ def test_a_post_processor_of_models_is_kept(tmp_path: Path):
     tokenizer.save(tmp_path / "again")
     again = json.loads((tmp_path / "again" / "tokenizer.json").read_text())
     assert again["post_processor"] == content["post_processor"]
+
+
+def old_sentencepiece(*, byte_fallback: bool = False) -> FastTokenizer:
+    vocab = {"<unk>": 0, "▁": 1, "a": 2, "b": 3, "<0xC3>": 4, "<0xA9>": 5}
+    model = models.BPE(vocab, [], unk_token="<unk>", fuse_unk=True, byte_fallback=byte_fallback)
+    return FastTokenizer(tokenizers.Tokenizer(model), {"unk_token": "<unk>"})
+
+
+def test_characters_without_a_token_are_named_once(caplog: pytest.LogCaptureFixture):
+    tokenizer = old_sentencepiece()
+    assert tokenizer.encode("ab<unk>") == [2, 3, 0] and not caplog.records
+    assert tokenizer.encode("aéb\u4e2db") == [2, 0, 3, 0, 3]
+    (record,) = caplog.records
+    assert "'é', '\u4e2d'" in record.getMessage() and "<unk>" in record.getMessage()
+    assert tokenizer.encode("é") == [0] and len(caplog.records) == 1
+    assert old_sentencepiece(byte_fallback=True).encode("é") == [4, 5]
+    unigram = models.Unigram([("<unk>", 0.0), ("a", -1.0)], unk_id=0)
+    assert FastTokenizer(tokenizers.Tokenizer(unigram), {"unk_token": "<unk>"}).encode("aé") == [
+        1,
+        0,
+    ]
+    assert len(caplog.records) == 2

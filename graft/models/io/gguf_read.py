@@ -295,12 +295,14 @@ def open_tokenizer(path: Path) -> FastTokenizer:
     ends = [entries.get(f"{kind}_token_id") for kind in ENDS]
     try:
         special = {role: special_token(entries, name) for role, name in ROLES.items()}
-        return FastTokenizer(
+        tokenizer = FastTokenizer(
             build_backend(entries),
             {role: token for role, token in special.items() if token is not None},
             {name.removeprefix(".") or "default": str(text) for name, text in templates.items()},
             eos_ids=[int(index) for index in ends if index is not None],
         )
+        tokenizer.origin = f"'{path}'"
+        return tokenizer
     except UnsupportedModel as error:
         raise UnsupportedModel(f"'{path}': {error}") from error
     except Exception as error:  # the Rust side raises plain Exception
