@@ -102,7 +102,7 @@ class Batch:
     """[N, T] bool: a token was chosen, not an action beyond the vocabulary; None: everywhere."""
     vocab_logprobs: Tensor | None = None
     """[N, T] of the learner: log-prob that any token was chosen rather than an action beyond the
-    vocabulary, with gradient; None: 0 everywhere."""
+    vocabulary, in a loss with gradient; None: 0 everywhere."""
     teacher_logprobs: Tensor | None = None
     """[N, T] of the teacher, of the sampled tokens."""
     teacher_top_ids: Tensor | None = None

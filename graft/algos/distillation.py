@@ -91,40 +91,60 @@ def _kl(p: Tensor, q: Tensor) -> Tensor:
     return (p.exp() * (log_p - log_q)).sum(-1)
 
 
-def with_tail(logp: Tensor, tail: Tail) -> Tensor:
+def with_tail(logp: Tensor, tail: Tail, rest: Tensor | None = None) -> Tensor:
     """Log-probs [..., K] of some tokens as a distribution.
 
     Probabilities 0.6 and 0.2: bucket (0.6, 0.2, 0.2), renormalise (0.75, 0.25), ignore (0.6, 0.2).
+
+    `rest` [..., 1] is the log-prob of all other tokens (`log_rest`). Without it, as for the few tokens that
+    a server gives, it is 1 minus their sum, at least 1e-7: a sum in float32 says no more.
     """
     if tail == "ignore":
         return logp
     total = logp.logsumexp(-1, keepdim=True)
     if tail == "renormalise":
         return logp - total
-    # rounding may lift the sum to 1, whose rest has no logarithm
-    rest = torch.log(-torch.expm1(total.clamp(max=-1e-7)))
+    if rest is None:
+        rest = torch.log(-torch.expm1(total.clamp(max=-1e-7)))
     return torch.cat([logp, rest], -1)
 
 
+def log_rest(logp: Tensor, ids: Tensor, is_given: Tensor | None = None) -> Tensor:
+    """[..., 1] the log-prob of all tokens but `ids` [..., K], from log-probs of all of them [..., V].
+
+    The others are added up, so a rest of e^-40 keeps its logarithm; -inf if there are none. Places of `ids`
+    where `is_given` is false name no token.
+    """
+    counts = torch.ones_like(ids) if is_given is None else is_given.to(ids.dtype)
+    is_other = torch.zeros_like(logp, dtype=ids.dtype).scatter_add(-1, ids, counts) == 0
+    others = logp.masked_fill(~is_other, -math.inf)
+    is_empty = (others == -math.inf).all(-1, keepdim=True)
+    # logsumexp of -inf alone has a NaN gradient
+    rest = others.masked_fill(is_empty, 0.0).logsumexp(-1, keepdim=True)
+    return rest.masked_fill(is_empty, -math.inf)
+
+
 def likeliest_tokens(
-    student: Tensor, teacher: Tensor, top_k: int, support: Support
+    student: Tensor, teacher: Tensor, top_k: int, support: Support, tail: Tail
 ) -> tuple[Tensor, Tensor]:
-    """Log-probs of both [..., V] at the `top_k` likeliest tokens of one or each of them, [..., K].
+    """Both [..., V] as distributions over the `top_k` likeliest tokens of one or each of them, and the rest.
 
     In a union a token that is among the likeliest of both counts once: its second place is -inf.
     """
     student_ids = student.detach().topk(top_k, -1).indices
     teacher_ids = teacher.topk(top_k, -1).indices
-    if support != "union":
-        ids = teacher_ids if support == "teacher" else student_ids
-        return student.gather(-1, ids), teacher.gather(-1, ids)
-    is_there = (student_ids[..., :, None] == teacher_ids[..., None, :]).any(-1)
-    ids = torch.cat([teacher_ids, student_ids], -1)
-    again = torch.cat([torch.zeros_like(is_there), is_there], -1)
-    return (
-        student.gather(-1, ids).masked_fill(again, -math.inf),
-        teacher.gather(-1, ids).masked_fill(again, -math.inf),
-    )
+    ids = teacher_ids if support == "teacher" else student_ids
+    again = torch.zeros_like(ids, dtype=torch.bool)
+    if support == "union":
+        is_there = (student_ids[..., :, None] == teacher_ids[..., None, :]).any(-1)
+        ids = torch.cat([teacher_ids, student_ids], -1)
+        again = torch.cat([again, is_there], -1)
+
+    def over_some(logp: Tensor) -> Tensor:
+        rest = log_rest(logp, ids) if tail == "bucket" else None
+        return with_tail(logp.gather(-1, ids).masked_fill(again, -math.inf), tail, rest)
+
+    return over_some(student), over_some(teacher)
 
 
 def teacher_kl(
@@ -157,10 +177,16 @@ def teacher_kl(
 
 
 def teacher_gap(batch: Batch) -> Tensor:
-    """[N, T] log-prob of the teacher - of the policy that sampled, 0 where nothing is compared."""
+    """[N, T] log-prob of the teacher - of the policy that sampled, 0 where nothing is compared.
+
+    A teacher has no actions beyond the vocabulary, so the policy is renormalised to tokens (see `with_kl`).
+    """
     teacher_NT = batch.need("teacher_logprobs", "it comes from a teacher: set distill.teacher")
     held_NT = compared(batch)
-    return keep(teacher_NT, held_NT) - keep(batch.logprobs, held_NT)
+    gap_NT = keep(teacher_NT, held_NT) - keep(batch.logprobs, held_NT)
+    if batch.vocab_logprobs is not None:
+        gap_NT = gap_NT + keep(batch.vocab_logprobs, held_NT)
+    return gap_NT
 
 
 def compared(batch: Batch) -> Tensor:

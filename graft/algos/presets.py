@@ -127,8 +127,8 @@ PRESETS: dict[str, Preset] = {
     "luspo": Preset(
         credit=("grpo",), loss=("luspo", {"low": 2e-3, "high": 2.5e-3}), reduction="sequence"
     ),
-    # a smooth weight of the row's product of ratios, for stale data
-    "vespo": Preset(credit=("grpo",), loss="vespo"),
+    # a smooth weight of the row's product of ratios to the policy that sampled, for stale data
+    "vespo": Preset(credit=("grpo",), loss="vespo", old_policy="engine"),
     # the bound is on the change of a probability, measured to the engine; 0.05 with divergence kl
     "dppo": Preset(
         credit=("dr_grpo",),

@@ -26,9 +26,8 @@ def teacher_checks(config: Config, learner: Learner, rows: Sequence[Trajectory])
     teachers = learner.teachers
     if not isinstance(teachers, Teachers):
         return
-    scored = replace(teachers, needs_logprobs=True)
-    batch = to_batch(rows)
-    batch = batch.replace(**scored.annotate(learner, rows, batch))
+    scored = replace(learner, teachers=replace(teachers, needs_logprobs=True))
+    batch = scored.annotate(rows, to_batch(rows))
     held = compared(batch)
     shapes = [model.shape for model in teachers.models.values() if model is not None]
     named = ", ".join(f"{name}: {given}" for name, given in config.distill.teachers.items())
@@ -52,11 +51,11 @@ def teacher_checks(config: Config, learner: Learner, rows: Sequence[Trajectory])
 def _identity(learner: Learner, rows: Sequence[Trajectory]) -> Check:
     """The policy as its own teacher gives its own log-probs: the same code scores both."""
     own = Teachers({POLICY: None}, {}, lambda task: POLICY)
-    batch = to_batch(rows)
-    scores = own.annotate(learner, rows, batch)["teacher_logprobs"]
+    batch = replace(learner, teachers=own).annotate(rows, to_batch(rows))
     mine = learner.over_micros(rows, batch, lambda f: f.logprobs(*learner.scoring)[0])
     held = compared(batch)
-    off = float((scores - mine)[held].abs().mean()) if held.any() else 0.0
+    gap = teacher_gap(batch.replace(logprobs=mine))
+    off = float(gap[held].abs().mean()) if held.any() else 0.0
     limit = tolerances(learner.policy.dtype).mean_gap
     seen = f"the policy as its own teacher is {off:.1g} nats per token from itself; {limit:g} is allowed"
     if learner.truncation is not None:

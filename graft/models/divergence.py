@@ -19,7 +19,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from graft.algos.distillation import Divergence, Support, Tail, likeliest_tokens, with_tail
+from graft.algos.distillation import (
+    Divergence,
+    Support,
+    Tail,
+    likeliest_tokens,
+    log_rest,
+    with_tail,
+)
 from graft.models.logprobs import chunk_of, logits_of
 from graft.models.ops import gather_rows
 
@@ -90,15 +97,19 @@ class TeacherComparison:
             student = logits.log_softmax(-1)
             if isinstance(part.target, TeacherCandidates):
                 ids, teacher = part.target.ids[some], part.target.logprobs[some]
-                mine = student.gather(-1, ids)
                 # a server may return fewer than K; the places that are left have no probability
-                mine = mine.masked_fill(teacher == float("-inf"), float("-inf"))
-                return self._of_some(mine, teacher)
+                is_given = teacher != float("-inf")
+                mine = student.gather(-1, ids).masked_fill(~is_given, float("-inf"))
+                rest = log_rest(student, ids, is_given) if self.tail == "bucket" else None
+                return self.divergence(
+                    with_tail(mine, self.tail, rest), with_tail(teacher, self.tail)
+                )
             states, head = part.target.hidden[some], part.target.weight[: self.vocab_size]
             with torch.no_grad():
                 teacher = self._logits(states, head, part.modes[some]).log_softmax(-1)
             if 0 < self.top_k < self.vocab_size:
-                return self._of_some(*likeliest_tokens(student, teacher, self.top_k, self.support))
+                how = self.top_k, self.support, self.tail
+                return self.divergence(*likeliest_tokens(student, teacher, *how))
             return self.divergence(student, teacher)
 
         def logits(hidden: Tensor, weight: Tensor, some: slice) -> Tensor:
@@ -111,9 +122,6 @@ class TeacherComparison:
     def _logits(self, hidden: Tensor, weight: Tensor, modes: Tensor) -> Tensor:
         rows = None if self.allowed is None else self.allowed[modes][:, : self.vocab_size]
         return logits_of(hidden, weight, self.temperature, rows)
-
-    def _of_some(self, student: Tensor, teacher: Tensor) -> Tensor:
-        return self.divergence(with_tail(student, self.tail), with_tail(teacher, self.tail))
 
 
 class _ChunkedDivergence(torch.autograd.Function):

@@ -35,6 +35,12 @@ def refuse_combinations(config: Config, preset: Preset) -> None:
             "algo.observation_coef needs the log-probs of whole distributions, and rollout.top_p, top_k or "
             "min_p cut them; set them to keep every token"
         )
+    if preset.old_policy == "engine" and preset.importance_cap:
+        raise ConfigError(
+            f"algo.importance_cap={preset.importance_cap:g} bounds the weight of the old policy against the "
+            "engine, and under algo.old_policy=engine the two are one, so that every weight is 1; leave "
+            "algo.importance_cap out, or take algo.old_policy=learner"
+        )
     if config.train.steps:
         _refuse_kl(config, preset)
         _refuse_critic(config, preset)

@@ -14,6 +14,7 @@ from graft.algos.distillation import (
     js,
     likeliest_tokens,
     sampled_kl,
+    teacher_gap,
     teacher_kl,
     with_distillation,
     with_tail,
@@ -78,14 +79,56 @@ def test_the_tail_by_hand():
     assert whole.isfinite().all() and float(whole[-1].exp()) < 1e-6
 
 
+@pytest.mark.parametrize("support", ["teacher", "student", "union"])
+@pytest.mark.parametrize("name", DIVERGENCES)
+def test_the_rest_is_exact_however_small(name, support):
+    """A teacher sure of what the student doubts: its rest is e^-45, not the 1e-7 that 1 - sum would say."""
+    logits = [torch.tensor([[0.25, 0, 0, 0, 0.5]]), torch.tensor([[30.0, -18, -18, -20, -15]])]
+    leaves = [x.clone().requires_grad_() for x in logits]
+    got = DIVERGENCES[name]()(
+        *likeliest_tokens(
+            leaves[0].log_softmax(-1), leaves[1].log_softmax(-1), 2, support, "bucket"
+        )
+    )
+    exact = [x.double().clone().requires_grad_() for x in logits]
+    p, q = (x.softmax(-1) for x in exact)
+    picked = {"teacher": [0, 4], "student": [4, 0], "union": [0, 4]}[support]
+    others = [i for i in range(5) if i not in picked]
+    both = [torch.cat([x[:, picked], x[:, others].sum(-1, keepdim=True)], -1) for x in (p, q)]
+    m = (both[0] + both[1]) / 2
+    kl = {
+        "reverse": lambda p, q: (p * (p / q).log()).sum(-1),
+        "forward": lambda p, q: (q * (q / p).log()).sum(-1),
+        "js": lambda p, q: 0.5 * ((p * (p / m).log()).sum(-1) + (q * (q / m).log()).sum(-1)),
+    }[name]
+    want = kl(*both)
+    torch.testing.assert_close(got.double(), want, rtol=1e-5, atol=0)
+    mine = torch.autograd.grad(got.sum(), leaves[0])[0]
+    theirs = torch.autograd.grad(want.sum(), exact[0])[0]
+    torch.testing.assert_close(mine.double(), theirs, rtol=1e-4, atol=1e-6)
+
+
+def test_a_rest_of_nothing_has_no_gradient():
+    logits = torch.tensor([[0.0, 1.0, -math.inf, -math.inf]]).requires_grad_()
+    teacher = torch.tensor([[1.0, 0.0, -math.inf, -math.inf]]).log_softmax(-1)
+    some = likeliest_tokens(logits.log_softmax(-1), teacher, 2, "teacher", "bucket")
+    value = DIVERGENCES["reverse"]()(*some)
+    value.sum().backward()
+    assert logits.grad is not None and logits.grad.isfinite().all()
+    assert value.item() == pytest.approx(0.4621, abs=1e-4)  # (e - 1) / (e + 1) * 1
+
+
 def test_the_likeliest_tokens_of_one_or_of_both():
     student = torch.tensor([0.5, 0.3, 0.15, 0.05]).log()
     teacher = torch.tensor([0.1, 0.2, 0.3, 0.4]).log()
-    found = {s: likeliest_tokens(student, teacher, 2, s) for s in ("teacher", "student", "union")}
+    found = {
+        s: likeliest_tokens(student, teacher, 2, s, "ignore")
+        for s in ("teacher", "student", "union")
+    }
     torch.testing.assert_close(found["teacher"][0].exp(), torch.tensor([0.05, 0.15]))
     torch.testing.assert_close(found["student"][1].exp(), torch.tensor([0.1, 0.2]))
     torch.testing.assert_close(found["union"][0].exp(), torch.tensor([0.05, 0.15, 0.5, 0.3]))
-    mine, theirs = likeliest_tokens(student, student, 2, "union")
+    mine, theirs = likeliest_tokens(student, student, 2, "union", "ignore")
     torch.testing.assert_close(mine.exp(), torch.tensor([0.5, 0.3, 0, 0]))  # counted once
     torch.testing.assert_close(theirs.exp(), torch.tensor([0.5, 0.3, 0, 0]))
 
@@ -122,6 +165,14 @@ def test_rows_without_a_teacher_and_actions_beyond_the_vocabulary_are_not_compar
     loss, metrics = distillation()(batch.zeros(), batch.zeros(), batch)
     torch.testing.assert_close(loss, torch.tensor([[0.5, 0], [0, 0]]))
     assert float(metrics["distill/divergence"].sum()) == 0.5
+
+
+def test_a_gap_to_a_teacher_is_between_tokens(toy_batch):
+    """Probabilities 0.6 of a, 0.2 of b, 0.2 of an action: a is 0.75 of the tokens, the teacher's is 0.5."""
+    batch = toy_batch(
+        mask=[[1]], logprobs=[[math.log(0.6)]], teacher_logprobs=[[math.log(0.5)]]
+    ).replace(vocab_logprobs=torch.tensor([[math.log(0.8)]]))
+    assert float(teacher_gap(batch)) == pytest.approx(math.log(0.5 / 0.75), abs=1e-6)
 
 
 def test_a_divergence_is_added_to_another_loss_with_its_weight(toy_batch):

@@ -115,6 +115,22 @@ def test_gspo_with_dual_bounds_the_loss_of_a_row_that_has_become_likely(three_ro
         gspo(0.2, 0.2, dual=1.1)
 
 
+@pytest.mark.parametrize("loss", [gspo(0.9, 0.9), luspo(0.9, 0.9), gmpo()])
+@pytest.mark.parametrize("mean", [9.9, 10.1, 50.0])
+def test_a_row_beyond_the_bound_of_its_mean_has_no_gradient(toy_batch, loss, mean):
+    """Up to it value and gradient are those of exp(mean), in float64."""
+    batch = toy_batch(advantages=[[-1, -1]], old_logprobs=[[-60, -60]])
+    value, _, grad = run(loss, batch, [[-60 + mean - 1, -60 + mean + 1]])
+    logp = torch.tensor([[mean - 1, mean + 1]], dtype=torch.float64, requires_grad=True)
+    ratio = logp.mean().clamp(max=10).exp()
+    ratio.backward()
+    assert logp.grad is not None
+    scale = float(value[0, 0]) / float(ratio)
+    assert scale == pytest.approx(2 if loss.__qualname__.startswith("luspo") else 1, rel=1e-4)
+    # the token form has the row's ratio on each token: the mean over the row is the reduction's
+    torch.testing.assert_close(grad.double() / 2, scale * logp.grad, rtol=1e-4, atol=0)
+
+
 def test_vespo_weighs_a_row_by_the_product_of_its_ratios(three_rows):
     """w = 2 in the first two rows, 1/2 in the third, whose second token is not trained."""
     logp = moved([[2, 1], [1, 2], [0.5, 7]])

@@ -18,7 +18,6 @@ from graft.algos.distillation import (
     likeliest_tokens,
     sampled_kl,
     teacher_kl,
-    with_tail,
 )
 from graft.algos.losses.plain import reinforce
 from graft.algos.reductions import sequence, token
@@ -97,8 +96,8 @@ def test_gkd(trl, toy_batch, beta):
 def test_the_likeliest_tokens_of_iw_opd(trl, toy_batch, beta, support, tail):
     for seed in SEEDS:
         case = Ragged(seed)
-        some = likeliest_tokens(*case.logprobs(case.temperature), case.top_k, support)
-        mine = mean(js(beta)(*(with_tail(x, tail) for x in some)), case, toy_batch)
+        some = likeliest_tokens(*case.logprobs(case.temperature), case.top_k, support, tail)
+        mine = mean(js(beta)(*some), case, toy_batch)
         theirs = trl.iw_opd.IWOPDTrainer.generalized_jsd_loss(
             case.student,
             case.teacher,
@@ -170,9 +169,9 @@ def test_sdft_and_sdpo(trl, toy_batch, module, add_tail):
             distillation_alpha=case.beta,
             distillation_add_tail=add_tail,
         )
-        some = likeliest_tokens(*case.logprobs(), case.top_k, "student")
         tail = "bucket" if add_tail else "renormalise"
-        mine = js(case.beta)(*(with_tail(x, tail) for x in some))
+        some = likeliest_tokens(*case.logprobs(), case.top_k, "student", tail)
+        mine = js(case.beta)(*some)
         case.agree(mean(mine, case, toy_batch, sequence), per_row(theirs))
         theirs = utils.compute_sampled_token_self_distillation_loss(
             case.student, case.teacher, case.actions, distillation_alpha=1.0
@@ -240,7 +239,7 @@ def test_verl_forward_kl_of_the_teachers_likeliest_tokens(verl, toy_batch):
         )
         values = found["distillation_losses"] if isinstance(found, dict) else found[0]
         theirs = (values[0].view(case.mask.shape) * case.mask).sum() / case.mask.sum()
-        some = likeliest_tokens(*case.logprobs(), case.top_k, "teacher")
+        some = likeliest_tokens(*case.logprobs(), case.top_k, "teacher", "ignore")
         mine = mean(DIVERGENCES["forward"]()(*some), case, toy_batch)
         case.agree(mine, theirs)
 

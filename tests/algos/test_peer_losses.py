@@ -21,6 +21,7 @@ from graft.algos.losses.covariance import clip_cov, kl_cov
 from graft.algos.losses.plain import dro, reinforce
 from graft.algos.losses.rows import gmpo, gspo, luspo, vespo
 from graft.algos.losses.terms import with_kl, with_weights
+from graft.algos.presets import PRESETS
 from graft.algos.reductions import sequence, token
 from graft.algos.weights import importance, off_policy_rows, reject, top_entropy, whole_batch
 from graft.models.decoder import Decoder
@@ -282,6 +283,22 @@ def test_loss_and_gradient_equal_trl(trl_module, case):
         batch = whole_batch((top_entropy(0.3),))(batch.replace(entropies=entropy))
         numbers = (batch, logp, entropy, adv_N)
         ours, theirs = our_loss(loss, reduction, numbers), trl_loss(trl_module, numbers, **settings)
+        check(ours[0], theirs[0])
+        check(ours[1], theirs[1])
+
+
+def test_vespo_to_the_engine_equals_trl_with_its_samplers_ratios(trl_module):
+    """The row weight contains p_old / p_engine; without a bound on single tokens, which is TRL's alone."""
+    assert PRESETS["vespo"].old_policy == "engine"
+    for seed in range(TIMES):
+        batch, logp, entropy, adv_N = draw(seed)
+        # TRL adds up the ratios of masked tokens too
+        engine = torch.where(batch.mask, batch.logprobs, batch.old_logprobs)
+        batch = batch.replace(logprobs=engine)
+        settings = {"loss_type": "vespo", "cap": 1e9}
+        theirs = trl_loss(trl_module, (batch, logp, entropy, adv_N), **settings)
+        measured = batch.replace(old_logprobs=batch.logprobs)
+        ours = our_loss(vespo(), token(), (measured, logp, entropy, adv_N))
         check(ours[0], theirs[0])
         check(ours[1], theirs[1])
 

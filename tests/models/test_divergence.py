@@ -68,8 +68,7 @@ def test_the_likeliest_tokens_and_the_rest(case, support, tail):
     how = TeacherComparison(divergence, 0.8, 3, support, tail, TOKENS, allowed)
     part = part_of(case, TeacherStates(teacher, teachers_head))
     got = how.grid(student, head, [part], torch.Size((2, 4)))
-    some = likeliest_tokens(*both_of(case), 3, support)
-    check(case, got, divergence(*(with_tail(logp, tail) for logp in some)))
+    check(case, got, divergence(*likeliest_tokens(*both_of(case), 3, support, tail)))
 
 
 def test_candidates_of_a_server_are_the_teachers_likeliest_tokens(case):

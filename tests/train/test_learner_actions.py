@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from graft.algos.distillation import teacher_gap
 from graft.algos.losses.plain import reinforce, sft
 from graft.algos.losses.terms import with_entropy, with_kl
 from graft.algos.reductions import token
@@ -25,6 +26,7 @@ from graft.train.learner import Learner
 from graft.train.optimizer import Optimizer, schedule
 from graft.train.run_dir.checkpoint import checkpoints
 from graft.train.run_dir.checkpoint_writer import CheckpointWriter
+from graft.train.teachers.teachers import POLICY, Teachers
 from graft.types import NO_ACTION, Author, Episode, Leaf, Span, Task
 
 SHAPE = ModelShape(vocab_size=30, width=32, layers=2, heads=4, kv_heads=2, head_dim=16, ff=48)
@@ -345,3 +347,15 @@ def test_a_critic_of_a_frozen_base_is_trained():
     policy = new_policy()
     frozen_learner(policy)
     assert all(weight.requires_grad for weight in Critic(policy).parameters())
+
+
+def test_a_policy_with_actions_is_no_distance_from_itself_as_a_teacher():
+    """A teacher's log-probs are of tokens alone, so the policy's are renormalised to them."""
+    own = Teachers({POLICY: None}, {}, lambda task: POLICY)
+    learner = learner_of(new_policy(), sft(), teachers=own)
+    rows = call_rows()
+    batch = learner.annotate(rows, to_batch(rows))
+    mine = learner.over_micros(rows, batch, lambda f: f.logprobs(*learner.scoring)[0])
+    gap = teacher_gap(batch.replace(logprobs=mine))
+    torch.testing.assert_close(gap, torch.zeros_like(gap), atol=1e-5, rtol=0)
+    assert batch.vocab_logprobs is not None and (batch.vocab_logprobs < -1e-3).any()

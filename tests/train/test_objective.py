@@ -232,6 +232,7 @@ def test_a_recipe_sets_every_term():
         ({"name": "grpo"}, True),
         ({"name": "grpo", "old_policy": "engine"}, False),
         ({"name": "icepop"}, False),
+        ({"name": "vespo"}, False),
         ({"name": "grpo", "weights": ["off_policy_rows"]}, True),
     ],
 )
@@ -245,6 +246,7 @@ def test_stale_tokens_get_a_cap_where_nothing_else_corrects_them(algo, capped):
     [
         ({"algo": {"kl_control": {"target": 0.1}}}, "algo.kl_coef is 0"),
         ({"algo": {"reference_sync": [8, 1.0]}}, "there is none"),
+        ({"algo": {"old_policy": "engine", "importance_cap": 2.0}}, "importance_cap=2"),
         (
             {
                 "algo": {"kl_coef": 0.1, "reference_sync": [8, 0.5]},

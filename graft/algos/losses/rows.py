@@ -33,7 +33,7 @@ from graft.algos.losses.loss import (
 from graft.algos.masked import keep, masked_mean
 
 ROW_LOG_RATIO = 10.0
-"""Upper bound of GSPO's mean log-ratio of a row, as in verl: e^10 is finite."""
+"""Upper bound of a row's mean log-ratio, as in verl: e^10 is finite, and a row beyond it has no gradient."""
 
 LEAST_LOG_WEIGHT, MOST_LOG_WEIGHT = math.log(1e-8), 20.0
 """Bounds of VESPO's log-ratio of a row, as in TRL."""
@@ -52,8 +52,8 @@ def gspo(low: float = 3e-4, high: float = 4e-4, dual: float | None = None) -> Lo
         logp_NT = keep(logp_NT, batch.mask)
         gap_NT = logp_NT.detach() - keep(old_logprobs(logp_NT, batch), batch.mask)
         # unclipped tokens: a clipped one would change the mean of its row
-        row_N = masked_mean(gap_NT, batch.mask, dim=1).clamp(max=ROW_LOG_RATIO)
-        ratio_NT = torch.exp(row_N[:, None] + logp_NT - logp_NT.detach())
+        row_N = masked_mean(gap_NT, batch.mask, dim=1)
+        ratio_NT = _row_ratio(row_N, logp_NT)
         loss_NT = worse(ratio_NT, ratio_NT.clamp(1 - low, 1 + high), adv_NT)
         loss_NT = at_most_dual(loss_NT, adv_NT, dual)
         metrics = policy_metrics(loss_NT, entropy_NT, batch)
@@ -93,8 +93,8 @@ def gmpo(low: float = 0.4, high: float = 0.4) -> Loss:
         logp_NT = keep(logp_NT, batch.mask)
         gap_NT = logp_NT - keep(old_logprobs(logp_NT, batch), batch.mask)
         held_NT = torch.where(adv_NT > 0, gap_NT.clamp(max=high), gap_NT.clamp(min=-low))
-        row_N = masked_mean(held_NT.detach(), batch.mask, dim=1).clamp(max=ROW_LOG_RATIO)
-        loss_NT = -adv_NT * torch.exp(row_N[:, None] + held_NT - held_NT.detach())
+        row_N = masked_mean(held_NT.detach(), batch.mask, dim=1)
+        loss_NT = -adv_NT * _row_ratio(row_N, held_NT)
         metrics = policy_metrics(loss_NT, entropy_NT, batch)
         is_low_NT, is_high_NT = (gap_NT < -low) & (adv_NT < 0), (gap_NT > high) & (adv_NT > 0)
         return loss_NT, metrics | clip_shares(is_low_NT, is_high_NT)
@@ -130,3 +130,9 @@ def vespo(
         return loss_NT, metrics | {"loss/row_weight": keep(phi_NT, batch.mask)}
 
     return loss
+
+
+def _row_ratio(row_N: Tensor, x_NT: Tensor) -> Tensor:
+    """[N, T] the ratio of a row, whose gradient is that of each token's own `x`."""
+    log_NT = row_N[:, None] + (x_NT - x_NT.detach())
+    return torch.exp(log_NT.clamp(max=ROW_LOG_RATIO))

@@ -68,7 +68,13 @@ class Teachers:
                         held.rows(index),
                         lambda f: f.logprobs(model, learner.temperature, allowed)[0],
                     )
-        return found | ({"teacher_logprobs": logprobs} if self.needs_logprobs else {})
+        if not self.needs_logprobs:
+            return found
+        if learner.policy.shape.extra:  # a teacher's log-probs are of tokens alone
+            found["vocab_logprobs"] = learner.over_micros(
+                trajectories, held, lambda f: f.vocab_logprobs(*learner.scoring)[2]
+            )
+        return found | {"teacher_logprobs": logprobs}
 
     def comparing(
         self, learner: Learner, forest: Forest, trajectories: Sequence[Trajectory], micro: Batch
