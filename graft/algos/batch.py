@@ -17,12 +17,13 @@ the value is that of the state in which it was chosen.
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from graft.algos.masked import number
+from graft.registry import suggestion
 from graft.transfer import transfer
 
 _PER_ROW = (
@@ -131,6 +132,15 @@ class Batch:
                 )
             if name in _BOOLEAN and tensor.dtype != torch.bool:
                 raise ValueError(f"Batch.{name} is {tensor.dtype}; give it torch.bool")
+
+    if not TYPE_CHECKING:  # a type checker knows the fields
+
+        def __getattr__(self, name: str) -> Any:
+            if name.startswith("__"):  # copy and pickle ask for methods that may not be there
+                raise AttributeError(name)
+            known = [one for one in dir(type(self)) if not one.startswith("_")]
+            hint = suggestion(name, known)
+            raise AttributeError(f"Batch has no {name!r};{hint} known: {', '.join(known)}")
 
     def _tensors(self) -> dict[str, Tensor]:
         named = {field.name: getattr(self, field.name) for field in fields(self)}

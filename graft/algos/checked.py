@@ -100,8 +100,13 @@ def checked(function: Any, what: str) -> Any:
         tensors.pop("advantages", None)  # a sum that a credit may add to
         tensors = {name: tensor for name, tensor in tensors.items() if tensor is not None}
         before = {name: tensor._version for name, tensor in tensors.items()}
-        with naming(function, what):
-            found = function(*args)
+        try:
+            with naming(function, what):
+                found = function(*args)
+        except UserCodeError as error:
+            if not isinstance(batch, Batch) or "NoneType" not in str(error):
+                raise
+            raise UserCodeError(f"{error}. {_describe_empty(batch)}") from error.__cause__
         # later functions would read changed numbers
         if changed := [name for name, tensor in tensors.items() if tensor._version != before[name]]:
             raise UserCodeError(
@@ -111,6 +116,19 @@ def checked(function: Any, what: str) -> Any:
         return check(found, args, who)
 
     return call
+
+
+def _describe_empty(batch: Batch) -> str:
+    empty = [one.name for one in fields(batch) if getattr(batch, one.name) is None]
+    hint = (
+        ""
+        if batch.old_logprobs is not None
+        else (
+            "; without old_logprobs there is one update per batch, and log_ratio(logp, batch) of "
+            "graft.algos.losses.loss is right with and without them"
+        )
+    )
+    return f"None in this batch: {', '.join(empty)} (docs/loop.md says when){hint}"
 
 
 def _loss(found: Any, args: tuple[Any, ...], who: UserObject) -> tuple[Tensor, dict[str, Tensor]]:

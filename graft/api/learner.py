@@ -8,7 +8,14 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from graft.api.collect import TEMPERATURE, TRUNCATION
+from graft.api.episode_checks import (
+    check_episodes,
+    refuse_foreign,
+    refuse_lone_attempts,
+    refuse_old,
+    temperature_of,
+    truncation_of,
+)
 from graft.api.policy import Policy
 from graft.api.settings import settings
 from graft.types import Episode
@@ -16,7 +23,6 @@ from graft.user_code import UserCodeError, seen
 
 if TYPE_CHECKING:
     from graft.config import Config
-    from graft.models.truncation import Truncation
 
 PartLike = str | Mapping[str, Any] | Callable[..., Any]
 """A name of a table, {name: {keyword: value}}, or a function."""
@@ -49,6 +55,8 @@ class PolicyLearner:
     importance_cap    cap of the weight between engine and learner; None: the algorithm's, 0: off
     mask_truncated    True: attempts that ran out of budget are not trained on
     max_tokens        tokens of an answer that dr_grpo, rebn and dapo reckon with: that of `collect`
+    staleness         updates since their sampling after which episodes are still learned from; above 0
+                      each token is weighed by its probability now over that when it was drawn
     epochs            passes over the episodes of a step
     minibatches       optimizer steps per pass
     warmup            steps of linear warm-up
@@ -76,6 +84,7 @@ class PolicyLearner:
         importance_cap: float | None = None,
         mask_truncated: bool = False,
         max_tokens: int = 256,
+        staleness: int = 0,
         epochs: int = 1,
         minibatches: int = 1,
         warmup: int = 0,
@@ -116,7 +125,7 @@ class PolicyLearner:
                 "tokens_per_micro": tokens_per_micro,
             },
             lora={"rank": lora_rank, "alpha": lora_alpha},
-            rollout={"max_tokens": max_tokens},
+            rollout={"max_tokens": max_tokens, "staleness": staleness},
             run={"seed": seed},
         )
         self.components, self.trainer = _built(policy, self.config, reference)
@@ -135,18 +144,21 @@ class PolicyLearner:
         """Learn from episodes; the numbers of the step, named as a run's metrics are.
 
         Ctrl-C waits until the weights are whole. Where something is wrong (a loss that is not finite,
-        no attempt that came to its end) an exception says so and no weight has changed.
+        no attempt that came to its end, episodes of older weights) an exception says so and no weight has
+        changed.
         """
         from graft.train.rl import learn
         from graft.train.rollouts.rollout_source import StepRollouts
         from graft.train.run_dir.interrupt import Interrupt
 
-        listed = _checked(episodes)
+        listed = check_episodes(episodes)
+        refuse_foreign(listed, self.policy)
+        refuse_old(listed, self.policy.version, self.config.rollout.staleness)
         for engine in self.policy.engines:
             engine.check_idle()
-        self.trainer.temperature = _temperature(listed)
-        self.trainer.truncation = _truncation(listed)
-        _refuse_lone_attempts(listed, self.components.algo.preset)
+        self.trainer.temperature = temperature_of(listed)
+        self.trainer.truncation = truncation_of(listed)
+        refuse_lone_attempts(listed, self.components.algo.preset)
         rollouts = StepRollouts(listed)
         with Interrupt().held():
             try:
@@ -287,60 +299,3 @@ def _plain(part: Any) -> Any:
         f"a credit, loss, reduction or weight is {seen(part)}; give a name, {{name: {{keyword: value}}}} or "
         "a function"
     )
-
-
-def _checked(episodes: Any) -> list[Episode]:
-    """Episodes with something to learn from."""
-    if isinstance(episodes, Episode):
-        raise UserCodeError("step() takes a list of episodes; write learner.step([episode])")
-    if not isinstance(episodes, Sequence) or isinstance(episodes, str):
-        raise UserCodeError(f"step() takes a list of episodes, not {seen(episodes)}")
-    for number, episode in enumerate(episodes):
-        if not isinstance(episode, Episode):
-            raise UserCodeError(
-                f"episodes[{number}] is {seen(episode)}; it must be a graft.Episode"
-            )
-    if not episodes:
-        raise UserCodeError("step() was given no episodes; there is nothing to learn from")
-    return list(episodes)
-
-
-def _refuse_lone_attempts(episodes: Sequence[Episode], preset: Any) -> None:
-    from graft.train.monitor.settings_check import compares_attempts
-
-    credit = compares_attempts(preset)
-    if credit and all(len(episode.leaves) == 1 for episode in episodes):
-        raise UserCodeError(
-            f"every episode has one attempt, and the credit {credit!r} compares the attempts at a task: "
-            "all advantages would be 0. Collect with samples=8, or use Learner(algo='reinforce')"
-        )
-
-
-def _temperature(episodes: Sequence[Episode]) -> float:
-    """Of the samples: the log-probs that are trained are those of the distribution drawn from."""
-    found = sorted({float(one.spans[0].info.get(TEMPERATURE, 1.0)) for one in episodes})
-    if len(found) > 1:
-        raise UserCodeError(
-            f"these episodes were sampled at temperatures {found[0]:g} and {found[-1]:g}; a step learns "
-            "from one temperature: call step() for each"
-        )
-    if found[0] == 0:
-        raise UserCodeError(
-            "these episodes are greedy (temperature=0), so no other answer had a chance and there is "
-            "nothing to learn; collect with temperature=1"
-        )
-    return found[0]
-
-
-def _truncation(episodes: Sequence[Episode]) -> Truncation | None:
-    """What sampling kept of each distribution; None: everything."""
-    from graft.models.truncation import Truncation
-
-    found = {Truncation(*one.spans[0].info.get(TRUNCATION, ())) for one in episodes}
-    if len(found) > 1:
-        raise UserCodeError(
-            "these episodes were sampled with different top_p or top_k; a step learns from one "
-            "truncation: call step() for each"
-        )
-    kept = found.pop()
-    return None if kept == Truncation() else kept

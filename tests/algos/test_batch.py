@@ -1,11 +1,16 @@
 from __future__ import annotations
 
+import copy
 import dataclasses
+import pickle
+from dataclasses import fields
 
 import pytest
 import torch
 
 from graft.algos.batch import Batch
+from graft.algos.checked import checked
+from graft.user_code import UserCodeError
 
 
 def test_lengths_count_trained_tokens_only(toy_batch):
@@ -54,3 +59,27 @@ def test_a_wrong_shape_or_a_float_mask_is_refused_by_name(toy_batch):
 def test_the_error_of_a_missing_tensor_names_what_fills_it(toy_batch):
     with pytest.raises(ValueError, match=r"Batch.values is None, but gae needs a critic"):
         toy_batch(reward=[1]).need("values", "gae needs a critic")
+
+
+def test_a_field_that_is_not_there_is_named_with_the_nearest_and_all_others(toy_batch):
+    batch = toy_batch(mask=[[1, 1]])
+    with pytest.raises(AttributeError, match=r"'old_logp'; did you mean 'old_logprobs'\?") as seen:
+        _ = batch.old_logp
+    assert all(field.name in str(seen.value) for field in fields(Batch))
+    assert not hasattr(batch, "unheard") and copy.deepcopy(batch).num_rows == 1
+    assert pickle.loads(pickle.dumps(batch)).num_tokens == 2
+
+
+def test_a_loss_of_ones_own_that_meets_none_is_told_which_fields_are(toy_batch):
+    batch = toy_batch(mask=[[1, 1]], advantages=[[1, 1]])
+
+    def mine(logp, entropy, batch):
+        return -(logp - batch.old_logprobs).exp() * batch.advantages, {}
+
+    logp = torch.zeros(1, 2, requires_grad=True)
+    with pytest.raises(
+        UserCodeError, match=r"mine .*NoneType.*None in this batch: .*old_logprobs"
+    ) as seen:
+        checked(mine, "loss")(logp, logp.detach(), batch)
+    assert "log_ratio(logp, batch)" in str(seen.value)
+    assert "advantages," not in str(seen.value).partition("None in this batch")[2]

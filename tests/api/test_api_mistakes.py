@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
+import torch
 
 import graft
+from graft.algos.weights import IMPORTANCE
 from graft.config import ConfigError
 from graft.registry import UnknownName
 from graft.user_code import UserCodeError
-from tests.api.api_kit import Letters
+from tests.api.api_kit import SHAPE, Letters
 
 
 def test_sources_that_are_none(tmp_path):
@@ -159,6 +163,45 @@ def test_episodes_of_a_step(engine):
     cut = graft.collect(engine, Letters, tasks=1, samples=2, max_tokens=2, top_k=2)
     with pytest.raises(UserCodeError, match="different top_p or top_k"):
         learner.step([*cut, *warm])
+
+
+def test_episodes_are_learned_from_once(engine):
+    """Passes over one batch and older episodes are asked for; weights stay as they are otherwise."""
+    policy = engine.policy
+    learner, fresh = graft.Learner(policy), {"tasks": 2, "samples": 2, "max_tokens": 2}
+    episodes = graft.collect(engine, Letters, **fresh)
+    learner.step(episodes)
+    before = policy.model.state_dict()["embed.weight"].clone()
+    for again in (
+        episodes,
+        copy.deepcopy(episodes),
+        [*graft.collect(engine, Letters, **fresh), *episodes],
+    ):
+        with pytest.raises(UserCodeError, match=r"version 0 .*at version 1.*epochs=2.*staleness=1"):
+            learner.step(again)
+    assert policy.version == 1 and torch.equal(policy.model.state_dict()["embed.weight"], before)
+    stale = graft.Learner(policy, staleness=1)
+    metrics = stale.step(episodes)
+    assert metrics["staleness/max"] == 1 and f"{IMPORTANCE}/mean" in metrics
+    with pytest.raises(UserCodeError, match=r"staleness=2"):
+        stale.step(episodes)
+    with pytest.raises(ConfigError, match="staleness"):
+        graft.Learner(policy, staleness=-1)
+
+
+def test_episodes_of_another_policy(engine):
+    other = graft.load(shape=SHAPE, alphabet="abcdefghij?")
+    with graft.Engine(other) as theirs:
+        foreign = graft.collect(theirs, Letters, tasks=4, samples=4, max_tokens=8)
+        with pytest.raises(UserCodeError, match="another model sampled it"):
+            graft.Learner(engine.policy).step(foreign)
+        graft.Learner(other).step(foreign)
+        newer = graft.collect(theirs, Letters, tasks=2, samples=2, max_tokens=2)
+    for span in (span for episode in newer for span in episode.spans):
+        span.tokens = [min(token, 3) for token in span.tokens]
+        span.actions = [min(action, 3) for action in span.actions]
+    with pytest.raises(UserCodeError, match="version 1 of a policy, and this one is at version 0"):
+        graft.Learner(engine.policy).step(newer)
 
 
 def test_attempts_that_all_broke(engine):

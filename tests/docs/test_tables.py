@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
 import re
 import runpy
+from dataclasses import fields
+from itertools import pairwise
 from typing import Any
 
 import pytest
 
+from graft.algos import batch as batch_module
+from graft.algos.batch import Batch
 from graft.algos.credits.table import CREDITS
 from graft.algos.losses.table import LOSSES
 from graft.algos.presets import PRESETS
@@ -78,3 +84,26 @@ def test_the_page_has_every_benchmark_with_its_dataset_columns_scorer_and_rows()
         for number in (one.rows, one.hub_rows):
             assert number is None or f"{number:,}" in line, (one.name, number)
         assert ("unconfirmed" in line) == bool(one.unconfirmed), one.name
+
+
+def test_the_table_of_a_batch_is_the_dataclass():
+    """Names in order, shapes and types as documented there; a field that may be None says when."""
+    page = (ROOT / "docs" / "loop.md").read_text(encoding="utf-8")
+    own = page.partition("\n## What is in a batch\n")[2].partition("\n## ")[0]
+    rows = [
+        [x.strip() for x in line.split("|")[1:-1]] for line in own.splitlines() if "| `" in line
+    ]
+    (batch,) = (
+        node
+        for node in ast.parse(inspect.getsource(batch_module)).body
+        if isinstance(node, ast.ClassDef)
+    )
+    lines = [node for node in batch.body if isinstance(node, ast.AnnAssign | ast.Expr)]
+    shapes = {
+        field.target.id: re.match(r"\[[^]]*\](?: long| bool)?", text.value.value)[0]  # type: ignore[index, union-attr]
+        for field, text in pairwise(lines)
+        if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr)
+    }
+    assert [(row[0].strip("`"), row[1]) for row in rows] == list(shapes.items())
+    optional = {field.name for field in fields(Batch) if field.default is None}
+    assert {row[0].strip("`") for row in rows if row[3]} == optional
