@@ -214,7 +214,7 @@ def _measured(
     config = spec.config.model_copy(update={"task": type(spec.config.task)()})
     setup = make_setup(config, engine.sampler, policy.chat, no_env, policy.actions)
     name = policy.path.name if policy.path is not None else "policy"
-    name += f" +{policy.version}" if policy.version else ""  # updates since it was loaded
+    name += f" +{policy.updates}" if policy.updates else ""
     who = Candidate(name, policy.path or Path(), f"version {policy.version}")
     problems: list[str] = []
     evaluator = Evaluator(spec, setup, on_sample=lambda _: line.advance())

@@ -218,9 +218,8 @@ class PolicyLearner:
             found[-1].restore(self.trainer)
         state = found[-1].state()
         self.components.algo.restore(state)
-        self.steps, self.policy.version = state["steps"], found[-1].step
-        for engine in self.policy.engines:
-            engine.renew(self.policy.version)
+        self.steps = state["steps"]
+        self.policy.restore_version(found[-1].step)
 
     def __repr__(self) -> str:
         return f"Learner({self.policy!r}, algo={self.algo!r}, lr={self.lr:g}, {self.steps} steps)"
@@ -276,7 +275,7 @@ def _frozen(policy: Policy) -> Any:
     """A copy of the policy as it is now, which nothing trains."""
     from graft.train.model import load_reference
 
-    if policy.path is not None and not policy.version:
+    if policy.path is not None and not policy.updates:
         return load_reference(policy.path, policy.model)
     with tempfile.TemporaryDirectory(prefix="graft-reference-") as folder:
         return load_reference(policy.save(Path(folder)), policy.model)

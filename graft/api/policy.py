@@ -27,7 +27,8 @@ class Policy:
     model      the decoder, a `torch.nn.Module`; its tensors are the only copy of the weights
     tokenizer  text to token ids and back
     chat       renders messages with the chat template
-    version    updates that Learners have made: 0 as loaded, 1 after the first `learner.step`
+    version    updates that Learners have made: 0 as loaded, 1 after the first `learner.step`; after
+               `learner.restore` those of the checkpoint too
     path       where it was loaded from; None: it started from random weights
     """
 
@@ -49,7 +50,7 @@ class Policy:
         """Of the run it comes from, if there is one."""
         self.settings_file, self.trust = settings_file, trust
         """Where its recipe comes from, and whether code that it names may run."""
-        self.version = 0
+        self.version = self.loaded_version = 0
         self.engines: WeakSet[Any] = WeakSet()
         """Engines that sample from it: each learns of a new version."""
 
@@ -80,6 +81,17 @@ class Policy:
         if self.actions is not None:
             write_json(target / ACTION_NAMES, {"actions": list(self.actions.names)})
         return target
+
+    @property
+    def updates(self) -> int:
+        """Since it was loaded from `path`."""
+        return self.version - self.loaded_version
+
+    def restore_version(self, version: int) -> None:
+        """Count on from the checkpoint that it was loaded from."""
+        self.version = self.loaded_version = version
+        for engine in self.engines:
+            engine.renew(version)
 
     def advance(self) -> None:
         """The weights have changed: engines drop what they computed with the old ones."""

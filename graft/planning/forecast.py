@@ -14,7 +14,7 @@ from graft.config import Config
 from graft.models.device import choose_device, choose_dtype
 from graft.models.shape import ModelShape
 from graft.planning.probe import MeasuredRates, probe
-from graft.planning.step_time import Rates, StepTime, estimate_step_time, known_rates
+from graft.planning.step_time import Rates, StepTime, estimate_step_time, known_rates, larger
 from graft.rollout.examples import shortened
 from graft.train.actions import actions_of
 from graft.train.build import env_factory
@@ -119,6 +119,11 @@ def forecast(
             return None
         return estimate_step_time(config, shape, dtype, memory, rates, examples)
 
+    likely = None if examples is None else at(rates, examples)
+    longest = at(rates, None if examples is None else replace(examples, attempt=budget(config)))
+    if likely is not None and longest is not None:
+        # how much of a full context is prompt, and how much results, is not known
+        longest = larger(likely, longest)
     return Forecast(
         name=config.run.name,
         shape=shape,
@@ -127,11 +132,9 @@ def forecast(
         memory=memory,
         expected=at(known),
         measured=measured,
-        step_time=at(
-            rates, None if examples is None else replace(examples, attempt=budget(config))
-        ),
+        step_time=longest,
         examples=examples,
-        likely=None if examples is None else at(rates, examples),
+        likely=likely,
         notes=notes,
         advice="" if memory.fits else remedy(config, shape, dtype, left),
     )

@@ -10,7 +10,7 @@ code reaches on a device: a share of the device's roof, or what the probe measur
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from typing import Any
 
 import torch
@@ -102,6 +102,12 @@ class StepTime:
         return self.run - self.sft + self.shortest_sft
 
 
+def larger(one: StepTime, other: StepTime) -> StepTime:
+    """The larger of both times, phase by phase."""
+    pairs = zip(astuple(one), astuple(other), strict=True)
+    return StepTime(*(max(pair) for pair in pairs))
+
+
 def estimate_step_time(
     config: Config,
     shape: ModelShape,
@@ -116,7 +122,6 @@ def estimate_step_time(
     if examples is not None:
         work = replace(work, **examples.attempt._asdict())
         warm_up = replace(warm_up, **examples.example._asdict())
-    ends_alike = work == workload_of(config)  # all at their budget
     rounds = config.train.epochs * config.train.minibatches
     held_out = replace(
         work if examples is not None else workload_of(config.as_evaluated()),
@@ -139,8 +144,10 @@ def estimate_step_time(
         answers = forward_flops(shape, rollout.rows * rollout.observed, rollout.context / 2)
         return (prompts + answers) / rates.prefill
 
+    longest = workload_of(config).sampled if examples is not None else 0
+
     def decode(rollout: Workload) -> float:
-        return decode_seconds(config, shape, dtype, rollout, memory.kv_tokens, rates, ends_alike)
+        return decode_seconds(config, shape, dtype, rollout, memory.kv_tokens, rates, longest)
 
     def attempts(rollout: Workload) -> float:
         return prefill(rollout) + decode(rollout)
@@ -195,20 +202,19 @@ def decode_seconds(
     work: Workload,
     kv_tokens: int,
     rates: Rates,
-    ends_alike: bool = True,
+    longest: int = 0,
 ) -> float:
     """All rows in waves of those that run together, one step per token, at half their length on average.
 
-    Rows of different lengths are assumed uniform up to twice their mean: twice as many steps, with half of
-    the rows on average.
+    Rows of different lengths are assumed uniform up to twice their mean, but not beyond the `longest`: up to
+    twice as many steps, with as many fewer rows on average. 0: all have the same length.
     """
     batch = min(work.rows, config.rollout.concurrency * work.samples, MAX_RUNNING)
     per_row = work.written + work.prompt / work.samples
     batch = max(min(batch, int(kv_tokens / per_row)), 1)
     waves = max(work.rows / batch, 1.0)  # a wave starts as rows of the one before end
-    steps = work.sampled
-    if not ends_alike:
-        batch, steps = max(batch // 2, 1), 2 * steps
+    steps = max(min(2 * work.sampled, longest), work.sampled)
+    batch = max(batch * work.sampled // steps, 1)
     tokens = batch * work.written / 2 + batch / work.samples * work.prompt  # a shared prompt once
     moved = decode_step_bytes(shape, dtype, batch, tokens)
     step = max(moved / rates.decode, shape.layers * rates.step)

@@ -279,6 +279,8 @@ def test_a_loop_that_was_stopped_goes_on_with_the_same_numbers(engine, tmp_path)
         assert [step(again, other, number) for number in (2, 3)] == wanted
         with pytest.raises(ValueError, match=r"load it first: policy = graft\.load"):
             other.restore(tmp_path / "mine")
+        [label] = graft.evaluate(again, Letters, tasks=2, max_tokens=2).table.rows
+        assert label == "rl-000002 +2"  # updates since it was loaded
 
 
 def test_a_chat_template_that_was_given_is_saved_too(tmp_path):

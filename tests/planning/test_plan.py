@@ -433,13 +433,34 @@ def test_a_forecast_is_about_likely_lengths_and_about_the_longest():
 def test_rows_that_end_one_after_the_other_take_more_steps():
     config, rates, work = recipe(), Rates(1e12, 1.0, 1.0, 1.0), Workload(64, 8, 256, 512)
     alike = decode_seconds(config, SMALL, BF16, work, 10**9, rates)
-    mixed = decode_seconds(config, SMALL, BF16, work, 10**9, rates, ends_alike=False)
+    mixed = decode_seconds(config, SMALL, BF16, work, 10**9, rates, longest=2048)
     moved = decode_step_bytes(
         SMALL, BF16, 256, 256 * 256 + 32 * 256
     )  # half of 512 rows and their groups
     assert mixed == pytest.approx(2 * 512 * moved / 1e12)
     weights = decode_step_bytes(SMALL, BF16, 0, 0)
     assert mixed - alike == pytest.approx(512 * weights / 1e12)  # which are read twice as often
+
+
+def test_rows_that_fill_their_budget_take_no_more_steps_than_it_has():
+    config, rates, work = recipe(), Rates(1e12, 1.0, 1.0, 1.0), Workload(64, 8, 256, 512)
+    alike = decode_seconds(config, SMALL, BF16, work, 10**9, rates)
+    assert decode_seconds(config, SMALL, BF16, work, 10**9, rates, longest=512) == alike
+    shorter = Workload(64, 8, 256, 384)
+    likely = decode_seconds(config, SMALL, BF16, shorter, 10**9, rates, longest=512)
+    assert 0.5 * alike < likely < alike
+
+
+@pytest.mark.parametrize("context", [40, 48, 64, 96])
+def test_likely_never_takes_longer_than_at_most(context):
+    """Examples have 10 + 22 tokens and 11 of results: more results than a budget counts, or nearly all."""
+    changes = ["model.device=cpu", f"rollout.max_context={context}", "rollout.max_tokens=8"]
+    config = load_config("quickstart", [*changes, "rollout.max_turns=4"])
+    found = forecast(config, probing=False, device_memory=KNOWN)
+    likely, most = found.likely, found.step_time
+    assert likely is not None and most is not None
+    for phase in ("prefill", "decode", "learn", "optimizer", "evaluation", "sft", "step", "run"):
+        assert getattr(likely, phase) <= getattr(most, phase), phase
 
 
 def test_a_warm_up_that_may_stop_early_gives_both_ends():
