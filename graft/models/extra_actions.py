@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 from graft.models.decoder import Decoder
 from graft.models.io.load import ModelFileError, open_tensors, read_tensor
+from graft.models.io.tensors import check_finite
 
 ACTIONS = "actions.safetensors"
 """The file of a model's extra rows: ROWS [extra, width], and BIAS [extra] if they have one."""
@@ -87,6 +88,7 @@ def read_rows(folder: Path, width: int) -> Tensor | None:
                 f"save the model again, or remove the file to use it without its actions"
             )
         rows = read_tensor(stored, ROWS, folder)
+    check_finite({ROWS: rows}, f"'{file}'")
     if rows.ndim != 2 or rows.shape[1] != width:
         raise ModelFileError(
             f"{ROWS!r} in '{file}' is {list(rows.shape)}, and the model is {width} wide: the actions "

@@ -12,6 +12,7 @@ from tokenizers import AddedToken
 
 from graft.text.space_prefix import parts_of
 from graft.trust.bounds import parse_json, read_bytes, read_text
+from graft.trust.links import check_links
 
 MAX_GROWTH = 1000.0
 """Of a text, by all steps of a tokenizer."""
@@ -49,6 +50,7 @@ def read_tokenizer(path: Path) -> TokenizerFiles:
             "tokenizer: it is a downloaded folder with tokenizer.json, or that file"
         )
     folder, file = (path, path / "tokenizer.json") if path.is_dir() else (path.parent, path)
+    check_links(folder)
     if not file.exists():
         return _through_transformers(folder)
     config = _read_json(folder / "tokenizer_config.json")

@@ -17,10 +17,12 @@ from graft.envs.table import build_env
 from graft.files import remove, write_json
 from graft.models.decoder import Decoder
 from graft.models.device import choose_device, choose_dtype, prefer_blas
+from graft.models.finite import find_unusable
 from graft.models.io.gguf_read import gguf_shape, open_gguf, open_tokenizer
 from graft.models.io.hf_config import check_described
 from graft.models.io.hub import find_model, origin_of
 from graft.models.io.load import load_model, open_model, read_config, read_json, shape_of
+from graft.models.io.tensors import ModelFileError
 from graft.models.order_probe import find_order
 from graft.models.policy import host_copy, weights_of
 from graft.models.shape import ARCHITECTURES, FAMILY_SWITCHES, ModelShape, UnsupportedModel
@@ -107,6 +109,7 @@ def open_policy(
             mesh, offload = processes.mesh(config.parallel.tp), config.parallel.offload
             kept = {"dtype": dtype, "offload": offload, "recompute": recompute}
             policy: Decoder = shard(shape, mesh, read, **kept)
+            refuse_unusable(policy, source, processes)
         else:
             assert plain is not None
             policy = plain.to(device=device, dtype=dtype)
@@ -234,7 +237,18 @@ def open_transformers(
         from graft.models.parallel.module import shard_module
 
         shard_module(policy, policy.block_classes(), processes.mesh(1), config.parallel.offload)
+    refuse_unusable(policy, source, processes)
     return policy
+
+
+def refuse_unusable(policy: Any, source: Path | None, processes: ProcessGroup) -> None:
+    """Refuse weights that hold NaN or inf in any process; `load_model` does so for a whole decoder."""
+    why = find_unusable(dict(policy.named_parameters()))
+    if processes.any(bool(why), "whether the weights of all ranks are finite"):
+        raise ModelFileError(
+            f"{why or 'the part of another process is not finite'} in '{source}', so nothing can be computed "
+            "with it; take the checkpoint before it, or download it again"
+        )
 
 
 def load_tokenizer(config: Config, source: Path | None) -> FastTokenizer:

@@ -677,3 +677,45 @@ def test_the_export_writes_the_same_greedy_tokens_in_transformers(
     assert ours == theirs
     assert greedy_by_graft(tmp_path / "out", prompts[:10], 16) == ours[:10]
     assert len({tuple(tokens) for tokens in ours}) > 20  # they are not all alike
+
+
+@pytest.mark.parametrize("value, word", [(float("nan"), "NaN"), (float("inf"), "inf")])
+def test_weights_that_are_no_numbers_are_not_published(
+    tmp_path: Path, export: Any, value: float, word: str
+) -> None:
+    folder, name = checkpoint(tmp_path), "model.layers.1.mlp.up_proj.weight"
+    tensors = load_file(folder / "model.safetensors")
+    tensors[name].view(-1)[-1] = value
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    for target in (("--out", tmp_path / "out"), ("--gguf", tmp_path / "out.gguf")):
+        code, _, complained = export(folder, *target)
+        assert code != 0 and f"{name} holds {word}" in complained and str(folder) in complained
+        assert not target[1].exists()
+    with pytest.raises(ModelFileError, match=f"{name} holds {word}"):
+        load_model(folder)
+
+
+def test_adapters_that_are_no_numbers_are_not_merged(tmp_path: Path, export: Any) -> None:
+    base = checkpoint(tmp_path)
+    adapters(tmp_path / "alone", base)
+    file = tmp_path / "alone" / "adapter_model.safetensors"
+    tensors = load_file(file)
+    next(iter(tensors.values())).fill_(float("nan"))
+    save_file(tensors, file, {"format": "pt"})
+    for more in ((), ("--adapter",)):
+        code, _, complained = export(tmp_path / "alone", *more, "--out", tmp_path / "out")
+        assert code != 0 and "holds NaN" in complained and str(file) in complained
+
+
+def test_a_number_that_a_dtype_does_not_have_is_not_written(tmp_path: Path, export: Any) -> None:
+    """7e4 is finite in float32 and bfloat16, and inf in float16."""
+    folder, name = checkpoint(tmp_path), "model.layers.0.self_attn.q_proj.weight"
+    tensors = load_file(folder / "model.safetensors")
+    tensors[name][0, 0] = 7e4
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    done(export, folder, "--out", tmp_path / "fine", "--dtype", "bfloat16")
+    code, _, complained = export(folder, "--out", tmp_path / "out", "--dtype", "float16")
+    assert code != 0 and f"{name} holds inf" in complained and "bfloat16" in complained
+    code, _, complained = export(folder, "--gguf", tmp_path / "out.gguf", "--gguf-type", "f16")
+    assert code != 0 and f"{name} holds inf" in complained and "--gguf-type bf16" in complained
+    assert not (tmp_path / "out").exists() and not (tmp_path / "out.gguf").exists()

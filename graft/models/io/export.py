@@ -39,13 +39,14 @@ from graft.models.io.save import (
     write_weights,
 )
 from graft.models.io.tensor_names import hf_names
-from graft.models.io.tensors import some
+from graft.models.io.tensors import check_finite, some
 from graft.models.lora.merging import read_adapter
 from graft.models.lora.training import ADAPTER, ADAPTER_CONFIG, named_base
 from graft.models.shape import ModelShape
 from graft.text.chat import Chat, TemplateRewrites
 from graft.text.template import TemplateError
 from graft.text.tokenizer import FastTokenizer
+from graft.trust.links import check_links
 from graft.trust.masking import mask_shapes
 
 CARD = "README.md"
@@ -82,6 +83,19 @@ class ExportError(RuntimeError):
 @contextmanager
 def open_source(path: Path, base: Path | None = None) -> Iterator[StoredModel]:
     """A checkpoint, a Hugging Face folder, a .gguf file, or a folder of adapters and their base."""
+    check_links(path)
+    with _open_stored(path, base) as stored:
+
+        def read(name: str) -> torch.Tensor:
+            tensor = stored.read(name)
+            check_finite({name: tensor}, stored.origin)
+            return tensor
+
+        yield replace(stored, read=read)
+
+
+@contextmanager
+def _open_stored(path: Path, base: Path | None) -> Iterator[StoredModel]:
     if path.suffix == ".gguf" and path.is_file():
         decoder = load_gguf(path)
         tensors = hf_names(decoder)

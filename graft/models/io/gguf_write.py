@@ -24,6 +24,7 @@ import tokenizers
 from torch import Tensor
 
 from graft.files import new_file, sync
+from graft.models.finite import find_unusable
 from graft.models.io.export import ExportError, check_fits
 from graft.models.io.gguf_read import ROPE_FACTORS, gguf_names, gguf_package, paired_heads
 from graft.models.io.gguf_tokenizer import (
@@ -273,6 +274,10 @@ def _write_tensors(gguf: Any, writer: GGUFWriter, stored: StoredModel, kind: str
         writer.write_tensor_data(factors)
     for name in stored.sizes:
         weight = stored.read(name).float()
+        if kinds[name].name == "F16" and (why := find_unusable({name: weight.half()})):
+            raise UnsupportedModel(
+                f"{why} as f16, which ends at 65504; take --gguf-type bf16 or f32"
+            )
         if heads := paired_heads(shape, name):
             weight = pair_rows(weight, heads)
         writer.write_tensor_data(gguf.quantize(weight.contiguous().numpy(), kinds[name]))

@@ -19,6 +19,7 @@ from graft.files import read_object
 from graft.models.io.hub import cached_copy, origin_of, split_name
 from graft.models.lora.training import named_base
 from graft.trust.bounds import MOST_YAML, check_yaml, read_text
+from graft.trust.links import check_links
 
 LICENSE = ("license", "license_name", "license_link")
 DEEPEST = 16
@@ -78,6 +79,7 @@ def _license(folder: Path, name: str) -> dict[str, str]:
     """From the header of the folder's model card."""
     import yaml
 
+    check_links(folder)
     try:
         text = read_text(folder / "README.md", MOST_YAML)
         header = text.split("---")[1] if text.startswith("---") else ""
@@ -106,6 +108,7 @@ def _run_of(path: Path) -> Path | None:
 
 
 def _model_path(run: Path) -> str:
+    check_links(run)
     try:
         section = model_section(read_text(run / "config.yaml", MOST_YAML))
     except (OSError, ValueError):

@@ -23,6 +23,7 @@ from graft.models.io.hf_config import read_shape
 from graft.models.io.tensors import ModelFileError, build_decoder, check_sizes
 from graft.models.shape import ModelShape, UnsupportedModel
 from graft.trust.bounds import parse_json, read_bytes
+from graft.trust.links import check_links
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
@@ -103,6 +104,7 @@ def read_config(folder: Path) -> dict[str, Any]:
             f"'{folder}' is a file; pass a .gguf file, or the folder that holds config.json and "
             f"{WEIGHTS}"
         )
+    check_links(folder)
     file = folder / "config.json"
     if not file.exists():
         if (folder / "adapter_config.json").exists():

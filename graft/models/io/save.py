@@ -22,6 +22,7 @@ from graft.files import new_file, sync, write_json
 from graft.models.decoder import Decoder
 from graft.models.extra_actions import ACTION_BIAS, ACTION_ROWS, ACTIONS, BIAS, ROWS, extra_rows
 from graft.models.io.hf_config import check_described
+from graft.models.finite import find_unusable
 from graft.models.io.load import INDEX, WEIGHTS, ModelFileError, read_config, read_json
 from graft.models.io.tensor_names import hf_names, hf_sizes
 from graft.models.shape import ModelShape
@@ -104,8 +105,19 @@ def write_weights(
 
     At most one shard is in memory at a time; older weights in the folder are removed.
     """
+
+    def converted(name: str) -> Tensor:
+        tensor = read(name).to("cpu", dtype)
+        if why := find_unusable({name: tensor}):
+            limit = torch.finfo(dtype).max
+            raise ModelFileError(
+                f"{why} as {dtype}, which ends at {limit:.6g}; nothing was written to '{folder}'. Take "
+                "another dtype, such as bfloat16, or weights of an earlier checkpoint"
+            )
+        return tensor
+
     num_bytes = {name: math.prod(size) * dtype.itemsize for name, size in sizes.items()}
-    write_shards(num_bytes, lambda name: read(name).to("cpu", dtype), folder, shard_bytes)
+    write_shards(num_bytes, converted, folder, shard_bytes)
 
 
 def write_shards(

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from graft.models.decoder import Decoder
+from graft.models.finite import find_unusable
 from graft.models.io.tensor_names import hf_names, hf_sizes
 from graft.models.shape import ModelShape
 
@@ -35,7 +36,17 @@ def build_decoder(
     decoder.to_empty(device=device)
     for name, view in hf_names(decoder).items():
         view.copy_(read(name))
+    check_finite(hf_names(decoder), origin)
     return decoder
+
+
+def check_finite(tensors: Mapping[str, Tensor], origin: str) -> None:
+    """Refuse weights that hold NaN or inf: every token of theirs would be garbage."""
+    if why := find_unusable(tensors):
+        raise ModelFileError(
+            f"{why} in {origin}, so nothing can be computed with it; take the checkpoint before it, or "
+            "download or save it again"
+        )
 
 
 def check_sizes(shape: ModelShape, stored: Mapping[str, tuple[int, ...]], origin: str) -> None:

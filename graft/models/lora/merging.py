@@ -23,6 +23,7 @@ from graft.models.io.load import (
     read_json,
     read_tensor,
 )
+from graft.models.io.tensors import check_finite
 from graft.models.lora.training import ADAPTER, ADAPTER_CONFIG, PREFIX
 
 
@@ -66,6 +67,7 @@ def read_adapter(folder: Path) -> Adapter:
     with open_tensors(file) as stored:
         for name in stored.keys():  # noqa: SIM118  # not a mapping
             tensors[name] = read_tensor(stored, name, folder)
+    check_finite(tensors, f"'{file}'")
     return make_adapter(tensors, config, f"'{file}'")
 
 

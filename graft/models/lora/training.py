@@ -38,6 +38,7 @@ from graft.models.io.hub import split_name
 from graft.models.io.load import ModelFileError, open_tensors, read_json
 from graft.models.io.save import save_rows, save_tensors
 from graft.models.io.tensor_names import hf_rows
+from graft.models.io.tensors import check_finite
 from graft.models.shape import ModelShape
 
 ADAPTER_CONFIG, ADAPTER = "adapter_config.json", "adapter_model.safetensors"
@@ -254,6 +255,7 @@ class Lora(nn.Module):
         if self.rows is not None:
             with open_tensors(folder / ACTIONS) as stored:
                 found[ROWS], own[ROWS] = stored.get_tensor(ROWS), self.rows
+        check_finite(found, f"'{folder}'")
         wrong = [
             name
             for name in sorted(set(own) | set(found))

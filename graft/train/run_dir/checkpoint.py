@@ -28,7 +28,7 @@ from graft.train.run_dir.folder import RunStopped
 from graft.train.run_dir.metrics_log import episode_line
 from graft.train.run_dir.names import named
 from graft.train.run_dir.old_state import OLD_METADATA, load_old_small, load_old_tensors
-from graft.train.run_dir.optimizer_state import load_tensors, tensors_of
+from graft.train.run_dir.optimizer_state import find_unusable_state, load_tensors, tensors_of
 from graft.train.run_dir.small_state import load_small, set_random_states
 from graft.train.run_dir.trackers import PHASES, Phase
 from graft.trust import check_pickle
@@ -94,6 +94,10 @@ class Checkpoint:
                 load_old_tensors(tensors_of(learner), trainer, learner.processes.world == 1)
             else:
                 load_tensors(tensors_of(learner), trainer)
+        found = find_unusable_state(learner, saved.get("anchor") or {})
+        if learner.processes.any(bool(found), "whether the state of all ranks is finite"):
+            why = found or "the part of another process is not finite"
+            raise self._damaged(trainer, f"{why}, and training would spread it to every weight")
         learner.optimizer.resume(saved["steps"])
         if learner.critic_optimizer is not None:
             learner.critic_optimizer.resume(saved["critic_steps"])

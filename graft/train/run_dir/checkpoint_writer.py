@@ -22,8 +22,13 @@ from graft.train.run_dir.checkpoint import (
     checkpoints,
     write_ahead,
 )
-from graft.train.run_dir.folder import out_of_disk
-from graft.train.run_dir.optimizer_state import copied, save_tensors, tensors_of
+from graft.train.run_dir.folder import RunStopped, out_of_disk
+from graft.train.run_dir.optimizer_state import (
+    copied,
+    find_unusable_state,
+    save_tensors,
+    tensors_of,
+)
 from graft.train.run_dir.small_state import get_random_states, save_small
 from graft.types import Episode
 
@@ -69,6 +74,7 @@ class CheckpointWriter:
         target = self.folder / f"{phase}-{step:06d}"
         if target == self._newest:  # `finish` has just completed it
             return
+        self._refuse_unusable(target.name, learner)
         aside = aside_of(target)
         with out_of_disk(self.folder.parent):
             if self.processes.is_first:
@@ -85,6 +91,17 @@ class CheckpointWriter:
             finally:
                 if self._writing is None and self.processes.is_first:
                     shutil.rmtree(aside, ignore_errors=True)
+
+    def _refuse_unusable(self, name: str, learner: Learner) -> None:
+        """A checkpoint that cannot be resumed must not replace one that can."""
+        why = find_unusable_state(learner, learner.anchor or {})
+        if self.processes.any(bool(why), "whether the weights of all ranks are finite"):
+            before = checkpoints(self.folder)
+            way = f"{before[-1].path} is intact: resume from it" if before else "Start again"
+            raise RunStopped(
+                f"{name} was not written: {why or 'the part of another process is not finite'}. {way} with a "
+                "lower learning rate (train.lr, sft.lr) or train.max_grad_norm"
+            )
 
     def finish(self) -> None:
         """Wait until the checkpoint in the background is complete."""

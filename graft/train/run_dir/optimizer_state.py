@@ -28,6 +28,7 @@ from torch import Tensor, nn
 from graft.files import new_file
 from graft.models.critic import Critic
 from graft.models.decoder import Decoder
+from graft.models.finite import find_unusable
 from graft.models.io.tensor_names import whole_views
 from graft.models.parallel.shards import as_sharded, is_sharded, local, local_slices
 from graft.train.learner import Learner
@@ -54,6 +55,15 @@ def tensors_of(learner: Learner) -> dict[str, Tensor]:
         named = layout_free(learner.reference, frozen)
         found |= {f"reference/weight/{name}": tensor for name, tensor in named.items()}
     return found
+
+
+def find_unusable_state(learner: Learner, anchor: Mapping[str, Tensor]) -> str:
+    """What of this process's part of a checkpoint is NaN, inf or a negative second moment; "": nothing."""
+    weights: dict[str, Tensor] = dict(learner.policy.named_parameters())
+    if learner.lora is not None:
+        weights |= dict(learner.lora.named_parameters())
+    anchored = {f"anchor/{name}": tensor for name, tensor in anchor.items()}
+    return find_unusable({**tensors_of(learner), **weights, **anchored})
 
 
 def _moments(owner: str, optimizer: Optimizer, module: nn.Module) -> dict[str, Tensor]:
