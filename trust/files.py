@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from trust.bank import Row
-from trust.file_cases import CANARY, KINDS, FileCase, chosen
+from trust.file_cases import CANARY, KINDS, SECRET, FileCase, chosen
 
 SMALL, FULL = len(KINDS), 300
 MOST_MEMORY = 1 << 30
@@ -60,10 +60,12 @@ def measured(cases: list[tuple[FileCase, Any]], opener: Opener) -> Iterator[Row]
             folder = opener.root / f"case-{number}"
             folder.mkdir()
             try:
-                for command in case.make(folder, rng, opener.base, case.variant):
+                commands = case.make(folder, rng, opener.base, case.variant)
+                planted = set(folder.rglob("*.safetensors"))
+                for command in commands:
                     found = opener.open(folder, command)
                     most, slowest = max(most, found["memory"]), max(slowest, found["seconds"])
-                    if fault := fault_of(found, folder):
+                    if fault := fault_of(found, folder) or written_fault(folder, planted):
                         text = f"{case.name}: graft {' '.join(command)}: {fault}"
                         row.failures.append(text)
             finally:
@@ -89,6 +91,23 @@ def fault_of(found: dict[str, Any], folder: Path) -> str:
         return f"exit code {found['code']}: {tail}"
     if found["code"] and not found["text"].strip():
         return f"exit code {found['code']} without a word"
+    return ""
+
+
+def written_fault(folder: Path, planted: set[Path]) -> str:
+    """What is wrong with what a command wrote: a copy of the user's file, weights that are no numbers."""
+    from safetensors.torch import load_file
+
+    from graft.models.finite import find_unusable
+
+    for path in folder.rglob("*"):
+        is_own = path.is_symlink() or not path.is_file() or path.is_relative_to(folder / "home")
+        if not is_own and SECRET.encode() in path.read_bytes():
+            return f"a file that a link leads to was copied into {path.relative_to(folder)}"
+    for path in set(folder.rglob("*.safetensors")) - planted:
+        floats = {name: x for name, x in load_file(path).items() if x.is_floating_point()}
+        if why := find_unusable(floats):
+            return f"{path.relative_to(folder)} was written: {why}"
     return ""
 
 

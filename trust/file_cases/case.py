@@ -14,6 +14,9 @@ CANARY = "canary"
 CODE = f"open({CANARY!r}, 'w').write('code ran')"
 MODULE = f"{CODE}\ndef __getattr__(name):\n    {CODE}\n    raise AttributeError(name)\n"
 
+SECRET = "graft-secret-5d1e0c"
+"""In a file of the user that a link of a case leads to."""
+
 Command = list[str]
 
 
