@@ -89,7 +89,7 @@ def show_layouts(planner: Planner, best: LayoutEstimate, name: str, recipe: str)
     for line in formula(planner, best):
         console.print(line)
     console.print(
-        "Rates were measured on one H200, where rows that set no rate are off by up to 21%. Links, "
+        "Rates were measured on one H200, where rows that set no rate are off by up to 17%. Links, "
         "overlap and other GPUs are assumed: docs/planning.md",
         style="dim",
     )

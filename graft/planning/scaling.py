@@ -12,8 +12,8 @@ versions, so the longest answer (`longest`) must fit into s steps.
 
 One H200 with Qwen3-0.6B, 64 tasks x 8 answers of exactly 512 tokens:
 
-    rollout  512 steps x (28 layers x 16 us + 18.5 GB / 2.6 TB/s) + prompts, host   4.1 s
-    learn    1.08e15 FLOPs / 440e12 + optimizer                                     2.5 s
+    rollout  512 steps x (28 layers x 25 us + 18.5 GB / 2.8 TB/s) + prompts, host   3.9 s
+    learn    1.17e15 FLOPs / 476e12 + optimizer                                     2.5 s
 
 Links, overlap and everything that needs two GPUs are assumed. `python -m benchmarks.scaling` derives the
 rates and compares the model with measurements.
@@ -36,6 +36,7 @@ from graft.models.parallel.sampler import slice_of
 from graft.models.shape import ModelShape
 from graft.planning.hardware import GPUS, NODE, Gpu
 from graft.planning.step_time import (
+    LAUNCH,
     SHARES,
     Rates,
     attention_flops,
@@ -127,15 +128,13 @@ def lengths(rows: int, mean: float, spread: float, longest: int = 0) -> NDArray[
 # measured on one H200; other GPUs are scaled by their roofs
 
 
-LAUNCH = 1.5607319917358255e-05
-"""Seconds per layer of a decoding step with any number of rows: kernel launches."""
-DECODED = {576: 1468565239110.1804, 1024: 2609806900614.431, 2048: 2438600549520.0}
+DECODED = {576: 1654664595523.791, 1024: 2829661672069.0605, 2048: 2523666187407.199}
 """A model's width -> bytes per second of decoding."""
 TRAINED = {
-    576: 257542128055784.0, 1024: 476356843794505.2, 2048: 577184542781133.6, 2560: 576676170149007.8,
+    576: 257545806348280.56, 1024: 476369684007369.25, 2048: 576138229254497.5, 2560: 576696927177895.9,
 }  # fmt: skip
 """A model's width -> FLOPs per second of training."""
-HOST = 9.291432248455941e-07
+HOST = 5.583329634232959e-07
 """Seconds per sampled token of templates, environments and the loop."""
 
 

@@ -44,13 +44,13 @@ class Rates:
     optimizer: float
     """Bytes."""
     step: float = 0.0
-    """Least seconds per layer of a decoding step, for any batch: kernel launches."""
+    """Seconds per layer of a decoding step, for any batch: the starts of kernels and small products."""
 
 
-SHARES = {"decode": 0.55, "prefill": 0.62, "train": 0.62, "optimizer": 0.44}
-"""Of a GPU's roofs, as measured with Qwen3-0.6B on an H200."""
-LAUNCHES = 32e-6
-"""Seconds per layer of a decoding step of one sequence there."""
+SHARES = {"decode": 0.62, "prefill": 0.65, "train": 0.62, "optimizer": 0.44}
+"""Of a GPU's roofs, as measured with Qwen3-0.6B on an H200 (docs/performance.md)."""
+LAUNCH = 2.522335846091047e-05
+"""Seconds per layer of a decoding step there, for any number of rows."""
 
 
 def known_rates(name: str) -> Rates | None:
@@ -62,7 +62,7 @@ def known_rates(name: str) -> Rates | None:
                 prefill=SHARES["prefill"] * gpu.flops,
                 train=SHARES["train"] * gpu.flops,
                 optimizer=SHARES["optimizer"] * gpu.bandwidth,
-                step=LAUNCHES,
+                step=LAUNCH,
             )
     return None
 
@@ -217,7 +217,7 @@ def decode_seconds(
     batch = max(batch * work.sampled // steps, 1)
     tokens = batch * work.written / 2 + batch / work.samples * work.prompt  # a shared prompt once
     moved = decode_step_bytes(shape, dtype, batch, tokens)
-    step = max(moved / rates.decode, shape.layers * rates.step)
+    step = moved / rates.decode + shape.layers * rates.step
     return waves * steps * step
 
 
