@@ -100,7 +100,8 @@ async def boundary(
             yield
     except TimeoutError as error:
         if clock.expired():  # not one that the code itself raised
-            why = f"waited {deadline:g} s for {what} ({key})"
+            inside = getattr(error.__cause__, "__notes__", [])
+            why = f"waited {deadline:g} s for {', '.join([what, *inside])} ({key})"
             raise RolloutFailure(Status.TIMEOUT, why) from error
         raise failure(Status.ENV_ERROR, what, error) from error
     except RolloutFailure:  # it has its status already

@@ -20,6 +20,7 @@ from graft.protocols import Env, Reward
 from graft.rewards.weighted import WeightedSum
 from graft.rollout.failure import boundary
 from graft.rollout.setup import RolloutSetup
+from graft.tools.calling import tool_on
 from graft.types import Task, Trajectory, Turn
 from graft.user_code import UserCodeError, UserObject, as_reward, naming, raised, user_frame
 
@@ -216,8 +217,10 @@ async def in_thread(function: Callable[..., Any], *args: Any) -> Any:
     runner.calls.put(blocking)
     try:
         return await future
-    except asyncio.CancelledError:
+    except asyncio.CancelledError as stopped:
         blocking.is_given_up = True
+        if tool := tool_on(runner):
+            stopped.add_note(f"in tool {tool!r}")  # `boundary` reads it
         raise
 
 

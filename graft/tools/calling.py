@@ -76,6 +76,12 @@ def counted(tool: Any) -> Iterator[None]:
             calls.remove(threading.current_thread())
 
 
+def tool_on(thread: threading.Thread) -> str:
+    """The name of the tool that runs on a thread; "": none does."""
+    with _lock:
+        return next((name for (_, name), calls in _running.items() if thread in calls), "")
+
+
 def is_given_up(thread: threading.Thread) -> bool:
     """True if the caller of this thread has stopped waiting for it."""
     return getattr(thread, "is_given_up", False)

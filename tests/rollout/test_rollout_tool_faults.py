@@ -335,7 +335,7 @@ def test_an_own_function_that_hangs_is_given_up_at_the_deadline_and_the_step_end
     assert time.monotonic() - began < 3.0
     assert statuses(episode) == [Status.TIMEOUT, Status.DONE]
     errors = [span.info["error"] for span in episode.spans if "error" in span.info]
-    assert errors == ["waited 0.5 s for env question step (rollout.deadline)"]
+    assert errors == ["waited 0.5 s for env question step, in tool 'ask' (rollout.deadline)"]
 
 
 @pytest.mark.slow
