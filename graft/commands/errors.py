@@ -10,14 +10,14 @@ from pathlib import Path
 
 import typer
 
-from graft.commands.options import setting_meant
+from graft.commands.options import flag_meant, setting_meant
 from graft.trust.masking import mask
 
 
 def complain(error: Exception) -> int:
     if hasattr(error, "show") and hasattr(error, "exit_code"):  # click's, wherever typer keeps it
         error.show()  # type: ignore[attr-defined]
-        if hint := setting_meant(error, sys.argv[1:]):
+        if hint := setting_meant(error, sys.argv[1:]) or flag_meant(error, sys.argv[1:]):
             typer.echo(hint, err=True)
         return 2
     from graft.actions.fields import ActionsError

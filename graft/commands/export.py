@@ -40,7 +40,8 @@ def export(
     ] = "auto",
     shard_size: Annotated[str, typer.Option(help="Largest weight file: 5GB, 500MB.")] = "5GB",
     adapter: Annotated[
-        bool, typer.Option("--adapter", help="Only the adapters of a LoRA checkpoint.")
+        bool,
+        typer.Option("--adapter", help="Write to --out only the adapters of a LoRA checkpoint."),
     ] = False,
     merge: Annotated[
         bool, typer.Option("--merge", help="The merged weights (the default).")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Annotated, Any
 
 import typer
@@ -33,6 +34,25 @@ EndpointApi = Annotated[
 def progress(text: str) -> None:
     """Progress goes to stderr; stdout is for the result."""
     typer.echo(text, err=True)
+
+
+def flag_meant(error: Any, words: list[str]) -> str:
+    """A hint for a flag that was given a value; "" for other errors.
+
+    `graft export RUN --adapter out` gives "--adapter takes no value ...: --adapter --out out".
+    """
+    text, context = str(getattr(error, "message", "")), getattr(error, "ctx", None)
+    flags = {getattr(error, "option_name", None)} if "not take a value" in text else set[Any]()
+    if context is not None and "extra argument" in text:
+        params = [one for one in context.command.params if getattr(one, "is_flag", False)]
+        flags = {name for one in params for name in one.opts}
+    parts = (word.partition("=") for word in words)
+    given = [*((name, value) for name, _, value in parts if value), *pairwise(words)]
+    for flag, value in given:
+        if flag in flags and not value.startswith("-"):
+            target = f"; to write there: {flag} --out {value}" if "export" in words[:1] else ""
+            return f"graft: {flag} takes no value, and {value!r} was given to it{target}"
+    return ""
 
 
 def setting_meant(error: Any, words: list[str]) -> str:

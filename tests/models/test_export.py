@@ -372,6 +372,13 @@ def test_wrong_usage_is_reported_in_one_line(tmp_path: Path, export: Any) -> Non
         ([source, "--gguf", source, "--force"], 1, "is a folder, and GGUF is one file"),
         ([source, "--out", out, "--gguf", out], 2, "cannot be both"),
         ([source, "--out", out, "--adapter"], 1, "trained without adapters"),
+        (
+            [source, "--adapter", "there"],
+            2,
+            "no value, and 'there' was given to it; to write there: ",
+        ),
+        ([source, "--adapter=there"], 2, "--adapter --out there"),
+        ([source, "other", "--out", out], 2, "other"),
         ([source, "--gguf", out, "--adapter"], 2, "--gguf and --from-verl need --merge"),
         ([tmp_path / "nowhere", "--out", out], 1, "there is no such folder or file"),
         ([source, "--out", source / "config.json"], 1, "is a file; give --out"),
