@@ -92,7 +92,8 @@ def _show(display: Any, session: Any, summary: dict[str, Any]) -> None:
     """Print scores, three attempts, and the next commands."""
     from graft.train.run_dir.names import short
 
-    display.table(summary.get("before", {}), summary.get("after", {}))
+    leakage = summary.get("leakage") or {}
+    display.table(summary.get("before", {}), summary.get("after", {}), leakage.get("note", ""))
     for number, episode in enumerate(session.episodes[:3], 1):
         display.note(f"held-out attempt {number}")
         display.transcript(episode, leaf=0)

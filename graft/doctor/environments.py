@@ -16,8 +16,9 @@ from graft.envs.base import as_messages
 from graft.rewards import make_reward
 from graft.text.chat import Chat
 from graft.train.build import env_factory
+from graft.train.leakage import held_out_check, run_leakage
 from graft.train.monitor.check import FAIL, PASS, WARN, Check
-from graft.train.tasks import TaskStream, held_out_check
+from graft.train.tasks import TaskStream
 from graft.types import Task
 from graft.user_code import source_of
 
@@ -46,7 +47,8 @@ class EnvChecks:
     def held_out(self) -> Iterator[Check]:
         """Held-out tasks are not those of training."""
         held_out = env_factory(self.config, self.chat.tokenizer, held_out=True)
-        yield from filter(None, [held_out_check(self.config, self.make_env, held_out)])
+        found = run_leakage(self.config, self.make_env, held_out)
+        yield from filter(None, [held_out_check(found)])
 
     def rewards(self) -> Iterator[Check]:
         """Right answers earn more than garbage."""

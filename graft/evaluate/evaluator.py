@@ -79,10 +79,13 @@ def trained_sets(task_lists: Sequence[TaskList]) -> dict[str, str]:
 
 def pose(spec: EvalSpec, chat: Chat) -> list[TaskList]:
     """The sets with their tasks; a set that cannot be used is refused before anything is sampled."""
-    return [_pose(spec, tasks, chat) for tasks in spec.sets]
+    posed = [_pose(spec, tasks, chat) for tasks in spec.sets]
+    sets = [(one.tasks, env, [task.seed or 0 for task in one.list]) for one, env in posed]
+    trained = not_held_out(spec.config, sets)
+    return [replace(one, not_held_out=trained.get(one.tasks.label, "")) for one, _ in posed]
 
 
-def _pose(spec: EvalSpec, tasks: TaskSet, chat: Chat) -> TaskList:
+def _pose(spec: EvalSpec, tasks: TaskSet, chat: Chat) -> tuple[TaskList, Env]:
     if tasks.reward:
         make_reward(tasks.reward)  # a judge without an address is refused here
     config = spec.config
@@ -106,8 +109,7 @@ def _pose(spec: EvalSpec, tasks: TaskSet, chat: Chat) -> TaskList:
         counts = [inner.attempts_at(task.seed) for task in listed]
     attempts = {task.id: count for task, count in zip(listed, counts, strict=True)}
     settings, draws = spec.settings(tasks, counts), spec.draws(tasks)
-    trained = not_held_out(config, tasks, env, [task.seed or 0 for task in listed])
-    return TaskList(tasks, listed, attempts, settings, draws, trained)
+    return TaskList(tasks, listed, attempts, settings, draws), env
 
 
 def chat_with(config: Config, endpoint: EndpointSpec | None, model: Path | None) -> Chat:

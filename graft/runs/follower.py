@@ -105,7 +105,7 @@ class Follower:
     def _show_end(self, status: str) -> None:
         self.display.note(ending(self.record, status))
         if status == "done":
-            self.display.table(*self.record.scores)
+            self.display.table(*self.record.scores, self.record.leakage)
 
 
 def ending(record: RunRecord, status: str) -> str:

@@ -163,6 +163,12 @@ class RunRecord:
         return _scores(before), _scores(summary.get("after"))
 
     @property
+    def leakage(self) -> str:
+        """How many held-out tasks the run trains on, in words: its scores measure memory too; "" if none."""
+        found = self.summary.get("leakage") or self.saved_state.get("leakage")
+        return str(found.get("note", "")) if isinstance(found, dict) else ""
+
+    @property
     def last_activity(self) -> float:
         """When the run last wrote anything, in seconds since the epoch; 0.0 if it never did."""
         names = ("metrics.jsonl", "summary.json", "alarms.jsonl", "config.yaml", ".lock")

@@ -48,7 +48,7 @@ from graft.train.rollouts.rollout_engine import (
     ways,
 )
 from graft.train.rollouts.truncation import refuse_truncation
-from graft.train.tasks import held_out_check, probe_of
+from graft.train.tasks import probe_of
 from graft.train.teachers.check import check_tokenizers, refuse_teachers
 from graft.types import Sampling, Task
 
@@ -103,7 +103,6 @@ def build_run(
     players = frozen_players(config, tokenizer, policy, env, processes)
     notes = [note, *policy_notes(policy), tool_note(config, env), stale_note(config, preset)]
     notes += [order_note(config, policy), entropy_note(config, engine), history]
-    notes += [str(held_out_check(config, env, held_out) or "")]
     notes += [external_note(config, agents, processes.is_first), layout_note(config, processes)]
     return RunComponents(
         config=config,

@@ -20,7 +20,9 @@ from graft.rollout.collector import Collector
 from graft.train.build import build_run
 from graft.train.components import RunComponents
 from graft.train.distributed.process_group import ALONE, ProcessGroup
+from graft.train.leakage import held_out_check, run_leakage, to_json
 from graft.train.model import pin_model, refuse_what_cannot_fit
+from graft.train.monitor.check import PASS
 from graft.train.monitor.display import Display
 from graft.train.monitor.labels import PHASE_WORDS
 from graft.train.monitor.settings_check import (
@@ -169,7 +171,7 @@ class Session:
             self._show_changes(newest)
         dtype = str(run.components.policy.dtype)
         self.journal.resume(newest, run.state.get("alarms", {}), dtype)
-        for text in warnings + self._check_components(run.components):
+        for text in warnings + self._check_components(run.components) + self._check_held_out(run):
             self.journal.warn(text, is_new=newest is None)
         return run
 
@@ -217,6 +219,19 @@ class Session:
         if self.processes.is_first:
             for change in self.folder.note_changes(newest.phase, newest.step):
                 self.display.note(change)
+
+    def _check_held_out(self, run: RunContext) -> list[str]:
+        """Warnings about held-out tasks that the run trains on; its state remembers them for every table."""
+        if not self.processes.is_first:
+            return []
+        parts = run.components
+        found = run_leakage(self.config, parts.setup.make_env, parts.held_out.make_env)
+        run.state["leakage"] = to_json(found)
+        check = held_out_check(found)
+        if check is not None and check.verdict == PASS:
+            self.display.note(str(check))
+            return []
+        return refuse([] if check is None else [check])
 
     def _check_components(self, components: RunComponents) -> list[str]:
         """Warnings about model and environment; what cannot work is refused."""

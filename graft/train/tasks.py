@@ -5,15 +5,11 @@ from __future__ import annotations
 import random
 import threading
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from graft.config import Config
-from graft.envs.dataset.shared_rows import num_shared_rows
-from graft.protocols import Env
 from graft.recipe.attempt_keys import EnvItem
-from graft.train.monitor.check import WARN, Check
 from graft.types import Task
 
 TRAIN_SEEDS = 1_000_003
@@ -66,35 +62,6 @@ def _task(item: EnvItem, split: str, seed: int) -> Task:
 def probe_of(item: EnvItem) -> Task:
     """A task for an environment that is made to look at it, not to pose a task."""
     return Task("probe", item.label)
-
-
-def held_out_check(
-    config: Config, env: Callable[[Task], Env], held_out: Callable[[Task], Env]
-) -> Check | None:
-    """A warning where held-out tasks are rows that the run trains on."""
-    count = config.run.eval_tasks
-    seeds = range(HELD_OUT_SEEDS, HELD_OUT_SEEDS + count)
-    trained = [env(probe_of(item)) for item in config.task.envs] if count else []
-    notes: list[str] = []
-    for item in config.held_out_envs if count else []:
-        scored = held_out(probe_of(item))
-        most = max(num_shared_rows(one, scored, seeds) for one in trained)
-        if most:
-            where = f" of {item.label}" if len(config.held_out_envs) > 1 else ""
-            rows = "are rows" if most > 1 else "is a row"
-            notes.append(
-                f"{most} held-out task{'s' * (most > 1)}{where} {rows} that this run trains on"
-            )
-        scored.close()
-    for one in trained:
-        one.close()
-    if not notes:
-        return None
-    remedy = (
-        "keep one row in ten for scores: task.args.split=train task.eval_args.split=test; or name a file "
-        "for them: task.eval_args.data=FILE"
-    )
-    return Check("held out", WARN, f"{'; '.join(notes)}: scores measure memory too", remedy)
 
 
 class Interleaving:

@@ -2,49 +2,78 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from pathlib import Path
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
+from graft.data.asked import SAMPLE, AskedRows, AskedText, repeated, texts_of
+from graft.data.errors import DataError
 from graft.data.tables import RowTable
+from graft.envs.dataset.prompts import placeholders
+
+MAX_ROWS = 100_000
+"""Rows of one set that are compared; of a larger one every n-th, which is said."""
 
 
-def num_shared_rows(trained: Any, held_out: Any, seeds: Sequence[int]) -> int:
-    """Of the rows that these seeds choose in `held_out`, how many `trained` has too; wrapped or not.
+@dataclass(frozen=True, slots=True)
+class RowSet:
+    """Rows of a table, and the columns that hold their questions beside the usual ones."""
 
-    trained: rows 0-9 of a file, held out: all of its 12 rows, seeds 8, 9, 10, 11    -> 2
+    name: str
+    table: RowTable
+    numbers: Sequence[int]
+    columns: Sequence[str] = ()
+
+    @classmethod
+    def of_env(cls, name: str, env: Any, seeds: Sequence[int] | None = None) -> RowSet | None:
+        """The rows of an environment, or those that `seeds` choose; None if it draws its tasks."""
+        inner = getattr(env, "unwrapped", env)
+        table = getattr(inner, "table", None)
+        if not isinstance(table, RowTable):
+            return None
+        numbers = inner.numbers
+        if seeds is not None:
+            numbers = [numbers[place] for place in {seed % len(numbers) for seed in seeds}]
+        columns = [getattr(inner, "question_key", "")]
+        columns += placeholders(getattr(inner, "template", ""), table)
+        return cls(name, table, numbers, [one for one in columns if one])
+
+    def is_same(self, other: RowSet) -> bool:
+        return self.table is other.table and self.numbers == other.numbers
+
+    @property
+    def step(self) -> int:
+        """1: all rows are compared; n: every n-th."""
+        return max(1, math.ceil(len(self.numbers) / MAX_ROWS))
+
+    @property
+    def sampling(self) -> str:
+        """What part of the rows is compared; "" for all of them."""
+        compared, total = len(self.numbers[:: self.step]), len(self.numbers)
+        return "" if self.step == 1 else f"{compared:,} of the {total:,} rows of {self.name}"
+
+    def texts(self) -> Iterator[list[str]]:
+        """The texts of each compared row; none of a row that cannot be read."""
+        for place in range(0, len(self.numbers), self.step):
+            try:
+                row: Any = self.table[self.numbers[place]]
+            except DataError:
+                row = None
+            yield texts_of(row, self.columns)
+
+
+def shared_rows(held_out: Sequence[RowSet], trained: RowSet) -> list[set[int]]:
+    """Of each held-out set the places of the rows that `trained` has too; every trained row is read once.
+
+    held out: rows 8 to 11 of a file, trained: its rows 0 to 9    -> [{0, 1}]
     """
-    ours, theirs = _rows(trained), _rows(held_out)
-    if ours is None or theirs is None:
-        return 0  # tasks are drawn, and held-out seeds are not training seeds
-    (table, numbers), (scored_table, scored_numbers) = ours, theirs
-    places = {_identity(part): index for index, part in enumerate(table.parts)}
-    starts = np.cumsum([0, *(len(part) for part in table.parts)])
-    wanted: set[int] = set()
-    for seed in seeds:
-        part, row = scored_table.part_of(scored_numbers[seed % len(scored_numbers)])
-        index = places.get(_identity(scored_table.parts[part]))
-        if index is not None:
-            wanted.add(int(starts[index]) + row)
-    if isinstance(numbers, range):
-        return sum(number in numbers for number in wanted)
-    return int(np.isin(sorted(wanted), np.asarray(numbers)).sum()) if wanted else 0
-
-
-def same_file(table: RowTable, path: Path) -> bool:
-    """Whether a table is this one file, however its path is written."""
-    return path.is_file() and _identity(table) == path.resolve()
-
-
-def _identity(table: RowTable) -> Path | int:
-    """The file behind a table; of several files or none the object, which is the same for equal paths."""
-    file = Path(table.source)
-    return file.resolve() if table.source and file.is_file() else id(table)
-
-
-def _rows(env: Any) -> tuple[RowTable, Sequence[int]] | None:
-    inner = getattr(env, "unwrapped", env)
-    table = getattr(inner, "table", None)
-    return (table, inner.numbers) if isinstance(table, RowTable) else None
+    indices = [AskedRows(list(one.texts())) for one in held_out]
+    found: list[set[int]] = [set() for _ in held_out]
+    first = RowSet(trained.name, trained.table, trained.numbers[:SAMPLE], trained.columns)
+    without = repeated(first.texts())
+    for texts in trained.texts():
+        asked = [text for one in texts if (text := AskedText.of(one, without)).words]
+        for index, rows in zip(indices, found, strict=True):
+            rows |= index.find(asked)
+    return found

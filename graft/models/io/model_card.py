@@ -48,6 +48,8 @@ class Origin:
     """The recipe's own, if it names one: a name, path or text."""
     scores: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     """{"before": {"greedy": 0.2}, "after": {"greedy": 0.9}}, held-out scores of the run itself."""
+    leakage: str = ""
+    """How many of these tasks the run trained on; "" if none."""
     evaluations: Sequence[tuple[str, str, Mapping[str, str]]] = ()
     """(evaluation, set of tasks, its numbers) of this checkpoint."""
     captions: Mapping[str, str] = field(default_factory=dict)
@@ -78,6 +80,7 @@ def read_origin(model: Path) -> Origin:
         base=lineage_of(str(section.get("path") or ""), run),
         chat_template=str(section.get("chat_template") or ""),
         scores={when: found for when, found in scores.items() if found},
+        leakage=str((summary.get("leakage") or state.get("leakage") or {}).get("note", "")),
         evaluations=evaluations,
         captions=captions,
         versions=summary.get("versions") or {},
@@ -227,6 +230,7 @@ def _scores(origin: Origin) -> list[str]:
             shown = [f"{values[name]:.4g}" if name in values else "" for name in names]
             rows.append([LABELS[when], *shown])
         found.append(_table(rows))
+        found += [f"Not held out: {origin.leakage}."] if origin.leakage else []
     if origin.evaluations:
         names = list(dict.fromkeys(n for *_, numbers in origin.evaluations for n in numbers))
         rows = [["evaluation", "set", *names]]

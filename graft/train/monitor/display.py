@@ -171,8 +171,13 @@ class Display:
         self._last_alarm = f"step {at}: {visible(text)}"
         self.console.print(Text(f"{word} at {self._last_alarm}", style=ALARM_STYLES[word]))
 
-    def table(self, before: Mapping[str, float], after: Mapping[str, float]) -> None:
-        """Print held-out scores before and after, and the change; nothing without scores."""
+    def table(
+        self, before: Mapping[str, float], after: Mapping[str, float], leakage: str = ""
+    ) -> None:
+        """Print held-out scores before and after, and the change; nothing without scores.
+
+        leakage   which held-out tasks are trained on, if any are
+        """
         if not before and not after:
             return
         grid = Table(box=SIMPLE)
@@ -184,6 +189,9 @@ class Display:
             moved = Text(score(change, "+.3f"), style="green" if (change or 0) > 0 else "")
             grid.add_row(Text(name), score(old), score(new), moved)
         self.console.print(grid)
+        if leakage:
+            text = f"not held out: {leakage}; these scores measure memory too"
+            self.console.print(Text(text, style=ALARM_STYLES["warning"]))
 
     def transcript(
         self, episode: Episode, leaf: int, is_graded: bool = True, is_whole: bool = False

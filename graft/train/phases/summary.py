@@ -26,6 +26,7 @@ def summarise(run: RunContext) -> dict[str, Any]:
         "name": run.config.run.name,
         "before": run.state.get("before", {}),
         "after": after,
+        "leakage": run.state.get("leakage", {}),
         **({"sft": run.state["sft"]} if run.state.get("sft") else {}),
         "seconds": round(time.perf_counter() - run.started, 1),
         "seconds_per_phase": {name: round(value, 1) for name, value in seconds},
