@@ -39,6 +39,8 @@ WHOLE_RESULT = 1_000_000
 blocks the rollouts for half a minute."""
 MAX_CALLS = 16
 """Calls of one message that are carried out; one error stands for the rest."""
+PLACES = ("start", "end")
+"""Where instructions stand in a prompt."""
 UNKNOWN = "unknown"
 """The name in info of a tool that does not exist: what the policy wrote could be anything."""
 
@@ -68,9 +70,10 @@ class ToolEnv(Wrapper):
     calls of an episode together at most `max_tool_reward`: where idle calls earn more than a right answer
     (usually 1.0), the policy learns to make calls.
 
-    `instructions` are put at the end of the prompt, before a board; None writes them from the tools'
-    descriptions. Each fork of the env has its own copy of a tool with state, and the env resets and
-    closes it. Other tools are shared, and their creator closes them.
+    `instructions` begin the prompt, after a system message: all tasks then share their tokens, which
+    engine and learner compute once. `instructions_at="end"` puts them after the task, before a board.
+    None writes them from the tools' descriptions. Each fork of the env has its own copy of a tool with
+    state, and the env resets and closes it. Other tools are shared, and their creator closes them.
 
     Each Turn's info has "tool_uses" (calls so far), and for a call also "tool" and "tool_ok" (in a
     message with several: the first one's name, whether all succeeded, "tool_calls", "tool_failures"
@@ -104,6 +107,7 @@ class ToolEnv(Wrapper):
         styles: Mapping[str, CallStyle] | None = None,
         max_uses: int | None = 10,
         instructions: str | None = "",
+        instructions_at: str = "start",
         tool_reward: float = 0.0,
         tool_success_reward: float = 0.0,
         tool_error_reward: float = 0.0,
@@ -134,6 +138,10 @@ class ToolEnv(Wrapper):
                 "tools go inside a wrapper that rewrites the history, or it would never show their "
                 "results: name them before it, as in python_tool,concat"
             )
+        if instructions_at not in PLACES:
+            raise ValueError(
+                f"instructions_at={instructions_at!r}: must be one of {', '.join(PLACES)}"
+            )
         given = styles or {}
         if strange := [name for name in given if name not in self.tools]:
             raise ValueError(
@@ -146,6 +154,7 @@ class ToolEnv(Wrapper):
             if instructions is None
             else instructions
         )
+        self.instructions_at = instructions_at
         self.rewards = CallRewards(
             tool_reward, tool_success_reward, tool_error_reward, max_tool_reward
         )
@@ -192,7 +201,10 @@ class ToolEnv(Wrapper):
         self.tool_earned = 0.0
         self.counts, self.faults = {}, {}
         self.is_over = False
-        self.prompt = with_instructions(observation, self.instructions, info.get("suffix", ""))
+        suffix = info.get("suffix", "")
+        self.prompt = with_instructions(
+            observation, self.instructions, suffix, self.instructions_at
+        )
         info = {**info, "tool_uses": 0}
         if self.format.in_prompt and self.tools:
             info["tools"] = [schema(tool) for tool in self.tools.values()]
@@ -362,16 +374,31 @@ class ToolEnv(Wrapper):
         return {**of_tools, **{f"tools/{fault}": number for fault, number in faults.items()}}
 
 
-def with_instructions(observation: Observation, instructions: str, suffix: str = "") -> Observation:
-    """`instructions` as separate lines at the end of the prompt, before its `suffix`.
+def with_instructions(
+    observation: Observation, instructions: str, suffix: str = "", at: str = "start"
+) -> Observation:
+    """`instructions` before the task, or at="end" as separate lines after it, before its `suffix`.
 
-    "rules\\nboard" with the suffix "board" -> "rules\\ninstructions\\nboard"
+    "rules\\nboard" with the suffix "board" -> "instructions\\n\\nrules\\nboard", or
+    "rules\\ninstructions\\nboard"
     """
     if not instructions:
         return observation
     if isinstance(observation, str):
+        if at == "start":
+            return f"{instructions}\n\n{observation}" if observation else instructions
         before = observation.removesuffix(suffix)
         gap = "" if not before or before.endswith("\n") else "\n"
         return f"{before}{gap}{instructions}" + (f"\n{suffix}" if suffix else "")
-    *others, last = observation
-    return [*others, {**last, "content": with_instructions(last["content"], instructions, suffix)}]
+    messages = list(observation)
+    asked = [place for place, one in enumerate(messages) if one["role"] != "system"]
+    place = asked[0] if at == "start" and asked else len(messages) - 1
+    content = messages[place]["content"]
+    if isinstance(content, str):
+        content = with_instructions(content, instructions, suffix, at)
+    else:  # in parts
+        is_first = at == "start"
+        text = {"type": "text", "text": f"{instructions}\n\n" if is_first else f"\n{instructions}"}
+        content = [text, *content] if is_first else [*content, text]
+    messages[place] = {**messages[place], "content": content}
+    return messages

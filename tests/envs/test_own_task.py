@@ -35,7 +35,7 @@ def test_wrappers_stay_around_it():
     wrappers = [{"tools": {"use": ["calculator"]}}, "episode_tracking"]
     env = own_task(graft.make("math:Math12K", rows=ROWS, wrappers=wrappers), "What is 3+3?")
     observation, _ = env.reset(seed=0)
-    assert observation.startswith("What is 3+3?") and "<calculator>" in observation
+    assert "\n\nWhat is 3+3?" in observation and "<calculator>" in observation
     turn = env.step("<calculator>3+3</calculator>")
     assert "6" in turn.observation and not turn.terminated
 

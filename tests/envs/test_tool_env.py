@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import json
 import random
+from operator import ne
 from typing import Any, Literal
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from graft.envs.base import BaseEnv
+import graft
+from graft.envs.base import BaseEnv, as_messages
 from graft.envs.countdown import Countdown
 from graft.envs.tool_env import ToolEnv, with_instructions
 from graft.protocols import Env
+from graft.text.chat import Chat as ChatTemplate
+from graft.text.template import TEMPLATES
+from graft.text.tokenizer import FastTokenizer
 from graft.tools.calculator import Calculator
 from graft.tools.formats import COMPACT, CallStyle, WrittenCall, find_call, tagged
 from graft.types import Turn
@@ -126,11 +131,35 @@ def test_a_fork_has_its_own_counters_and_the_same_tools():
     assert twin.tools["echo"] is env.tools["echo"]
 
 
-def test_instructions_stand_at_the_end_of_the_prompt_and_of_the_task():
-    env = ToolEnv(Chat(), [Echo()], instructions="You may write <echo>...</echo>.")
+@pytest.mark.parametrize(
+    ("place", "prompt"), [("start", "You may echo.\n\nHello."), ("end", "Hello.\nYou may echo.")]
+)
+def test_instructions_stand_before_the_task_or_after_it(place: str, prompt: str):
+    env = ToolEnv(Chat(), [Echo()], instructions="You may echo.", instructions_at=place)
     observation, _ = env.reset(0)
-    assert observation == "Hello.\nYou may write <echo>...</echo>."
+    assert observation == prompt
     assert env.task().prompt == ({"role": "user", "content": observation},)
+
+
+def test_instructions_go_to_a_known_place_only():
+    with pytest.raises(ValueError, match="instructions_at='top'"):
+        ToolEnv(Chat(), [Echo()], instructions_at="top")
+
+
+def test_all_tasks_share_the_tokens_of_the_instructions():
+    """What the forest computes once: the common prefix of two prompts."""
+    rows = [{"prompt": "Who wrote Emma?", "answer": "a"}, {"prompt": "1 + 2 + 3?", "answer": "6"}]
+    system = {"system": "You answer."}
+    template = ChatTemplate(FastTokenizer.bytes(), TEMPLATES["chatml"])
+    for args in ({}, system):
+        shared: dict[str, int] = {}
+        for place in ("start", "end"):
+            inner = graft.make("prompts", rows=rows, **args)
+            env = ToolEnv(inner, [Calculator()], instructions=None, instructions_at=place)
+            first, second = (template.prompt(as_messages(env.reset(seed)[0])) for seed in (0, 1))
+            shared[place] = [*map(ne, first, second), True].index(True)
+        tokens = len(template.tokenizer.encode(env.instructions))
+        assert shared["start"] >= tokens and shared["end"] < tokens
 
 
 def test_tools_of_one_name_are_refused():
@@ -351,9 +380,9 @@ def test_gems_mcp_form_lists_the_tools_in_the_prompt():
 def test_instructions_can_be_written_from_the_tools():
     env = ToolEnv(Chat(), [Calculator()], instructions=None, max_uses=2)
     assert env.reset(0)[0] == (
-        "Hello.\nYou may use tools; the result of a call is shown to you before you go on. "
+        "You may use tools; the result of a call is shown to you before you go on. "
         "At most 2 calls in all.\n- calculator: Works out an arithmetic expression with + - * / and "
-        "parentheses. Write <calculator>...</calculator>."
+        "parentheses. Write <calculator>...</calculator>.\n\nHello."
     )
 
 
@@ -381,13 +410,20 @@ def test_instructions_show_a_call_with_several_arguments():
 
 
 def test_instructions_come_before_a_board_which_stays_the_end():
-    env = ToolEnv(Board(), [Echo()], instructions="Tools.")
-    observation, info = env.reset(0)
-    assert observation == "Rules.\nTools.\nBoard."
-    assert observation.endswith(info["suffix"])
-    assert env.task().prompt[0]["content"] == observation
+    whole = {"start": "Tools.\n\nRules.\nBoard.", "end": "Rules.\nTools.\nBoard."}
+    for place, prompt in whole.items():
+        env = ToolEnv(Board(), [Echo()], instructions="Tools.", instructions_at=place)
+        observation, info = env.reset(0)
+        assert observation == prompt
+        assert observation.endswith(info["suffix"])
+        assert env.task().prompt[0]["content"] == observation
     messages = [{"role": "system", "content": "S."}, {"role": "user", "content": "R.\nB."}]
-    assert with_instructions(messages, "T.", "B.")[1]["content"] == "R.\nT.\nB."
+    assert with_instructions(messages, "T.", "B.", "end")[1]["content"] == "R.\nT.\nB."
+    assert with_instructions(messages, "T.", "B.")[1]["content"] == "T.\n\nR.\nB."
+    parts = [{"role": "user", "content": [{"type": "text", "text": "R."}]}]
+    for place, texts in {"start": ["T.\n\n", "R."], "end": ["R.", "\nT."]}.items():
+        [message] = with_instructions(parts, "T.", at=place)
+        assert [part["text"] for part in message["content"]] == texts
 
 
 def test_state_of_tools_is_forked_reset_saved_and_closed_with_the_env():

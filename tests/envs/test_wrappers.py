@@ -10,10 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from graft.config import load_config
 from graft.envs import make
 from graft.envs.base import BaseEnv, Wrapper
 from graft.envs.tool_env import ToolEnv
-from graft.envs.wrappers import WRAPPERS, get_wrapper_fns, wrap
+from graft.envs.wrappers import WRAPPERS, get_wrapper_fns, listed_wrappers, wrap
 from graft.envs.wrappers.history import GONE, History
 from graft.protocols import Env
 from graft.registry import UnknownName
@@ -341,7 +342,8 @@ def fake_python(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_python_tool_pays_like_gem_and_takes_tags_and_fences(fake_python: None):
     env = wrap(Walk(), "python_tool")
     observation, info = env.reset(0)
-    assert observation.startswith("Rules.\nYou may use tools") and observation.endswith("[at 0]")
+    assert observation.startswith("You may use tools")
+    assert observation.endswith("\n\nRules.\n[at 0]")
     assert info["tool_use_counter"] == 0
     good = env.step("```python\n1\n``` done")
     assert (good.observation, good.reward) == ("Code execution result: ran 1", 0.05 + 0.25)
@@ -383,6 +385,21 @@ def test_the_variants_of_python_tool(fake_python: None):
     assert own.step("<python>bad</python>").reward == 0.5
     assert own.step("<python>1</python>").observation == "No calls are left. Give the final answer."
     assert own.tools["python"].timeout == 2
+
+
+@pytest.mark.parametrize("recipe", ["gem/math12k-python", "gem/hotpotqa-search"])
+def test_gems_recipes_keep_its_order_task_then_tools(fake_python: None, recipe: str):
+    [item] = load_config(recipe).task.envs
+    [(name, options), _] = listed_wrappers(item.wrappers or ())
+    more = {"corpus": "small"} if "search" in name else {}
+    rows = [{"problem": "1+1?", "question": "1+1?", "answer": "2"}]
+    [task, gems, plain] = (
+        make(item.env, rows=rows, wrappers=wrappers)
+        for wrappers in ([], [{name: {**options, **more}}], [{name: more}])
+    )
+    question, _ = task.reset(0)
+    assert gems.reset(0)[0] == f"{question}\n{gems.instructions}"
+    assert plain.reset(0)[0] == f"{plain.instructions}\n\n{question}"
 
 
 def test_envs_with_the_same_tool_share_it(fake_python: None):

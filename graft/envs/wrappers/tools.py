@@ -34,12 +34,14 @@ def python_tool(
     max_tool_reward: float | None = MAX_TOOL_REWARD,
     max_uses: int | None = MAX_USES,
     instructions: str | None = None,
+    instructions_at: str = "start",
     **arguments: Any,
 ) -> ToolEnv:
     """Python in <python> tags or a fence; `arguments` are PythonTool's (timeout=5, ...).
 
     A call earns what it earns in GEM, but all calls of an episode at most `max_tool_reward`: in GEM
-    (None) five idle calls earn 1.5, a right answer 1.
+    (None) five idle calls earn 1.5, a right answer 1. GEM's instructions follow the task:
+    `instructions_at="end"`.
     """
     return _gem(
         env,
@@ -50,6 +52,7 @@ def python_tool(
         max_tool_reward=max_tool_reward,
         max_uses=max_uses,
         instructions=instructions,
+        instructions_at=instructions_at,
     )
 
 
@@ -70,11 +73,12 @@ def search_tool(
     max_tool_reward: float | None = MAX_TOOL_REWARD,
     max_uses: int | None = MAX_USES,
     instructions: str | None = None,
+    instructions_at: str = "start",
     **arguments: Any,
 ) -> ToolEnv:
     """Search in <search> tags; `arguments` are SearchTool's (corpus=, url=, topk=3, ...).
 
-    `max_tool_reward` as in `python_tool`.
+    `max_tool_reward` and `instructions_at` as in `python_tool`.
     """
     return _gem(
         env,
@@ -84,6 +88,7 @@ def search_tool(
         max_tool_reward=max_tool_reward,
         max_uses=max_uses,
         instructions=instructions,
+        instructions_at=instructions_at,
     )
 
 
