@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import threading
 import time
 import urllib.parse
@@ -30,6 +31,12 @@ from graft.trust.masking import mask
 MAX_REPLY = 16 * 2**20  # bytes
 CONCURRENT = 8  # requests for the queries of one call
 FIRST_PAUSE = 0.5  # seconds before the second attempt, doubled from then on
+PAGE_RESULTS = 10
+"""Results of one of Bing's pages; for more a parameter asks."""
+_CHINESE = re.compile(
+    "^[^\u3040-\u30ff\uac00-\ud7af]*[\u4e00-\u9fff][^\u3040-\u30ff\uac00-\ud7af]*$"
+)
+"""Chinese characters, and none of Japanese or Korean writing."""
 
 
 class WebRequest(NamedTuple):
@@ -39,12 +46,22 @@ class WebRequest(NamedTuple):
     content: bytes | None = None
 
 
+class EngineKeys(NamedTuple):
+    """How a service is asked for the results of one search engine."""
+
+    country: str
+    """The parameter of the searcher's country."""
+    defaults: Mapping[str, Any] = {}
+    """Parameters of a request that `params` may replace."""
+
+
 class WebSource:
     """A search service over HTTP.
 
     `url` replaces the service's address, such as that of a proxy with the same API; it gets the key of
     the variable that `api_key_env` names, and never the service's own without being named for it.
-    `params` are further parameters of its requests: {"engine": "bing"} for serpapi, {"search_depth":
+    `engine` is the search engine whose results a service reads (google or bing), `country` that of the
+    searcher (cn, de, ...); `params` are further parameters of its requests, such as {"search_depth":
     "advanced"} for tavily. `per_second` limits the requests of this process; a request that would wait
     longer than `timeout` fails. A refused connection and the answers 429 and 5xx are repeated within
     `timeout`; other answers are final.
@@ -58,6 +75,8 @@ class WebSource:
     """The most that one request of the service gives."""
     defaults: ClassVar[dict[str, Any]] = {}
     """Parameters of a request that `params` may replace."""
+    engines: ClassVar[dict[str, EngineKeys]] = {}
+    """The engines, the default first."""
 
     def __init__(
         self,
@@ -67,8 +86,11 @@ class WebSource:
         timeout: float = 10.0,
         retries: int = 2,
         per_second: float | None = None,
+        engine: str = "",
+        country: str = "",
         params: Mapping[str, Any] | None = None,
     ) -> None:
+        self.engine = self._engine(engine, country)
         self.url = (url or self.address).rstrip("/")
         if urllib.parse.urlsplit(self.url).scheme not in ("http", "https"):
             raise ValueError(f"search url {url!r} is not of the form https://host/path")
@@ -91,10 +113,13 @@ class WebSource:
                 f"variable with the key for that one (api_key_env={named[0]}, if it is to get this key)"
             )
         self.others = [os.environ[name].strip() for name in named[1:]]
-        self.params = {**self.defaults, **(params or {})}
+        keys = self.engines.get(self.engine, EngineKeys(""))
+        located = {keys.country: country.lower()} if country else {}
+        self.params = {**self.defaults, **keys.defaults, **located, **(params or {})}
         settings = [
             *zip(self.variables[1:], self.others, strict=True),
             *sorted(self.params.items()),
+            *([("engine", self.engine)] if self.engine not in [*self.engines][:1] else []),
         ]
         self.fingerprint = f"{self.name}:{mask(with_query(self.url, dict(settings)))}"
         self.timeout, self.interval = timeout, 1.0 / per_second if per_second else 0.0
@@ -108,6 +133,20 @@ class WebSource:
             first_pause=FIRST_PAUSE,
             max_bytes=MAX_REPLY,
         )
+
+    def _engine(self, engine: str, country: str) -> str:
+        known = list(self.engines)
+        if engine and engine not in known:
+            some = f"one of {', '.join(known)}" if known else "left out: it has its own"
+            raise ValueError(f"engine={engine!r}: of search source {self.name!r} it must be {some}")
+        if country and not known:
+            raise ValueError(
+                f"country={country!r}: search source {self.name!r} takes none here; its own parameters go "
+                "into params"
+            )
+        if country and not (country.isascii() and country.isalpha() and len(country) == 2):
+            raise ValueError(f"country={country!r} is not a code of two letters, such as us or cn")
+        return engine or next(iter(known), "")
 
     def headers(self) -> dict[str, str]:
         return {"Authorization": f"Bearer {self.key}"}
@@ -170,13 +209,17 @@ class SerpApi(WebSource):
     address = "https://serpapi.com/search"
     variables = ("SERPAPI_API_KEY",)
     max_results = 100
-    defaults = {"engine": "google"}
+    engines = {
+        "google": EngineKeys("gl", {"engine": "google"}),
+        "bing": EngineKeys("cc", {"engine": "bing"}),
+    }
 
     def headers(self) -> dict[str, str]:
         return {}
 
     def request(self, query: str, topk: int) -> WebRequest:
-        named = {**self.params, "q": query, "num": topk, "api_key": self.key}
+        amount = "count" if self.params["engine"] == "bing" else "num"
+        named = {**self.params, "q": query, amount: topk, "api_key": self.key}
         return WebRequest(with_query(self.url, named))
 
     def results(self, reply: dict[str, Any]) -> Iterable[Hit]:
@@ -197,6 +240,7 @@ class GoogleSearch(WebSource):
     name = "google_cse"
     address = "https://customsearch.googleapis.com/customsearch/v1"
     variables = ("GOOGLE_API_KEY", "GOOGLE_CSE_ID")
+    engines = {"google": EngineKeys("gl")}
 
     def headers(self) -> dict[str, str]:
         return {}
@@ -216,6 +260,7 @@ class BingSearch(WebSource):
     address = "https://api.bing.microsoft.com/v7.0/search"
     variables = ("BING_API_KEY",)
     max_results = 50
+    engines = {"bing": EngineKeys("cc")}
 
     def headers(self) -> dict[str, str]:
         return {"Ocp-Apim-Subscription-Key": self.key}
@@ -229,17 +274,25 @@ class BingSearch(WebSource):
 
 
 class BrightData(WebSource):
-    """Google's result page through Bright Data's SERP API, in its parsed form."""
+    """The result page of Google or Bing through Bright Data's SERP API, in its parsed form.
+
+    Bing is asked as ARPO asks it: without quotation marks, in the market of the query's language.
+    """
 
     name = "brightdata"
     address = "https://api.brightdata.com/request"
     variables = ("BRIGHTDATA_API_KEY", "BRIGHTDATA_ZONE")
     max_results = 100
-    defaults = {"hl": "en"}
+    engines = {"google": EngineKeys("gl", {"hl": "en"}), "bing": EngineKeys("cc")}
 
     def request(self, query: str, topk: int) -> WebRequest:
-        named = {**self.params, "q": query, "num": topk, "brd_json": 1}
-        page = with_query("https://www.google.com/search", named)
+        named: dict[str, Any] = {**self.params, "q": query, "num": topk, "brd_json": 1}
+        if self.engine == "bing":
+            market, language = ("zh-CN", "zh") if _CHINESE.search(query) else ("en-US", "en")
+            named = {"q": query.replace('"', ""), "mkt": market, "setLang": language, "brd_json": 1}
+            named |= {"count": topk} if topk > PAGE_RESULTS else {}
+            named |= self.params
+        page = with_query(f"https://www.{self.engine}.com/search", named)
         content = {"zone": self.others[0], "url": page, "format": "raw"}
         return WebRequest(self.url, json.dumps(content).encode())
 

@@ -169,6 +169,94 @@ def test_params_reach_the_service_and_tell_recordings_apart():
     assert query_of(seen[0])["engine"] == "bing" and query_of(seen[0])["gl"] == "pe"
 
 
+def asked_page(seen: Seen) -> tuple[str, dict[str, str]]:
+    """The result page that a request to Bright Data names, and its parameters."""
+    parts = urlsplit(json.loads(seen.body)["url"])
+    return f"{parts.scheme}://{parts.netloc}{parts.path}", {
+        name: values[0] for name, values in parse_qs(parts.query).items()
+    }
+
+
+@pytest.mark.parametrize(
+    ("query", "market", "language"),
+    [
+        ('capital of "Peru"', "en-US", "en"),
+        ("秘鲁的首都", "zh-CN", "zh"),
+        ("ペルーの首都", "en-US", "en"),
+    ],
+)
+def test_bing_is_asked_through_bright_data_as_arpo_asks_it(query: str, market: str, language: str):
+    with answering(lambda _: sent(200, REPLIES["brightdata"])) as (url, seen):
+        tool = SearchTool(
+            "brightdata",
+            **at(url, "brightdata"),
+            engine="bing",
+            country="CN",
+            topk=10,
+            form="pages",
+        )
+        assert tool(query).startswith("Page 1: Lima: Lima is the capital of Peru.")
+        page, named = asked_page(seen[0])
+        SearchTool("brightdata", **at(url, "brightdata"), engine="bing", topk=30)(query)
+        assert asked_page(seen[1])[1]["count"] == "30"
+    assert page == "https://www.bing.com/search"
+    assert named == {
+        "q": query.replace('"', ""), "mkt": market, "setLang": language, "brd_json": "1", "cc": "cn",
+    }  # fmt: skip
+
+
+def test_an_engine_and_a_country_belong_to_the_recording():
+    with answering(lambda _: sent(200, REPLIES["brightdata"])) as (url, seen):
+
+        def source(**more: Any) -> Any:
+            return make_source("brightdata", **at(url, "brightdata"), **more)
+
+        prints = [
+            source(**more).fingerprint for more in ({}, {"engine": "bing"}, {"country": "de"})
+        ]
+        assert len(set(prints)) == 3
+        assert (
+            source(engine="google").fingerprint == prints[0]
+        )  # as recorded before there were others
+        source(country="de").retrieve(["q"], 5)
+    page, named = asked_page(seen[0])
+    assert page == "https://www.google.com/search"
+    assert named == {"hl": "en", "q": "q", "num": "5", "gl": "de", "brd_json": "1"}
+
+
+@pytest.mark.parametrize(
+    ("source", "engine", "country", "parameters"),
+    [
+        ("serpapi", "bing", "cn", {"engine": "bing", "cc": "cn", "count": "2"}),
+        ("serpapi", "", "pe", {"engine": "google", "gl": "pe", "num": "2"}),
+        ("google_cse", "google", "pe", {"gl": "pe"}),
+        ("bing", "", "pe", {"cc": "pe"}),
+    ],
+)
+def test_each_service_gets_engine_and_country_in_its_own_names(
+    source: str, engine: str, country: str, parameters: dict[str, str]
+):
+    with answering(lambda _: sent(200, REPLIES[source])) as (url, seen):
+        make_source(source, **at(url, source), engine=engine, country=country).retrieve(["q"], 2)
+    assert parameters.items() <= query_of(seen[0]).items()
+
+
+@pytest.mark.parametrize(
+    ("source", "wrong"),
+    [
+        ("brightdata", {"engine": "yahoo"}),
+        ("bing", {"engine": "google"}),
+        ("tavily", {"engine": "google"}),
+        ("tavily", {"country": "cn"}),
+        ("brightdata", {"country": "China"}),
+    ],
+)
+def test_an_engine_or_country_that_a_service_does_not_have_is_refused(source: str, wrong: dict):
+    [(name, value)] = wrong.items()
+    with pytest.raises(ValueError, match=f"{name}={value!r}"):
+        make_source(source, **at("https://a.org", source), **wrong)
+
+
 def test_an_answer_box_comes_first_and_an_error_of_the_search_is_one():
     box = {"title": "Capital", "answer": "Lima"}
     with answering(lambda _: sent(200, {**REPLIES["serpapi"], "answer_box": box})) as (url, _):
@@ -239,8 +327,8 @@ def test_a_recorded_run_repeats_without_service_and_key(
 def test_what_does_not_fit_is_refused():
     with pytest.raises(ValueError, match="searches the web; corpus= is for"):
         SearchTool("tavily", corpus="small")
-    with pytest.raises(ValueError, match="'tavily' has no argument 'engine'"):
-        SearchTool("tavily", engine="google")
+    with pytest.raises(ValueError, match="'tavily' has no argument 'engin'"):
+        SearchTool("tavily", engin="google")
     with pytest.raises(ValueError, match="not of the form https"):
         SearchTool("tavily", url="localhost")
     with pytest.raises(ValueError, match="per_second=0 must be above 0"):
