@@ -13,7 +13,10 @@ from graft.models.shape import ModelShape
 from graft.planning import hardware as fleet
 
 SHAPES = {
-    **{name: fleet.SHAPES[name] for name in ("0.6B", "1.7B", "4B", "8B", "135M")},
+    **{
+        name: fleet.SHAPES[name]
+        for name in ("0.5B", "0.6B", "1.5B", "1.7B", "3B", "4B", "7B", "8B", "135M")
+    },
     "small": ModelShape(  # the quickstart's, with a larger vocabulary
         vocab_size=4096, width=192, layers=3, heads=6, kv_heads=6, head_dim=32, ff=384
     ),

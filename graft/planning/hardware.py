@@ -79,14 +79,28 @@ def _qwen3(width: int, layers: int, heads: int, ff: int, *, tied: bool = False) 
     )  # fmt: skip
 
 
+def _qwen25(
+    width: int, layers: int, heads: int, kv_heads: int, ff: int, *, head_dim: int = 128,
+    tied: bool = True, vocab_size: int = 151_936,
+) -> ModelShape:  # fmt: skip
+    return ModelShape(
+        "qwen2", vocab_size, width, layers, heads, kv_heads, head_dim, ff, tied, qk_norm=False,
+        qkv_bias=True, rope_theta=1e6, max_positions=32_768,
+    )  # fmt: skip
+
+
 SHAPES = {
     "135M": ModelShape(
         "llama", 49_152, 576, 30, 9, 3, 64, 1536, True, False,
         norm_eps=1e-5, rope_theta=1e5, max_positions=8192,
     ),
+    "0.5B": _qwen25(896, 24, 14, 2, 4864, head_dim=64),
     "0.6B": _qwen3(1024, 28, 16, 3072, tied=True),
+    "1.5B": _qwen25(1536, 28, 12, 2, 8960),
     "1.7B": _qwen3(2048, 28, 16, 6144, tied=True),
+    "3B": _qwen25(2048, 36, 16, 2, 11_008),
     "4B": _qwen3(2560, 36, 32, 9728, tied=True),
+    "7B": _qwen25(3584, 28, 28, 4, 18_944, tied=False, vocab_size=152_064),
     "8B": _qwen3(4096, 36, 32, 12_288),
     "14B": _qwen3(5120, 40, 40, 17_408),
     "32B": _qwen3(5120, 64, 64, 25_600),
@@ -95,8 +109,9 @@ SHAPES = {
         norm_eps=1e-5, rope_theta=5e5, max_positions=131_072,
     ),
 }  # fmt: skip
-"""135M is SmolLM2, 70B Llama 3, the others Qwen3. Numbers: vocabulary, width, layers, heads, KV heads, size
-of a head, MLP; for Qwen3 width, layers, heads, MLP."""
+"""135M is SmolLM2, 70B Llama 3, 0.5B, 1.5B, 3B and 7B Qwen2.5, the others Qwen3. Numbers: vocabulary, width,
+layers, heads, KV heads, size of a head, MLP; for Qwen2.5 width, layers, heads, KV heads, MLP; for Qwen3
+width, layers, heads, MLP."""
 
 
 def gpu_named(name: str) -> Gpu:

@@ -107,6 +107,9 @@ gpu_memory_utilization vllm_gpu_memory_utilization -> engine.args written as
 engine_kwargs -> engine.args
 tensor_model_parallel_size tensor_parallel_size -> parallel.tp of the policy; an engine's own is
     engine.tp
+pipeline_parallel_size inference.pipeline_parallel_size vllm_pipeline_parallel_size -> engine.url of a
+    server that was started with it (vllm serve MODEL --pipeline-parallel-size 2), together with
+    engine.name=vllm; inside the processes of a run layers are split with engine.tp
 vllm_tensor_parallel_size rollout.tensor_model_parallel_size inference.tensor_parallel_size -> engine.tp
 # the algorithm
 adv_estimator advantage_estimator -> algo.name verl's gae is ppo here; grpo, rloo, opo, gpg, remax, gdpo,

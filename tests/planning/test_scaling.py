@@ -219,10 +219,12 @@ def test_parts_of_a_split_model_make_the_whole():
 def test_public_shapes_have_their_published_sizes():
     sizes = {name: round(num_parameters(shape) / 1e9, 2) for name, shape in SHAPES.items()}
     assert sizes == {
-        "135M": 0.13, "0.6B": 0.6, "1.7B": 1.72, "4B": 4.02, "8B": 8.19, "14B": 14.77,
+        "135M": 0.13, "0.5B": 0.49, "0.6B": 0.6, "1.5B": 1.54, "1.7B": 1.72, "3B": 3.09, "4B": 4.02,
+        "7B": 7.62, "8B": 8.19, "14B": 14.77,
         "32B": 32.76, "70B": 70.55,
     }  # fmt: skip
     assert shape_named("8b") is EIGHT
+    assert [shape_named(name).family for name in ("0.5B", "1.5B", "3b", "7B")] == ["qwen2"] * 4
 
 
 # layouts

@@ -343,8 +343,14 @@ def test_scores_of_a_server_that_is_gone_are_no_zeros(base, fake, tmp_path):
         ({"engine": {"url": ["http://a:1"]}}, "add engine.name=vllm"),
         ({"engine": {"name": "vllm", "sync": "file"}}, "through memory"),
         (
-            {"engine": {"name": "vllm", "url": ["http://a:1"], "args": {"seed": 1}}},
-            "give them to the servers",
+            {
+                "engine": {
+                    "name": "vllm",
+                    "url": ["http://a:1"],
+                    "args": {"pipeline_parallel_size": 2},
+                }
+            },
+            "--pipeline-parallel-size 2",
         ),
     ],
 )
@@ -352,6 +358,15 @@ def test_what_engines_of_others_cannot_do_is_refused(sections, fragment, tmp_pat
     with pytest.raises(ConfigError, match=fragment) as refused:
         run(tmp_path, **sections)
     assert "\n" not in str(refused.value)
+
+
+def test_vllm_in_the_processes_of_a_run_refuses_a_pipeline_and_names_the_servers_that_have_one():
+    from graft.engine.remote.vllm_library import engine_arguments
+
+    with pytest.raises(EngineError, match=r"pipeline_parallel_size=2.*engine\.tp.*engine\.url"):
+        engine_arguments({"pipeline_parallel_size": 2}, Path("model"), has_weights=True)
+    made = engine_arguments({"pipeline_parallel_size": 1}, Path("model"), has_weights=True)
+    assert made["pipeline_parallel_size"] == 1
 
 
 def test_a_family_without_a_decoder_of_ours_is_refused_with_the_engine_that_trains_it(tmp_path):

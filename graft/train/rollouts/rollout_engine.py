@@ -162,9 +162,10 @@ def refuse_external(config: Config, branch: str) -> None:
             "--model-path MODEL --port 30000) and give its address, engine.url=[http://host:30000]"
         )
     if section.url and section.args:
+        flags = [f"--{name.replace('_', '-')} {value}" for name, value in section.args.items()]
         raise ConfigError(
             f"engine.args={section.args} are arguments of an engine that is started here, and "
-            f"engine.url names servers that run already; give them to the servers"
+            f"engine.url names servers that run already; start those with {' '.join(flags)}"
         )
     if not section.url and section.sync == "file":
         raise ConfigError(
