@@ -26,7 +26,8 @@ def evaluate(
     source: Annotated[
         str,
         typer.Argument(
-            metavar="MODEL_OR_RUN", help="A run, a checkpoint of one, or a model; none: --endpoint."
+            metavar="MODEL_OR_RUN",
+            help="A run, a checkpoint of one, or a model; with --endpoint its name, or none.",
         ),
     ] = "",
     overrides: Overrides = None,

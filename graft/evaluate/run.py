@@ -41,6 +41,7 @@ from graft.evaluate.table import ScoreTable
 from graft.evaluate.task_set import TaskSet
 from graft.evaluate.task_sets import read_sets
 from graft.files import write_text
+from graft.models.io.hub import HubError, find_model
 from graft.train.build import sampling_of
 from graft.train.model import sampling_only
 from graft.train.run_dir.checkpoint import located
@@ -86,7 +87,8 @@ def evaluate_checkpoints(
 ) -> tuple[ScoreTable, Path, Comparison | None]:
     """Compute what is missing of the table; returns the table, its folder and the comparison.
 
-    source       a run folder, one checkpoint of it, or a model; may be "" with an `endpoint`
+    source       a run folder, one checkpoint of it, or a model; with an `endpoint` "", or the name of the
+                 model that it serves
     on, args     the sets; see `graft.evaluate.task_sets`
     k            "1,8": pass@k and maj@k; `samples` attempts per task, or as many as the largest k; neither:
                  eval.samples, else as many as a row asks for
@@ -104,7 +106,10 @@ def evaluate_checkpoints(
     if not name or Path(name).name != name:
         raise ConfigError(f"--name {name!r} names files; give one word, without folders")
     ks, samples = read_k(k, samples)
-    source = source and str(located(source))
+    if source and endpoint:
+        source, model = served_model(source, model, api, say)
+    elif source:
+        source = str(located(source))
     earlier = read_earlier(str(named(against))) if against else None
     server = read_endpoint(source, endpoint, model, api)
     run = run_behind(Path(source)) if source else None
@@ -201,6 +206,34 @@ def prompted(sets: list[TaskSet], prompt: str) -> list[TaskSet]:
     return [with_prompt(one, read_prompt(prompt)) for one in sets] if prompt else sets
 
 
+def served_model(source: str, model: str, api: str, say: Callable[[str], None]) -> tuple[str, str]:
+    """The folder with the tokenizer of a served model, and its name on the server.
+
+    Weights are neither needed nor downloaded. Of a name without a tokenizer here or on the hub the folder
+    is "": then messages are sent (--api chat), and the server writes them with its own template.
+    """
+    where = named(source)
+    if where.exists():
+        return str(where), model
+    model = model or source.partition("@")[0]
+    if api == "chat":
+        return "", model
+    why = "it is no folder here and no name of the hub (OWNER/NAME)"
+    try:
+        found = find_model(source, weights=False)
+        if found.exists():
+            return str(found), model
+    except HubError as error:
+        why = str(error)
+    if api:
+        raise ConfigError(
+            f"--api {api} writes whole prompts with the tokenizer of {source!r}, which cannot be had: {why}. "
+            "Use --api chat, or give a folder that has it"
+        )
+    say(f"{source} is evaluated as a model of the server, by messages (--api chat): {why}")
+    return "", model
+
+
 def read_endpoint(
     source: str, url: str | Sequence[str], model: str, api: str
 ) -> EndpointSpec | None:
@@ -261,7 +294,9 @@ def _models(
         )
     text = f"{server.model}/{server.api}".encode()
     weights = blake2b(text, digest_size=8).hexdigest()  # nothing else is known of the weights
-    path = candidates(Path(source), run, False, say)[-1].path if source else Path()
+    path = Path(source)  # of a plain model the tokenizer is enough
+    if run is not None:
+        path = candidates(path, run, False, say)[-1].path
     return [Candidate(server.model or "endpoint", path, weights)]
 
 

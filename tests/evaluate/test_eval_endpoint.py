@@ -10,6 +10,7 @@ from graft.engine.errors import EngineError
 from graft.engine.remote import endpoint
 from graft.evaluate import evaluator as bench
 from graft.evaluate.run import evaluate_checkpoints
+from graft.text.tokenizer import FastTokenizer
 from tests.command_line import graft
 from tests.evaluate.endpoint_kit import Served, serving
 from tests.training import train_recipe
@@ -70,6 +71,46 @@ def chat_eval(served: Served, rows: Path, tmp_path: Path, **changes):
         "say": quiet,
     }
     return evaluate_checkpoints("", **{**arguments, **changes})
+
+
+@pytest.mark.parametrize("name", ["tiny", "someone/tiny"])
+def test_a_named_model_of_a_server_needs_no_file(served, rows, tmp_path, monkeypatch, name):
+    """Neither a folder nor on the hub: the name is the server's, and it gets messages."""
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    served.reply, served.models, said = doubles, [name], []
+    arguments = {"on": "mine=prompts", "args": [f"mine.data={rows}", "mine.split=null"], "tasks": 2}
+    overrides = [f"run.dir={tmp_path}"]
+    table, folder, _ = evaluate_checkpoints(
+        name, endpoint=served.url, overrides=overrides, say=said.append, **arguments
+    )
+    assert table.rows[name]["mine"].values("avg") == [1, 1]
+    assert {one["model"] for one in served.requests} == {name} and served.requests[0]["messages"]
+    assert folder == tmp_path / "tiny" / "evaluations"
+    assert any("--api chat" in text and name in text for text in said)
+    with pytest.raises(ConfigError, match=f"--api completions .*{name!r}"):
+        evaluate_checkpoints(
+            name, endpoint=served.url, api="completions", overrides=overrides, **arguments
+        )
+
+
+def test_the_tokenizer_of_a_served_model_is_enough_for_whole_prompts(served, rows, tmp_path):
+    folder = tmp_path / "qwen"
+    tokenizer = FastTokenizer.bytes()
+    tokenizer.save(folder)
+    served.reply = doubles
+    table, _, _ = evaluate_checkpoints(
+        str(folder),
+        on="mine=prompts",
+        args=[f"mine.data={rows}", "mine.split=null"],
+        endpoint=served.url,
+        model="tiny",
+        tasks=2,
+        overrides=[f"run.dir={tmp_path}", "model.chat_template=plain"],
+        say=quiet,
+    )
+    assert table.rows["tiny"]["mine"].values("avg") == [1, 1]
+    assert [one["path"] for one in served.requests] == ["/v1/completions"] * 2
 
 
 def test_a_chat_model_is_scored_by_source_without_any_file_of_it(served, rows, tmp_path):
