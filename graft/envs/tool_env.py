@@ -70,6 +70,9 @@ class ToolEnv(Wrapper):
     calls of an episode together at most `max_tool_reward`: where idle calls earn more than a right answer
     (usually 1.0), the policy learns to make calls.
 
+    A task may list its tools by name (`info["tool_names"]` of its reset, such as a row's `tools`): then
+    only these are described and carried out.
+
     `instructions` begin the prompt, after a system message: all tasks then share their tokens, which
     engine and learner compute once. `instructions_at="end"` puts them after the task, before a board.
     None writes them from the tools' descriptions. Each fork of the env has its own copy of a tool with
@@ -93,6 +96,7 @@ class ToolEnv(Wrapper):
         "tool_earned",
         "is_over",
         "prompt",
+        "allowed",
         "counts",
         "faults",
         "previous",
@@ -149,11 +153,9 @@ class ToolEnv(Wrapper):
             )
         self.styles = {name: given.get(name) or self.format.style(name) for name in self.tools}
         self.max_uses = max_uses
-        self.instructions = (
-            instructions_for(self.tools, self.format, self.styles, max_uses)
-            if instructions is None
-            else instructions
-        )
+        self.allowed: list[str] | None = None
+        """The tools that the current task lists; None: it lists none, so all are offered."""
+        self._given_instructions = instructions
         self.instructions_at = instructions_at
         self.rewards = CallRewards(
             tool_reward, tool_success_reward, tool_error_reward, max_tool_reward
@@ -183,6 +185,20 @@ class ToolEnv(Wrapper):
         return tuple(self.tools) if self.format is FORMATS["actions"] else None
 
     @property
+    def offered(self) -> dict[str, Any]:
+        """The tools of the current task."""
+        names = self.tools if self.allowed is None else self.allowed
+        return {name: tool for name, tool in self.tools.items() if name in names}
+
+    @property
+    def instructions(self) -> str:
+        """Those of the current task; written from its tools if none were given."""
+        given = self._given_instructions
+        if given is not None:
+            return given
+        return instructions_for(self.offered, self.format, self.styles, self.max_uses)
+
+    @property
     def max_turns(self) -> int | None:
         inner: int | None = getattr(self.env, "max_turns", None)  # some draw it with the instance
         return None if self.max_uses is None or inner is None else inner + self.max_uses + 1
@@ -201,13 +217,14 @@ class ToolEnv(Wrapper):
         self.tool_earned = 0.0
         self.counts, self.faults = {}, {}
         self.is_over = False
+        self.allowed = info.get("tool_names")
         suffix = info.get("suffix", "")
         self.prompt = with_instructions(
             observation, self.instructions, suffix, self.instructions_at
         )
         info = {**info, "tool_uses": 0}
-        if self.format.in_prompt and self.tools:
-            info["tools"] = [schema(tool) for tool in self.tools.values()]
+        if self.format.in_prompt and self.offered:
+            info["tools"] = [schema(tool) for tool in self.offered.values()]
         if self.counters:
             before = {f"prev_ep_{name}": count for name, count in self.previous.items()}
             info.update(self._counters(), **before, use_tool=False)
@@ -289,7 +306,7 @@ class ToolEnv(Wrapper):
         return Turn("\n".join(texts), sum(answer.reward for answer in answers), info=info)
 
     def _use(self, call: ToolCall) -> ToolAnswer:
-        name = call.name if call.name in self.tools else UNKNOWN
+        name = call.name if call.name in self.offered else UNKNOWN
         style = self.styles.get(name) or self.format.style(name)
         self.tool_uses += 1
         if self.max_uses is not None and self.tool_uses > self.max_uses:
@@ -314,8 +331,9 @@ class ToolEnv(Wrapper):
         if call.error:
             self._count_fault("malformed")
             return f"{ERROR}{call.error}"
-        if call.name not in self.tools:
-            return f"{ERROR}there is no tool {call.name[:40]!r}; known: {', '.join(self.tools)}"
+        if call.name not in self.offered:
+            known = ", ".join(self.allowed or self.tools)  # those of a task may be in other layers
+            return f"{ERROR}there is no tool {call.name[:40]!r}; known: {known}"
         tool = self.tools[call.name]
         if self.format.is_json:
             return call_unchanged(tool, call.arguments)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from graft.actions.actions import Actions
 from graft.algos.presets import Preset
 from graft.config import Config, ConfigError
+from graft.data.fields import named_tools
 from graft.envs.base import CopyableEnv, Wrapper
 from graft.envs.table import build_env
 from graft.envs.tool_env import ToolEnv
@@ -51,6 +53,9 @@ from graft.train.rollouts.truncation import refuse_truncation
 from graft.train.tasks import probe_of
 from graft.train.teachers.check import check_tokenizers, refuse_teachers
 from graft.types import Sampling, Task
+
+LISTED_ROWS = 200
+"""Rows whose lists of tools are compared with the recipe's before a run."""
 
 
 def build_run(
@@ -226,14 +231,30 @@ def tool_note(config: Config, env: Callable[[Task], Env]) -> str:
     for item in envs:
         posed = env(probe_of(item))
         found: list[str] = []
+        known: list[str] = []
         while isinstance(posed, Wrapper):
             if isinstance(posed, ToolEnv) and posed.tools:
                 limit = "any number of" if posed.max_uses is None else f"at most {posed.max_uses}"
                 found.append(f"{', '.join(posed.tools)} ({limit} calls an attempt)")
+                known += posed.tools
             posed = posed.env
+        if known:
+            refuse_row_tools(posed, known)
         where = f" of {item.label}" if len(envs) > 1 else ""
         notes += [f"tools{where}: {'; '.join(found)}"] if found else []
     return "; ".join(notes)
+
+
+def refuse_row_tools(env: Any, known: Sequence[str]) -> None:
+    """Refuse rows that list a tool which the recipe does not have: they would be asked without it."""
+    table: Any = getattr(env, "table", None)
+    for place, row in enumerate(islice(table.scan(), LISTED_ROWS) if table is not None else ()):
+        names = named_tools(row) if isinstance(row, Mapping) else []
+        if strange := [name for name in names if name not in known]:
+            raise ConfigError(
+                f"{table.source}, row {place + 1} lists the tool {strange[0]!r}, and the tools of "
+                f"task.wrappers are {', '.join(known)}. Add it there, or correct the row's `tools`"
+            )
 
 
 def env_factory(

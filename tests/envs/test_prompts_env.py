@@ -14,7 +14,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from graft.config import load_config
+from graft.config import ConfigError, load_config
 from graft.data.errors import DataError
 from graft.envs import make
 from graft.rollout.episode_builder import EpisodeBuilder
@@ -22,6 +22,7 @@ from graft.rollout.setup import RolloutSetup
 from graft.text.chat import Chat
 from graft.text.template import TEMPLATES
 from graft.text.tokenizer import FastTokenizer
+from graft.train.build import env_factory, tool_note
 from graft.train.monitor.settings_check import graded_check
 from graft.types import Author, Sampling, Task
 from tests.rollout.scripted import ScriptedEngine
@@ -407,3 +408,52 @@ def test_the_error_of_a_file_without_the_columns_names_the_key_that_sets_them(tm
         make("prompts", rows=[])
     with pytest.raises(ValueError, match="no rows: give data="):
         make("prompts")
+
+
+def listing(*names: str) -> dict[str, Any]:
+    return {
+        "prompt": "Who wrote Emma?",
+        "answer": "Austen",
+        **({"tools": [*names]} if names else {}),
+    }
+
+
+def test_the_tools_that_a_row_lists_are_the_only_ones_offered_and_carried_out():
+    use = ["calculator", {"search": {"corpus": "small"}}]
+    rows = [listing(), listing("search"), listing("calculator", "search")]
+    together = [{"tools": {"use": use}}]
+    layered = [{"tools": {"use": [one]}} for one in use]
+    for wrappers in (together, layered):
+        env = make("prompts", rows=rows, wrappers=wrappers)
+        for seed, names in enumerate(
+            [{"calculator", "search"}, {"search"}, {"calculator", "search"}]
+        ):
+            observation, _ = env.reset(seed)
+            prompt = observation[-1]["content"]
+            assert {name for name in ("calculator", "search") if f"- {name}:" in prompt} == names
+            turn = env.step("<calculator>6*7</calculator>")
+            assert (turn.observation == "<result>42</result>") == ("calculator" in names)
+            assert turn.info["tool_ok"] == ("calculator" in names)
+            assert env.fork().step("<search>Lima</search>").info["tool_ok"]
+        env.reset(1)
+        assert (
+            "there is no tool 'calculator'; known: search"
+            in env.step("<calculator>1</calculator>")[0]
+        )
+    schemas = make("prompts", rows=rows, wrappers=[{"tools": {"use": use, "format": "hermes"}}])
+    shown = [schemas.reset(seed)[1]["tools"] for seed in range(3)]
+    assert [len(tools) for tools in shown] == [2, 1, 2]
+    assert shown[1][0]["function"]["name"] == "search"
+
+
+def test_a_listed_tool_that_the_run_does_not_have_stops_it(tmp_path: Path):
+    file = tmp_path / "rows.jsonl"
+    rows = [listing("calculator"), listing("serach")]
+    file.write_text("\n".join(map(json.dumps, rows)))
+    task = ["task.env=prompts", f"task.args={{data: {file}}}", "task.eval_args={}"]
+    wrappers = "task.wrappers=[{tools: {use: [calculator]}}]"
+    config = load_config("quickstart", [*task, wrappers])
+    with pytest.raises(ConfigError, match=r"row 2 lists the tool 'serach'.* are calculator"):
+        tool_note(config, env_factory(config, FastTokenizer.bytes()))
+    bare = load_config("quickstart", task)  # an agent may bring them
+    assert tool_note(bare, env_factory(bare, FastTokenizer.bytes())) == ""

@@ -22,7 +22,7 @@ from typing import Any
 
 from graft.data.check import SPARED, Verdict, check
 from graft.data.errors import BadField, DataError
-from graft.data.fields import parse_literal
+from graft.data.fields import named_tools, parse_literal
 from graft.data.layouts import RowLayout, by_keys, detect_layout
 from graft.data.tables import RowTable
 from graft.envs.base import Trace
@@ -97,6 +97,8 @@ class PromptsEnv(DatasetEnv):
         self.timeout, self.template, self.system = timeout, template, system
         self.meta: Mapping[str, Any] = {}
         self.tools: list[dict[str, Any]] | None = None
+        self.tool_names: list[str] = []
+        """Tools of the run that the current row lists."""
         table, _ = open_table(data, rows, hub, split, hub_split, check=False)  # reads a file once
         keys = prompt_key, answer_key
         self.layouts = [layout_of(part, layout, *keys) for part in table.parts]
@@ -140,6 +142,8 @@ class PromptsEnv(DatasetEnv):
         # a recipe's reward may grade by the source of a row; verl's rewards do
         source = self.data_source or info.get("data_source", "")
         info |= {"data_source": source, "meta": self.describe()}
+        if self.tool_names:
+            info["tool_names"] = self.tool_names
         return prompt, {**info, "tools": self.tools} if self.tools else info
 
     def attempts_at(self, idx: int) -> int:
@@ -156,7 +160,7 @@ class PromptsEnv(DatasetEnv):
         except BadField as error:
             raise DataError(f"{self.where}: {error}") from error
         self.answer, self.data_source = task.answer, task.data_source
-        self.meta, self.tools = task.meta, task.tools
+        self.meta, self.tools, self.tool_names = task.meta, task.tools, named_tools(row)
         messages = task.messages
         if self.template:
             messages = [{"role": "user", "content": self._filled(row)}]
