@@ -87,6 +87,7 @@ def _set_of(
     given = dict(given)
     if env in BENCHMARKS:
         tasks = BENCHMARKS[env].task_set(data=given.pop("data", None))
+        tasks = replace(tasks, wrappers=_wrappers_of(tasks, label, given))
         reward = given.pop("reward", tasks.reward)
         args = {**tasks.args, **given}
         tasks = replace(tasks, label=label, args=args, reward=reward, is_whole=True)
@@ -102,6 +103,24 @@ def _set_of(
         raise UnknownName(f"{error}. Benchmarks: {', '.join(sorted(BENCHMARKS))}") from None
     wrappers, prefill = item.wrappers or (), item.prefill or ""
     return TaskSet(label, item.env, args, wrappers, reward, prefill=prefill)
+
+
+def _wrappers_of(tasks: TaskSet, label: str, given: dict[str, Any]) -> Sequence[Any]:
+    """A benchmark's wrappers with the options of its tools that were given, which leave `given`."""
+    from graft.evaluate.benchmarks.benchmark import tools_of, with_tool_options
+
+    wrappers = tasks.wrappers
+    for tool in [name for name in ("search", "python") if name in given]:
+        options = given.pop(tool)
+        if tool not in tools_of(wrappers):
+            raise ConfigError(f"--args {label}.{tool}: this benchmark has no tool {tool!r}")
+        if not isinstance(options, dict):
+            raise ConfigError(
+                f"--args {label}.{tool}={options}: options of a tool are {{name: value}}, such as "
+                f"{label}.{tool}={{timeout: 30}}"
+            )
+        wrappers = with_tool_options(wrappers, tool, options)
+    return wrappers
 
 
 def _arguments(env: str, recipe: TaskSection) -> dict[str, Any]:

@@ -24,6 +24,7 @@ from graft.tools.errors import ERROR, is_error
 __all__ = ["ERROR", "TOOLS", "has_state", "is_error", "make_tool", "make_tools"]
 
 TOOLS: dict[str, Any] = {
+    "browse": "graft.tools.pages.browse:BrowseTool",
     "calculator": "graft.tools.calculator:Calculator",
     "fetch": "graft.tools.pages:FetchTool",
     "python": "graft.tools.python:PythonTool",

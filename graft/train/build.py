@@ -12,6 +12,7 @@ from graft.actions.actions import Actions
 from graft.algos.presets import Preset
 from graft.config import Config, ConfigError
 from graft.data.fields import named_tools
+from graft.data.tables import RowTable
 from graft.envs.base import CopyableEnv, Wrapper
 from graft.envs.table import build_env
 from graft.envs.tool_env import ToolEnv
@@ -247,8 +248,10 @@ def tool_note(config: Config, env: Callable[[Task], Env]) -> str:
 
 def refuse_row_tools(env: Any, known: Sequence[str]) -> None:
     """Refuse rows that list a tool which the recipe does not have: they would be asked without it."""
-    table: Any = getattr(env, "table", None)
-    for place, row in enumerate(islice(table.scan(), LISTED_ROWS) if table is not None else ()):
+    table = getattr(env, "table", None)
+    if not isinstance(table, RowTable):
+        return  # its tasks are drawn
+    for place, row in enumerate(islice(table.scan(), LISTED_ROWS)):
         names = named_tools(row) if isinstance(row, Mapping) else []
         if strange := [name for name in names if name not in known]:
             raise ConfigError(

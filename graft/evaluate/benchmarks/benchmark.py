@@ -92,7 +92,27 @@ def tools_of(wrappers: Sequence[str | dict[str, Any]]) -> tuple[str, ...]:
     found: list[str] = []
     for name, options in listed_wrappers(wrappers):
         if name == "tools":
-            found += (one if isinstance(one, str) else next(iter(one)) for one in options["use"])
+            names = (one if isinstance(one, str) else next(iter(one)) for one in options["use"])
+            found += (
+                "search" if one == "browse" else one for one in names
+            )  # in the tags of search
         elif isinstance(name, str) and "_tool" in name:
             found.append(name.partition("_tool")[0])
     return tuple(found)
+
+
+def with_tool_options(
+    wrappers: Sequence[str | dict[str, Any]], tool: str, options: Mapping[str, Any]
+) -> list[str | dict[str, Any]]:
+    """The wrappers with further options of one tool; a search with a `summariser` reads its pages.
+
+    search, {"topk": 3}    [{"tools": {"use": [{"search": {"topk": 10, ...}}], ...}}] has topk 3 then
+    """
+    changed: list[str | dict[str, Any]] = []
+    for one in wrappers:
+        if isinstance(one, dict) and "tools" in one and tools_of([one]) == (tool,):
+            [(name, before)] = one["tools"]["use"][0].items()
+            name = "browse" if name == "search" and "summariser" in options else name
+            one = {"tools": {**one["tools"], "use": [{name: {**before, **options}}]}}
+        changed.append(one)
+    return changed

@@ -90,7 +90,7 @@ class FetchTool(CachedTool):
             return self._failed("`goal` must be a text")
         url = without_surrogates(url).strip()
         try:
-            text = self._page(url)
+            text = self.page(url)
             if self.summariser is not None:
                 text = self._summary(self.summariser, url, text, goal.strip())
         except CacheBroken:
@@ -101,14 +101,15 @@ class FetchTool(CachedTool):
         shown = text if len(text) <= self.max_chars else text[: self.max_chars] + CUT
         return f"<{self.tag}>{shown}</{self.tag}>" if self.tag else shown
 
-    def _page(self, url: str) -> str:
-        return self._recorded(PAGES, url, lambda: self._read(url))
+    def page(self, url: str) -> str:
+        """The text of a page; PageError if it cannot be read."""
+        return self.recorded(PAGES, url, lambda: self._read(url))
 
     def _summary(self, summariser: Summariser, url: str, page: str, goal: str) -> str:
         source = summariser.fingerprint
-        return self._recorded(source, f"{url} {goal}", lambda: summariser(page, goal))
+        return self.recorded(source, f"{url} {goal}", lambda: summariser(page, goal))
 
-    def _recorded(self, source: str, key: str, make: Any) -> str:
+    def recorded(self, source: str, key: str, make: Any) -> str:
         """The cached text for `key`; made and stored where there is none."""
         if self.cache is None:
             return make()

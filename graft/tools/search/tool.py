@@ -105,12 +105,16 @@ class SearchTool(CachedTool):
                 f"query of {len(query)} characters; at most {MAX_QUERY} are allowed"
             )
         try:
-            answer = self._look_up(query)
+            text = self.shown(query, self._look_up(query))
         except CacheBroken:
             raise  # without the cache the run could not be replayed
         except ToolError as error:
             return self._failed(f"search failed: {error}")
         self._count("calls")
+        return text
+
+    def shown(self, query: str, answer: Answer) -> str:
+        """What the policy reads."""
         return self.render(answer)
 
     def render(self, answer: Answer) -> str:
@@ -127,6 +131,9 @@ class SearchTool(CachedTool):
                 for number, hit in enumerate(answer, 1)
             )
             body = "".join(lines)
+        return self.in_tag(body)
+
+    def in_tag(self, body: str) -> str:
         return f"<{self.tag}>{body}</{self.tag}>" if self.tag else body
 
     def _cut(self, text: str) -> str:
