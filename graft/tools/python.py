@@ -12,6 +12,8 @@ from typing import Any
 
 from graft.tools.errors import ERROR
 from graft.tools.sandbox import SandboxOutcome, SandboxSession, choose, run_python
+from graft.tools.sandbox.hosts import PYTHON
+from graft.tools.sandbox.interpreter import find_interpreter
 
 RESTARTED = "(The interpreter was restarted: names from earlier calls are gone.)"
 NOTHING = "(no output)"
@@ -46,7 +48,10 @@ class PythonTool:
         max_output: int = 65536,
         memory_mb: int = 1024,
         concurrency: int | None = None,
+        interpreter: str = "",
     ) -> None:
+        """`interpreter` is the Python that runs the code, such as that of a conda environment with its
+        packages (/opt/conda/envs/NAME/bin/python); "": the one that runs graft."""
         if timeout <= 0 or max_output < 1 or memory_mb < 1:
             raise ValueError(
                 f"timeout={timeout}, max_output={max_output} and memory_mb={memory_mb} must be "
@@ -62,6 +67,7 @@ class PythonTool:
             "memory_mb": memory_mb,
             "max_output": max_output,
         }
+        self.interpreter = find_interpreter(interpreter) if interpreter else ""
         self.keep_state = self.is_stateful = keep_state
         self.keep_error_last_line = keep_error_last_line
         self.concurrency = concurrency  # counted over all envs by graft.tools.calling
@@ -89,7 +95,7 @@ class PythonTool:
 
     def run(self, code: str, stdin: str = "") -> SandboxOutcome:
         """Run a separate program, without the kept names, and return more than its text."""
-        return run_python(code, stdin, echo=True, **self.limits)
+        return run_python(code, stdin, echo=True, interpreter=self.interpreter, **self.limits)
 
     def fork(self) -> PythonTool:
         """An independent tool with the same names; without kept state, this one."""
@@ -121,7 +127,7 @@ class PythonTool:
             self._session = None
 
     def _replay(self) -> SandboxSession:
-        session = SandboxSession(**self.limits)
+        session = SandboxSession(**self.limits, view=self.interpreter or PYTHON)
         for cell in self._cells:
             session.run(cell)
         return session

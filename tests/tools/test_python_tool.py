@@ -6,7 +6,9 @@ import copy
 import json
 import threading
 import time
+import venv
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -17,6 +19,8 @@ from graft.tools import TOOLS, is_error, make_tool
 from graft.tools.calling import call_tool
 from graft.tools.python import NOTHING, RESTARTED, PythonTool
 from graft.tools.sandbox import SandboxOutcome
+from graft.tools.sandbox.choice import STRONGEST_FIRST, probe
+from graft.trust import NotTrusted, Source, reading
 
 
 @pytest.fixture
@@ -196,3 +200,61 @@ def test_huge_calls_are_answered(code: str):
 
 def test_a_number_without_end_is_answered():
     assert PythonTool(timeout=0.3)("9**9**9") == "Error: no end after 0.3 s, stopped"
+
+
+@pytest.fixture(scope="module")
+def environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A virtual environment with a package of its own, and with a copy of one that the policy may not see."""
+    folder = tmp_path_factory.mktemp("environments") / "mine"
+    folder.parent.parent.chmod(0o755)  # the sandbox may be another user
+    folder.parent.chmod(0o755)
+    venv.create(folder, with_pip=False, symlinks=True)
+    [site] = folder.glob("lib/python*/site-packages")
+    (site / "only_there.py").write_text("VALUE = 41\n")
+    (site / "graft").mkdir()
+    (site / "graft" / "__init__.py").write_text("SECRET = 1\n")
+    return folder / "bin" / "python"
+
+
+@pytest.mark.parametrize("sandbox", STRONGEST_FIRST)
+@pytest.mark.parametrize("keep_state", [False, True])
+def test_the_code_runs_in_the_interpreter_that_is_named(
+    environment: Path, keep_state: bool, sandbox: str
+):
+    if not probe(sandbox).works:
+        pytest.skip(probe(sandbox).why)
+    tool = PythonTool(interpreter=str(environment), keep_state=keep_state, sandbox=sandbox)
+    own = PythonTool(keep_state=keep_state)
+    assert tool("import only_there\nonly_there.VALUE + 1") == "42"
+    assert "No module named 'only_there'" in own("import only_there")
+    assert tool("import graft\ngraft.SECRET").startswith("Error: ")
+    assert tool("open('/etc/passwd')").startswith("Error: ")  # confined as any other
+    for one in (tool, own):
+        one.close()
+
+
+def test_an_interpreter_that_is_none_is_refused(tmp_path: Path):
+    script = tmp_path / "old"
+    script.write_text('#!/bin/sh\necho \'[[3, 9], "/x", ["/x"], []]\'\n')
+    noise = tmp_path / "noise"
+    noise.write_text("#!/bin/sh\necho hello\n")
+    for one in (script, noise):
+        one.chmod(0o755)
+    for path, why in [
+        (tmp_path / "none", "is no program"),
+        (tmp_path, "is no program"),
+        (noise, "is no Python"),
+        (script, r"is Python 3\.9.*3\.11 or later"),
+    ]:
+        with pytest.raises(ValueError, match=f"interpreter=.*{path.name}.*{why}"):
+            PythonTool(interpreter=str(path))
+
+
+def test_a_stranger_may_not_name_an_interpreter(environment: Path):
+    with reading(Source("run/config.yaml", "you did not start it")):
+        with pytest.raises(NotTrusted, match="the interpreter"):
+            PythonTool(interpreter=str(environment))
+        PythonTool()
+    typed = frozenset([str(environment)])
+    with reading(Source("run/config.yaml", "you did not start it", typed)):
+        PythonTool(interpreter=str(environment))

@@ -21,6 +21,12 @@ from graft.tools.errors import ToolError
 from graft.tools.sandbox.cgroup import HostGroup, open_group
 from graft.tools.sandbox.inside import HEAD, READY, READY_WITH_GROUPS
 from graft.tools.sandbox.inside.cleanup import remove
+from graft.tools.sandbox.interpreter import (
+    PACKAGE_FOLDERS,
+    Interpreter,
+    inspect_interpreter,
+    own_interpreter,
+)
 
 INSIDE = Path(__file__).parent / "inside"
 BOOT = "import sys; sys.path.insert(0, sys.argv[1]); from inside.host import main; main()"
@@ -47,7 +53,6 @@ WRITABLE = ("/app", "/data", "/home", "/logs", "/output", "/root", "/tests", "/w
 PYTHON, SHELL = "python", "shell"
 SCRATCH = "/scratch"
 TMP = "/tmp"
-PACKAGE_FOLDERS = ("site-packages", "dist-packages")
 HIDDEN_PACKAGES = ("graft", "reasoning_gym", "gem", "textarena")
 """Packages that make tasks: code that can import them can make a task again, with its answer."""
 SHARED_PREFIXES = ("/", "/usr", "/usr/local")  # hold far more than Python
@@ -119,7 +124,7 @@ class SandboxHost:
             self._requests, theirs = socket.socketpair()
             files.enter_context(self._requests)
             with theirs:
-                self._process = self._start(theirs.fileno(), preload, VIEWS[view]())
+                self._process = self._start(theirs.fileno(), preload, view_named(view))
             self._files = files.pop_all()
 
     def _start(
@@ -206,26 +211,28 @@ class View(NamedTuple):
     executable: str
 
 
+def view_named(name: str) -> View:
+    """The view of a name in `VIEWS`, or for the interpreter at a path."""
+    return VIEWS[name]() if name in VIEWS else _view(SYSTEM, inspect_interpreter(name))
+
+
 def python_view() -> View:
     """The view for the running interpreter. Of a virtual environment only its packages are visible."""
-    return _view(SYSTEM)
+    return _view(SYSTEM, own_interpreter())
 
 
 def shell_view() -> View:
     """Also the machine's programs, and folders of a usual root that lead to the scratch disk."""
-    view = _view(PROGRAMS)
+    view = _view(PROGRAMS, own_interpreter())
     taken = _folders_above([*view.readable, *view.links])  # Python may be installed in /root
     folders = {path: f"{SCRATCH}{path}" for path in WRITABLE if path not in taken}
     return view._replace(links={**folders, **view.links})
 
 
-def _view(system: Sequence[str]) -> View:
-    executable = getattr(sys, "_base_executable", None) or sys.executable
-    # not the user's own folders, which are also on sys.path
-    packages = [path for path in sys.path if os.path.basename(path) in PACKAGE_FOLDERS]  # noqa: PTH119
-    packages = [path for path in packages if os.access(path, os.R_OK)]
+def _view(system: Sequence[str], python: Interpreter) -> View:
+    executable, prefixes, packages = python
     wanted = [*system, executable, *packages]
-    for prefix in {sys.base_prefix, sys.base_exec_prefix}:
+    for prefix in prefixes:
         if prefix in SHARED_PREFIXES:
             wanted += [f"{prefix}/lib", f"{prefix}/lib64"]
         else:
@@ -243,10 +250,13 @@ def _view(system: Sequence[str]) -> View:
     links = {path: real for path, real in links.items() if not _is_below(path, {*outermost})}
     if not any(path.startswith(f"{TMP}/") for path in (*outermost, *links)):
         links[TMP] = SCRATCH  # else Python is installed there, and /tmp is a real folder
-    return View(outermost, links, packages, hidden_below(outermost, packages), executable)
+    hidden = hidden_below(outermost, packages, prefixes[0])
+    return View(outermost, links, packages, hidden, executable)
 
 
-def hidden_below(readable: list[str], packages: list[str]) -> list[str]:
+def hidden_below(
+    readable: list[str], packages: list[str], prefix: str = sys.base_prefix
+) -> list[str]:
     """The paths of `HIDDEN_PACKAGES` in every folder of packages that can be read, and the other
     environments and downloads of a conda installation, which may hold them too."""
     folders = {os.path.realpath(path) for path in packages}
@@ -255,7 +265,7 @@ def hidden_below(readable: list[str], packages: list[str]) -> list[str]:
             for pattern in (name, f"python3*/{name}", f"lib/python3*/{name}", f"*/python3*/{name}"):
                 folders.update(map(str, Path(root).glob(pattern)))
     found = [path for folder in folders for path in packages_in(folder, HIDDEN_PACKAGES)]
-    conda = [f"{sys.base_prefix}/{name}" for name in ("envs", "pkgs")]
+    conda = [f"{prefix}/{name}" for name in ("envs", "pkgs")]
     found += [path for path in conda if os.path.isdir(path) and not _holds(path, packages)]  # noqa: PTH112
     return sorted({path for path in map(os.path.realpath, found) if _is_below(path, {*readable})})
 

@@ -12,6 +12,7 @@ from functools import lru_cache
 from graft.tools.sandbox import hosts
 from graft.tools.sandbox.choice import choose
 from graft.tools.sandbox.hosts import HostDied, SandboxError
+from graft.tools.sandbox.interpreter import inspect_interpreter
 from graft.tools.sandbox.running import DISK_MB, Running, SandboxOutcome, run_in
 
 ATTEMPTS = 3
@@ -31,6 +32,7 @@ def run_python(
     memory_mb: int = 1024,
     max_output: int = 65536,
     echo: bool = False,
+    interpreter: str = "",
 ) -> SandboxOutcome:
     """Run `code` as a program in the sandbox.
 
@@ -40,12 +42,13 @@ def run_python(
     It has no network, no files but an empty scratch folder that is removed afterwards, no other
     processes, `timeout` seconds by the clock, `memory_mb` of memory and `max_output` bytes of
     output. With `echo` the value of a last line that is an expression is printed, as at a prompt.
-    Safe on many threads at once.
+    `interpreter` is another Python than graft's (`find_interpreter` gives its path). Safe on many threads
+    at once.
     """
     method = choose(sandbox)
-    preload = modules_named(code)
+    preload = modules_named(code, interpreter)
     for attempt in range(1, ATTEMPTS + 1):
-        host = hosts.obtain(method, preload)
+        host = hosts.obtain(method, preload, interpreter or hosts.PYTHON)
         try:
             return run_in(host, code, stdin, timeout, memory_mb, max_output, echo)
         except HostDied as error:
@@ -74,7 +77,8 @@ class SandboxSession:
         disk_mb: int = DISK_MB,
         view: str = hosts.PYTHON,
     ) -> None:
-        """`view="shell"` shows the machine's programs too; folders such as /app are on the scratch disk."""
+        """`view="shell"` shows the machine's programs too; folders such as /app are on the scratch disk. The
+        path of another interpreter runs the code in that one."""
         self.timeout = timeout
         self.sandbox = sandbox
         self.memory_mb = memory_mb
@@ -157,15 +161,18 @@ class SandboxSession:
         self._running = None
 
 
-def modules_named(code: str) -> tuple[str, ...]:
+def modules_named(code: str, interpreter: str = "") -> tuple[str, ...]:
     """The modules of PRELOAD that the code names and that are installed."""
     return tuple(
         module
         for name, module in PRELOAD.items()
-        if re.search(rf"\b{name}\b", code) and _is_installed(name)
+        if re.search(rf"\b{name}\b", code) and _is_installed(name, interpreter)
     )
 
 
 @lru_cache
-def _is_installed(name: str) -> bool:
+def _is_installed(name: str, interpreter: str) -> bool:
+    if interpreter:
+        folders = inspect_interpreter(interpreter).packages
+        return any(hosts.packages_in(folder, [name]) for folder in folders)
     return importlib.util.find_spec(name) is not None
