@@ -118,3 +118,13 @@ def test_k_sets_the_number_of_attempts():
     for wrong in ("0", "x", "-1", "1.5"):
         with pytest.raises(ConfigError, match="whole numbers of 1 or more"):
             read_k(wrong, None)
+
+
+def test_rows_of_the_run_are_not_those_of_another_environment():
+    args = {"data": "rows.jsonl", "split": "train", "template": "{question}"}
+    recipe = TaskSection(env="prompts", args=args, eval_args={"split": "test"})
+    own, other = read_sets("prompts,math:Math12K", [], recipe)
+    assert own.args["data"] == "rows.jsonl"
+    assert "data" not in other.args and other.args["split"] == "test"
+    [given] = read_sets("math:Math12K", ["math:Math12K.data=more.jsonl"], recipe)
+    assert given.args["data"] == "more.jsonl"
