@@ -14,6 +14,7 @@ from typing import Any
 
 from pydantic import PrivateAttr, ValidationError, model_validator
 
+from graft.recipe.admission import admit
 from graft.recipe.attempt_keys import (
     ActionsSection,
     AgentSection,
@@ -249,12 +250,16 @@ def load_config(
     where: str = "the dict",
     *,
     is_resolved: bool = True,
+    unused: Sequence[str] = (),
 ) -> Config:
     """Read, override, check. Every error names the key; for a typo also the nearest valid key.
 
     A dict of sections is a recipe too, called "run" unless it has a run.name; errors call it `where`.
 
     is_resolved   False: references to environment variables stay texts, for a look at a run of others
+    unused        sections and keys that the caller never reads: left out of a stranger's recipe
+
+    NotTrusted: the recipe is a stranger's and would do something (`graft.trust.settings`); not for a look.
     """
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
@@ -315,6 +320,8 @@ def load_config(
             raise ConfigError(problem)
     config = check(values, where=str(path))
     config._references = references
+    if is_resolved:
+        config = admit(config, overrides, unused)
     return config if config.run.name else config.changed({"run.name": name})
 
 

@@ -29,7 +29,7 @@ from email.utils import parsedate_to_datetime
 from typing import Any, TypeVar
 from urllib.parse import SplitResult, urljoin, urlsplit
 
-from graft.trust import check_program
+from graft.trust import check_address, check_program
 from graft.trust.masking import mask, remember
 
 T = TypeVar("T")
@@ -110,6 +110,7 @@ class HttpClient:
         before      called with the end of the deadline (time.monotonic) before each attempt
         on_fault    called after each fault that may pass, with the pause that follows; None: the last
         """
+        check_address(url)
         attempts = _Attempts(self, deadline)
         while True:
             if before is not None:
@@ -130,6 +131,7 @@ class HttpClient:
         on_fault: Callable[[HttpFault, float | None], None] | None = None,
     ) -> T:
         """`request` on an event loop; `retries` in place of the client's own."""
+        check_address(url)
         attempts = _Attempts(self, deadline, retries)
         while True:
             try:

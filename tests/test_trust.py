@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 import shutil
 from pathlib import Path
@@ -110,10 +111,8 @@ def test_without_a_home_a_run_is_unsigned_and_no_error(folder: Path, monkeypatch
 def test_a_recipe_is_known_once_it_was_trained_or_trusted(folder: Path) -> None:
     recipe = folder / "mine.yaml"
     recipe.write_text("task: {env: 'strangers_module:Env'}\n")
-    with (
-        settings_from("mine.yaml"),
-        pytest.raises(NotTrusted, match="have not trained this recipe"),
-    ):
+    recipe.chmod(0o666)
+    with settings_from("mine.yaml"), pytest.raises(NotTrusted, match="others can write"):
         make("strangers_module:Env")
     with settings_from("mine.yaml", trust=True):
         pass
@@ -133,6 +132,7 @@ def test_a_strangers_recipe_reads_no_environment_variable(folder: Path, monkeypa
         "task": {"env": "calculator", "reward": {"judge": {"url": "http://h/${oc.env:SECRET}"}}},
     }
     recipe.write_text(yaml.safe_dump(text))
+    recipe.chmod(0o666)  # others can write it, so it may be theirs
     with (
         settings_from(recipe),
         pytest.raises(ConfigError, match=r"oc.env:SECRET.*--trust") as caught,
@@ -142,9 +142,144 @@ def test_a_strangers_recipe_reads_no_environment_variable(folder: Path, monkeypa
     with settings_from(recipe, trust=True):
         assert "canary" in str(load_config(str(recipe)).task.reward)
     del text["task"]["reward"]
+    text["run"] = {"name": "runs", "dir": "${run.name}"}
+    recipe = folder / "others.yaml"
     recipe.write_text(yaml.safe_dump(text))
+    recipe.chmod(0o666)
     with settings_from(recipe):
-        assert load_config(str(recipe)).run.dir == "n/out"  # other keys may be named
+        assert load_config(str(recipe)).run.dir == "runs"  # other keys may be named
+
+
+# the record of recipes
+
+
+def foreign(folder: Path, name: str = "theirs.yaml") -> Path:
+    """A recipe that others can write."""
+    recipe = folder / name
+    recipe.write_text("task: {env: 'strangers_module:Env'}\n")
+    recipe.chmod(0o666)
+    return recipe
+
+
+def record(*lines: bytes) -> None:
+    config_folder().mkdir(parents=True, exist_ok=True)
+    (config_folder() / "recipes.jsonl").write_bytes(b"".join(lines))
+
+
+def forged(path: Path, **more: Any) -> bytes:
+    return json.dumps({"path": str(path), **more}).encode()
+
+
+@pytest.mark.parametrize("kind", ["old", "mac", "more", "cache", "number", "torn", "binary"])
+def test_a_line_that_graft_did_not_write_trusts_nothing(folder: Path, kind: str) -> None:
+    recipe = foreign(folder)
+    sign(folder / "run" / "config.yaml")  # so there is a key
+    line = {
+        "old": forged(recipe) + b"\n",
+        "mac": forged(recipe, mac="0" * 64) + b"\n",
+        "more": forged(recipe, mac="0" * 64, also=1) + b"\n",
+        # a cache at this place, with line ends in the name of its model
+        "cache": b"SQLite format 3\0\n" + forged(recipe) + b"\n\0\0",
+        "number": b'{"path": 3, "mac": 4}\n',
+        "torn": forged(recipe)[:-9],
+        "binary": bytes(range(256)) + b"\n",
+    }[kind]
+    record(line)
+    with pytest.warns(UserWarning, match=r"recipes\.jsonl:\d+ is no record"):
+        assert "others can write" in why_not_own(recipe)
+    with pytest.warns(UserWarning, match="is no record"):
+        remember(recipe)
+    with pytest.warns(UserWarning, match="is no record"):
+        assert why_not_own(recipe) == ""  # a line behind a damaged one counts
+
+
+def test_the_record_is_the_users_alone_and_no_link_is_followed(folder: Path) -> None:
+    recipe = foreign(folder)
+    record()
+    (config_folder() / "recipes.jsonl").chmod(0o644)
+    remember(recipe)
+    kept = config_folder() / "recipes.jsonl"
+    assert kept.stat().st_mode & 0o777 == 0o600 and why_not_own(recipe) == ""
+    line = kept.read_bytes()
+    kept.unlink()
+    (folder / "elsewhere").write_bytes(b"")
+    kept.symlink_to(folder / "elsewhere")
+    remember(recipe)
+    assert (folder / "elsewhere").read_bytes() == b"" and why_not_own(recipe)
+    kept.unlink()
+    record(line.replace(b"theirs", b"others"))
+    with pytest.warns(UserWarning, match="is no record"):
+        assert why_not_own(foreign(folder, "others.yaml"))
+
+
+def test_no_record_clears_the_settings_of_a_run(folder: Path) -> None:
+    settings = folder / "run" / "config.yaml"
+    remember(settings)
+    with settings_from(settings, trust=True):
+        pass
+    assert not (config_folder() / "recipes.jsonl").exists()
+    recipe = foreign(folder)
+    remember(recipe)
+    (folder / "run" / "config.yaml").unlink()
+    settings.symlink_to(recipe)  # by another name it is what it is
+    assert why_not_own(settings) == ""
+    recipe.unlink()
+    (folder / "elsewhere").mkdir()
+    (folder / "elsewhere" / "config.yaml").write_text("{}")
+    recipe.symlink_to(folder / "elsewhere" / "config.yaml")
+    assert "you did not start this run" in why_not_own(recipe)
+
+
+# whose a recipe is
+
+
+def test_a_recipe_below_the_working_folder_is_mine(folder: Path, monkeypatch) -> None:
+    (folder / "mine").mkdir()
+    recipe = folder / "mine" / "recipe.yaml"
+    recipe.write_text("task: {env: 'strangers_module:Env'}\n")
+    assert why_not_own(recipe) == "" and not (config_folder() / "recipes.jsonl").exists()
+    for place, mode in ((recipe, 0o646), (folder / "mine", 0o757), (folder, 0o1777)):
+        before = place.stat().st_mode
+        place.chmod(mode)
+        assert "others can write" in why_not_own(recipe)
+        place.chmod(before)
+    link = folder / "link.yaml"
+    link.symlink_to(recipe)
+    assert why_not_own(link) == ""
+    monkeypatch.chdir(folder / "run")
+    assert "where you are" in why_not_own(recipe) and "where you are" in why_not_own(link)
+    monkeypatch.setattr("os.geteuid", lambda: recipe.stat().st_uid + 1)
+    monkeypatch.chdir(folder)
+    assert "belongs to another user" in why_not_own(recipe)
+
+
+def test_a_group_of_the_user_alone_may_write(folder: Path, monkeypatch) -> None:
+    import grp
+    import pwd
+    from types import SimpleNamespace
+
+    recipe = folder / "mine.yaml"
+    recipe.write_text("{}")
+    recipe.chmod(0o664)
+    members: list[str] = []
+    user = SimpleNamespace(pw_name="me")
+    monkeypatch.setattr(pwd, "getpwuid", lambda uid: user)
+    monkeypatch.setattr(grp, "getgrgid", lambda gid: SimpleNamespace(gr_name="me", gr_mem=members))
+    assert why_not_own(recipe) == ""
+    members.append("other")
+    assert "others can write" in why_not_own(recipe)
+    monkeypatch.setattr(grp, "getgrgid", {}.__getitem__)
+    assert "others can write" in why_not_own(recipe)
+
+
+def test_training_a_recipe_is_a_yes_and_training_a_strangers_run_is_not(folder: Path) -> None:
+    recipe = foreign(folder)
+    with settings_from(recipe, is_trained=True):
+        assert resolve("strangers_module:Env", {}, "env")
+    assert why_not_own(recipe) == ""
+    (folder / "run" / "checkpoints").mkdir()
+    with settings_from("run/config.yaml", is_trained=True), pytest.raises(NotTrusted):
+        resolve("strangers_module:Env", {}, "env")
 
 
 # the state of a trainer

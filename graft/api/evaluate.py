@@ -134,23 +134,25 @@ def evaluate(
     if not isinstance(policy, Policy | PolicyEngine):
         raise UserCodeError(f"evaluate() takes a Policy, an Engine or a path, not {seen(policy)}")
     owner = policy.policy if isinstance(policy, PolicyEngine) else policy
-    limits = {"max_tokens": max_tokens, "max_turns": max_turns, "max_context": max_context}
-    config = _config(owner, {name: value for name, value in limits.items() if value is not None})
-    config = settings(config, run={"seed": seed})
-    given = {
-        "temperature": temperature,
-        "top_p": top_p,
-        "top_k": top_k,
-        "min_p": min_p,
-        "repetition_penalty": repetition_penalty,
-    }
-    config = with_given(config, given)
-    sampling = sampling_of(config, held_out=True)
-    samples = samples or (config.eval.samples if sampling.temperature else 0) or None
-    temperature_of(sampling.temperature, None, samples, "samples=1")
-    refuse_actions(config, True, None, prompt)
     typed = [on if isinstance(on, str) else "", reward if isinstance(reward, str) else ""]
     with settings_from(owner.settings_file, trust or owner.trust, typed):
+        limits = {"max_tokens": max_tokens, "max_turns": max_turns, "max_context": max_context}
+        config = _config(
+            owner, {name: value for name, value in limits.items() if value is not None}
+        )
+        config = settings(config, run={"seed": seed})
+        given = {
+            "temperature": temperature,
+            "top_p": top_p,
+            "top_k": top_k,
+            "min_p": min_p,
+            "repetition_penalty": repetition_penalty,
+        }
+        config = with_given(config, given)
+        sampling = sampling_of(config, held_out=True)
+        samples = samples or (config.eval.samples if sampling.temperature else 0) or None
+        temperature_of(sampling.temperature, None, samples, "samples=1")
+        refuse_actions(config, True, None, prompt)
         spec = EvalSpec(
             config=config,
             sets=prompted(_sets(owner, on, config, data, reward), prompt),
@@ -172,10 +174,11 @@ def evaluate(
 def _config(policy: Policy, limits: Mapping[str, Any]) -> Config:
     """The settings of the run behind a policy, or those of `graft eval` for a model without one."""
     from graft.evaluate.run import PLAIN
+    from graft.recipe.admission import NOT_OF_ATTEMPTS
 
     recipe = policy.recipe
     if recipe is not None:
-        recipe = load_config(recipe).as_evaluated()
+        recipe = load_config(recipe, unused=NOT_OF_ATTEMPTS).as_evaluated()
         base = settings(policy.config, task=recipe.task.model_dump(), eval=recipe.eval.model_dump())
         kept = recipe.rollout.model_dump(exclude={"staleness", "branch"})
         return settings(base, rollout={**kept, **limits}, run=recipe.run.model_dump())

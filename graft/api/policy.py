@@ -139,6 +139,7 @@ def load(
     """
     from graft.models.device import choose_device, choose_dtype
     from graft.models.extra_actions import ACTIONS
+    from graft.recipe.admission import admit
     from graft.train.distributed.process_group import ALONE
     from graft.train.model import load_tokenizer, make_chat, open_policy
     from graft.trust.ownership import settings_from
@@ -162,6 +163,8 @@ def load(
         config = settings(config, model=given, run={"seed": seed})
         if actions:
             config = settings(config, actions={"file": actions})
+        typed = {"actions.file": actions, "model.chat_template": chat_template}
+        admit(config, ["model.path=", *(f"{key}=" for key, value in typed.items() if value)])
         where = choose_device(config.model.device)
         kind, _ = choose_dtype(config.model.dtype, where)
         tokenizer = load_tokenizer(config, path)

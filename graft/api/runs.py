@@ -58,9 +58,10 @@ def train(
     recipe     a bundled name, a YAML file, or a dict: {"model": {...}, "task": {"env": "calculator"}}
     overrides  changes of single keys: "train.lr=1e-4", or {"train.lr": 1e-4}
     progress   None: in a terminal or a notebook; True or False: always, never
-    trust      resume from an older checkpoint, whose state is a pickle
+    trust      train from the config.yaml of a run that you did not start, or resume from an older checkpoint,
+               whose state is a pickle
     """
-    return _run(_config(recipe, overrides), progress, trust)
+    return _run(recipe, overrides, progress, trust)
 
 
 def sft(
@@ -75,10 +76,10 @@ def sft(
 
     Arguments and result are those of `graft.train`.
     """
-    return _run(_config(recipe, [*overrides, "train.steps=0"]), progress, trust)
+    return _run(recipe, [*overrides, "train.steps=0"], progress, trust)
 
 
-def _config(recipe: Recipe, overrides: Any) -> Config:
+def _texts(overrides: Any) -> list[str]:
     texts: list[str] = []
     for override in overrides:
         if isinstance(override, Mapping):
@@ -89,22 +90,23 @@ def _config(recipe: Recipe, overrides: Any) -> Config:
             raise ConfigError(
                 f"an override is {seen(override)}; write 'train.lr=1e-4' or {{'train.lr': 1e-4}}"
             )
-    return load_config(str(recipe) if isinstance(recipe, PathLike) else recipe, texts)
+    return texts
 
 
-def _run(config: Config, progress: bool | None, trust: bool) -> RunResult:
+def _run(recipe: Recipe, overrides: Any, progress: bool | None, trust: bool) -> RunResult:
     from graft.train.session import Session
-    from graft.trust import Source, reading
+    from graft.trust.ownership import settings_from
 
     shown = is_watched() if progress is None else progress
-    with (
-        run_display(config.train.steps, shown) as display,
-        reading(Source(config.run.name, is_said=trust)),
-    ):
-        if config.cluster.address:
-            from graft.cluster.supervisor import train_on_cluster
+    recipe, texts = str(recipe) if isinstance(recipe, PathLike) else recipe, _texts(overrides)
+    file = recipe if isinstance(recipe, str) else None
+    with settings_from(file, trust, texts, is_trained=True):
+        config = load_config(recipe, texts)
+        with run_display(config.train.steps, shown) as display:
+            if config.cluster.address:
+                from graft.cluster.supervisor import train_on_cluster
 
-            summary = train_on_cluster(config, display).summary
-        else:
-            summary = Session(config, display).train()
+                summary = train_on_cluster(config, display).summary
+            else:
+                summary = Session(config, display).train()
     return RunResult(Path(config.run.dir) / config.run.name, summary)

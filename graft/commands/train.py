@@ -15,7 +15,12 @@ from graft.commands.errors import error_text
 from graft.commands.options import AsJson, Overrides
 
 TrustState = Annotated[
-    bool, typer.Option("--trust", help="Resume from an older checkpoint, whose state is a pickle.")
+    bool,
+    typer.Option(
+        "--trust",
+        help="Train from the config.yaml of a run that you did not start, or resume from an older "
+        "checkpoint, whose state is a pickle.",
+    ),
 ]
 Recipe = Annotated[str, typer.Argument(help="A YAML file, or the name of a bundled recipe.")]
 
@@ -36,13 +41,10 @@ def sft(
 
 def run_recipe(recipe: str, overrides: list[str], trust: bool, as_json: bool) -> None:
     from graft.config import load_config
-    from graft.trust import Source, reading
-    from graft.trust.ownership import remember
+    from graft.trust.ownership import settings_from
 
-    config = load_config(recipe, overrides)
-    remember(recipe)  # to train a recipe is to run its code
-    with reading(Source(recipe, is_said=trust)):
-        _run_config(config, as_json)
+    with settings_from(recipe, trust, overrides, is_trained=True):
+        _run_config(load_config(recipe, overrides), as_json)
 
 
 def _run_config(config: Any, as_json: bool) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from graft.config import Config, load_config
 from graft.envs import find
 from graft.evaluate.candidates import recipe_of, run_behind
+from graft.recipe.admission import NOT_OF_ATTEMPTS
 
 
 def recipe_for(model: str, recipe: str) -> str:
@@ -22,7 +23,7 @@ def config_for(model: str, env: str, recipe: str, overrides: Sequence[str]) -> C
     sets them.
     """
     if recipe := recipe_for(model, recipe):
-        config = load_config(recipe, overrides)
+        config = load_config(recipe, overrides, unused=NOT_OF_ATTEMPTS)
     else:
         plain = {"model": {"path": model or "none"}, "task": {"env": env}}
         config = load_config(plain, overrides, "overrides")

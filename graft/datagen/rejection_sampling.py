@@ -74,7 +74,8 @@ def sample_rows(
     check_place(path)
     model = model and str(located(model))
     server = read_endpoint(model, endpoint, served, api)
-    with settings_from(recipe_for(model, recipe), trust, [env, *overrides]):
+    urls = server.urls if server is not None else ()
+    with settings_from(recipe_for(model, recipe), trust, [model, env, *overrides, *urls]):
         config = config_for(model, env, recipe, overrides)
         temperature = temperature_of(
             config.rollout.temperature, temperature, samples, "--samples 1"

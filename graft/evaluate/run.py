@@ -42,6 +42,7 @@ from graft.evaluate.task_set import TaskSet
 from graft.evaluate.task_sets import read_sets
 from graft.files import write_text
 from graft.models.io.hub import HubError, find_model
+from graft.recipe.admission import NOT_OF_ATTEMPTS
 from graft.train.build import sampling_of
 from graft.train.model import sampling_only
 from graft.train.run_dir.checkpoint import located
@@ -113,7 +114,8 @@ def evaluate_checkpoints(
     earlier = read_earlier(str(named(against))) if against else None
     server = read_endpoint(source, endpoint, model, api)
     run = run_behind(Path(source)) if source else None
-    typed = [on, *args, *overrides]
+    urls = server.urls if server is not None else ()
+    typed = [source, on, prompt, *args, *overrides, *urls]
     with settings_from(recipe or recipe_of(run), trust, typed):
         config = _settings(source, run, recipe, overrides, on, server)
         given = {
@@ -267,7 +269,7 @@ def _settings(
     """The recipe, or the defaults of a model without one."""
     recipe = recipe or recipe_of(run)
     if recipe:
-        return load_config(recipe, overrides)
+        return load_config(recipe, overrides, unused=NOT_OF_ATTEMPTS)
     if not on or (run is not None and server is None):
         raise ConfigError(
             f"'{run or source}' has no config.yaml of a run, which would name the environment "

@@ -10,6 +10,7 @@ from pathlib import Path
 from graft.config import Config, ConfigError, TaskSection, load_config
 from graft.evaluate.candidates import is_gone
 from graft.models.io.load import ModelFileError
+from graft.recipe.admission import NOT_OF_A_STEP
 from graft.replay.recorded_step import CannotReplay
 from graft.train.run_dir.checkpoint import Checkpoint, checkpoints
 from graft.train.run_dir.fingerprint import StepRecord
@@ -47,7 +48,8 @@ def settings_of(run: Path, overrides: Sequence[str]) -> tuple[Config, Config]:
                 f"{override}: a replay may change algo.* and train.*; anything else "
                 "would have given other episodes"
             )
-    return load_config(str(file)), load_config(str(file), overrides)
+    own, other = (load_config(str(file), one, unused=NOT_OF_A_STEP) for one in ((), overrides))
+    return own, other
 
 
 def choose_checkpoint(run: Path, step: int, start: int | None, config: Config) -> Checkpoint:

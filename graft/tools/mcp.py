@@ -23,7 +23,7 @@ from graft.registry import suggestion
 from graft.tools.errors import ERROR
 from graft.tools.mcp_link import Link
 from graft.tools.schema import arguments_in, tidy
-from graft.trust import check_program
+from graft.trust import check_address, check_program
 from graft.trust.masking import is_secret_name, remember_all
 
 DEADLINE = 30.0  # seconds for one call
@@ -174,6 +174,7 @@ def _read_entry(
         return {**entry, "args": list(args)}
     if not str(entry["url"]).startswith(("http://", "https://")):
         raise ValueError(f"{what}: url {entry['url']!r} must begin with http")
+    check_address(entry["url"])
     sent = {**(entry.get("headers") or {}), **(headers or {})}
     if bearer := token or entry.get("token") or entry.get("auth"):
         sent["Authorization"] = f"Bearer {bearer}"

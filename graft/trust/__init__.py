@@ -17,6 +17,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from os import PathLike
+from urllib.parse import urlsplit
 
 HOW = "If you trust its author, add --trust (from Python: trust=True)"
 
@@ -87,6 +88,17 @@ def check_program(what: str, name: str = "") -> None:
     """
     if (source := stranger()) is not None and name not in source.typed:
         raise NotTrusted(f"{source.file} asks for {what}, and {source.why}. {HOW}")
+
+
+def check_address(url: str) -> None:
+    """Raise NotTrusted if a stranger's settings are in use and the user did not type this server."""
+    source = stranger()
+    if source is None:
+        return
+    parts = urlsplit(url)
+    server = f"{parts.scheme}://{parts.netloc}"
+    if not any(server in text for text in source.typed):
+        raise NotTrusted(f"{source.file} would connect to {server}, and {source.why}. {HOW}")
 
 
 def check_pickle(file: str | PathLike[str]) -> None:

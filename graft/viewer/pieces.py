@@ -78,13 +78,14 @@ class TokenTexts:
         """Without a checkpoint, open the configuration's tokenizer. This imports torch, so it comes last."""
         try:
             from graft.config import load_config
+            from graft.recipe.admission import admit
             from graft.train.model import load_tokenizer
             from graft.train.run_dir.checkpoint import latest_model
             from graft.trust.ownership import settings_from
 
             file = self.record.path / "config.yaml"
             with settings_from(file):
-                config = load_config(str(file), is_resolved=False)
+                config = admit(load_config(str(file), is_resolved=False))
                 path = config.model.path
                 source = latest_model(path, weights=False) if path else None
                 self._tokenizer = load_tokenizer(config, source)
