@@ -12,7 +12,7 @@ from pathlib import Path
 
 from trust.bank import HEAD, Row
 
-BANKS = ["programs", "outputs", "cheats", "deaths", "kills", "files", "secrets", "soak"]
+BANKS = ["programs", "outputs", "cheats", "deaths", "kills", "files", "written", "secrets", "soak"]
 SHOWN = 20  # failures named per row; --out has all of them
 
 

@@ -48,6 +48,7 @@ from graft.train.model import sampling_only
 from graft.train.run_dir.checkpoint import located
 from graft.train.run_dir.folder import out_of_disk
 from graft.train.run_dir.names import named
+from graft.trust import check_written
 from graft.trust.ownership import settings_from
 
 PLAIN: dict[str, Any] = {
@@ -149,6 +150,7 @@ def evaluate_checkpoints(
         )
         task_lists = pose(spec, chat_with(spec.config, server, found[-1].path))
         folder = (run or Path(config.run.dir) / config.run.name) / "evaluations"
+        check_written(folder)
         results_file = ResultsFile(folder / f"{name}.jsonl")
         if results_file.broken:
             say(

@@ -16,7 +16,9 @@ import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import chain
 from os import PathLike
+from pathlib import Path
 from urllib.parse import urlsplit
 
 HOW = "If you trust its author, add --trust (from Python: trust=True)"
@@ -99,6 +101,19 @@ def check_address(url: str) -> None:
     server = f"{parts.scheme}://{parts.netloc}"
     if not any(server in text for text in source.typed):
         raise NotTrusted(f"{source.file} would connect to {server}, and {source.why}. {HOW}")
+
+
+def check_written(folder: Path) -> None:
+    """Raise NotTrusted if what will be written to this folder of a stranger's run would end elsewhere."""
+    source = stranger()
+    if source is None:
+        return
+    for path in chain([folder], folder.rglob("*")):
+        if path.is_symlink() or (path.exists() and not path.is_dir() and not path.is_file()):
+            raise NotTrusted(
+                f"'{path}' is a link or a device, where results would be written, and {source.why}. "
+                f"Remove it. {HOW}"
+            )
 
 
 def check_pickle(file: str | PathLike[str]) -> None:

@@ -110,7 +110,9 @@ def _evaluations(
     """This checkpoint's rows in the tables of `graft eval`, and the tables' captions."""
     found: list[tuple[str, str, dict[str, str]]] = []
     captions: dict[str, str] = {}
-    for file in sorted(folder.glob("*.json")):
+    # a link in a stranger's run leads to files that are not of the run
+    files = [] if folder.is_symlink() else sorted(folder.glob("*.json"))
+    for file in (one for one in files if not one.is_symlink()):
         table = read_object(file)
         for row in table.get("rows", []):
             if row.get("checkpoint") == checkpoint:
