@@ -33,7 +33,9 @@ def runs(
 
     if folder != "runs" and not Path(folder).is_dir():
         raise ConfigError(f"there is no folder '{folder}'; give the one that holds your runs")
-    found = [RunRecord(path) for path in find_runs(Path(folder))]
+    found = [
+        record for path in find_runs(Path(folder)) if not _is_refused(record := RunRecord(path))
+    ]
     found.sort(key=lambda record: record.last_activity, reverse=True)
     now = time.time()
     listed = [state_of(record, now) for record in found]
@@ -48,6 +50,11 @@ def runs(
         typer.echo("\n".join(table(listed, in_short(configs))))
     else:
         typer.echo(f"no runs in {folder}/; `graft train quickstart` makes one in minutes")
+
+
+def _is_refused(record: RunRecord) -> bool:
+    """Whether the run ended before its first step: its settings or its machine were at fault."""
+    return bool(record.reason) and record.last is None and record.checkpoint is None
 
 
 def watch(run: Run, as_json: AsJson = False) -> None:

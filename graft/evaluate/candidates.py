@@ -12,12 +12,14 @@ from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
 
-from graft.config import ConfigError
+from graft.config import ConfigError, bundled_recipes
 from graft.models.io.gguf_read import open_gguf
 from graft.models.io.hub import origin_of
-from graft.models.io.load import INDEX, ModelFileError, read_config, read_index, shape_of
+from graft.models.io.load import INDEX, ModelFileError, hub_hint, read_config, read_index, shape_of
 from graft.models.shape import ARCHITECTURES
+from graft.registry import nearest, suggestion
 from graft.train.run_dir.checkpoint import checkpoints
+from graft.train.run_dir.names import RUNS, is_run
 from graft.train.run_dir.trackers import PHASES
 
 
@@ -31,11 +33,22 @@ class Candidate:
     """A short digest of the weights, independent of their path."""
 
 
+def _meant(path: Path) -> str:
+    """The nearest run, else the nearest recipe, which makes one, else how a model of the hub is written."""
+    runs = [folder.name for folder in Path(RUNS).glob("*") if is_run(folder)]
+    if hint := suggestion(path.name, runs):
+        return hint
+    if recipe := nearest(str(path), bundled_recipes()):
+        return f" {recipe!r} is a recipe: `graft train {recipe}` makes a run"
+    return f" {hub_hint(str(path))}"
+
+
 def run_behind(path: Path) -> Path | None:
     """The run at a path, or the run that a checkpoint belongs to."""
     if not path.exists():
         raise ConfigError(
-            f"no run or model at '{path}': there is no such folder or file, nor a run of that name in runs/"
+            f"no run or model at '{path}': there is no such folder or file, nor a run of that name in "
+            f"{RUNS}/;{_meant(path)}"
         )
     if (path / "checkpoints").is_dir() or (path / "config.yaml").is_file():
         return path

@@ -21,7 +21,7 @@ from graft.models.finite import find_unusable
 from graft.models.io.gguf_read import gguf_shape, open_gguf, open_tokenizer
 from graft.models.io.hf_config import check_described
 from graft.models.io.hub import find_model, origin_of
-from graft.models.io.load import load_model, open_model, read_config, read_json, shape_of
+from graft.models.io.load import hub_hint, load_model, open_model, read_config, read_json, shape_of
 from graft.models.io.tensors import ModelFileError
 from graft.models.order_probe import find_order
 from graft.models.policy import host_copy, weights_of
@@ -46,7 +46,15 @@ def source_of(config: Config, weights: Path | None = None, *, is_read: bool = Tr
 
     is_read   False: only configs and tokenizer are needed, so weights of the hub are not downloaded
     """
-    return weights or (latest_model(config.model.path, is_read) if config.model.path else None)
+    if weights or not config.model.path:
+        return weights
+    source = latest_model(config.model.path, is_read)
+    if not source.exists():
+        raise ModelFileError(
+            f"model.path={config.model.path}: there is no such folder, file or run; "
+            f"{hub_hint(config.model.path)}"
+        )
+    return source
 
 
 def pin_model(config: Config, folder: Path) -> tuple[Config, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ import torch
 import graft
 from graft.algos.weights import IMPORTANCE
 from graft.config import ConfigError
+from graft.models.io.load import ModelFileError
 from graft.registry import UnknownName
 from graft.user_code import UserCodeError
 from tests.api.api_kit import SHAPE, Letters
@@ -310,3 +312,23 @@ def test_overrides_of_a_run():
         graft.train("quickstart", {"train.lrr": 3})
     with pytest.raises(ConfigError, match=r"no recipe 'quickstat'.*did you mean 'quickstart'"):
         graft.sft("quickstat")
+
+
+def test_what_was_meant_by_a_name_that_is_nowhere_is_said(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    page = "https://huggingface.co/Qwen/Qwen3-0.6B/tree/main"
+    for given, meant in (
+        ("quikstart", "`graft train quickstart`"),
+        ("Qwen3-0.6B", "OWNER/Qwen3-0.6B"),
+        (page, "'Qwen/Qwen3-0.6B'"),
+    ):
+        with pytest.raises(ConfigError) as caught:
+            graft.load(given)
+        assert meant in str(caught.value)
+    (tmp_path / "runs" / "first-try").mkdir(parents=True)
+    (tmp_path / "runs" / "first-try" / "config.yaml").write_text("{}")
+    with pytest.raises(ConfigError, match="did you mean 'first-try'"):
+        graft.load("first-tyr")
+    for path in (page, "Qwen3-0.6B"):  # as model.path of a recipe
+        with pytest.raises(ModelFileError, match=r"Hugging Face hub .*Qwen3-0\.6B"):
+            graft.train({"model": {"path": path}, "task": {"env": "calculator"}}, progress=False)

@@ -281,6 +281,18 @@ def test_json_leaves_the_last_line_of_stdout_to_the_result(tmp_path):
     assert "reinforce 1/4" in done.stderr
 
 
+def test_runs_that_were_refused_before_their_first_step_are_not_listed(tmp_path: Path):
+    make_run(tmp_path / "good", step(1, reward=0.5))
+    refused = tmp_path / "refused"
+    refused.mkdir()
+    (refused / "config.yaml").write_text("run: {name: refused}\n")
+    listed = CliRunner().invoke(app, ["runs", str(tmp_path)], catch_exceptions=False).output
+    assert "refused" in listed  # it may be starting
+    (refused / "stopped.json").write_text(json.dumps({"reason": "no such env", "time": 1.0}))
+    listed = CliRunner().invoke(app, ["runs", str(tmp_path)], catch_exceptions=False).output
+    assert "good" in listed and "refused" not in listed
+
+
 def test_a_run_that_failed_shows_the_reason(tmp_path: Path):
     folder = make_run(tmp_path / "dead", step(1, reward=0.5)).path
     reason = "no attempt could be made: the tool is gone"

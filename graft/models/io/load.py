@@ -8,6 +8,7 @@ models/qwen/model.safetensors.index.json + shards    tensor name -> file
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -92,12 +93,27 @@ def open_model(path: Path) -> Iterator[StoredModel]:
         yield StoredModel(shape, sizes, read, READABLE.get(kind, torch.float32), f"'{path}'")
 
 
+HUB_PAGE = re.compile(r"https?:/+(?:www\.)?(?:huggingface\.co|hf\.co)/([\w.-]+/[\w.-]+).*")
+
+
+def hub_hint(given: str) -> str:
+    """How a model of the hub is written, for what is no path here.
+
+    >>> hub_hint("https://huggingface.co/Qwen/Qwen3-0.6B/tree/main")
+    "a model of the Hugging Face hub goes by its name: 'Qwen/Qwen3-0.6B'"
+    """
+    if page := HUB_PAGE.fullmatch(given):
+        return f"a model of the Hugging Face hub goes by its name: '{page[1]}'"
+    name = "OWNER/NAME" if "/" in given else f"OWNER/{given}"
+    return f"a model of the Hugging Face hub goes by its owner and name, {name}"
+
+
 def read_config(folder: Path) -> dict[str, Any]:
     """The folder's parsed config.json."""
     if not folder.exists():
         raise ModelFileError(
-            f"no model at '{folder}': there is no such folder or file. Commands and model.path also take a "
-            f"name on the Hugging Face hub (OWNER/NAME); in Python: graft.models.io.hub.find_model(NAME)"
+            f"no model at '{folder}': there is no such folder or file; {hub_hint(str(folder))}, in "
+            "Python: graft.models.io.hub.find_model(NAME)"
         )
     if not folder.is_dir():
         raise ModelFileError(

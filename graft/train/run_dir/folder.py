@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import shutil
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -58,6 +59,9 @@ CHANGES = "changes.jsonl"
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """Errors that more free space solves."""
 
+RESULTS = ("metrics.jsonl", "checkpoints", "episodes", "errors.log", "summary.json")
+"""What a run leaves from its first step, or held-out evaluation, on."""
+
 STOPPED = "stopped.json"
 """Why a run stopped: {"reason": ..., "time": seconds since 1970}."""
 
@@ -87,6 +91,8 @@ class RunFolder:
         """Settings that changed since the run was last started: key -> old value, new value."""
         self.is_ours = False
         """Whether this process owns the folder."""
+        self.is_new = False
+        """Whether this process made the folder."""
         self._lock: Any = None
 
     @property
@@ -102,7 +108,9 @@ class RunFolder:
         with out_of_disk(Path(self.config.run.dir)):
             self.path.parent.mkdir(parents=True, exist_ok=True)
             # what a policy and its tools wrote is for this user; an existing folder keeps its mode
-            self.path.mkdir(mode=0o700, exist_ok=True)
+            with suppress(FileExistsError):
+                self.path.mkdir(mode=0o700)
+                self.is_new = True
             self._take_lock()
             before = self.path / "config.yaml"
             if before.exists():
@@ -178,9 +186,19 @@ class RunFolder:
         return [f"{key}: {was!r} -> {now!r} {where}" for key, (was, now) in self.changed.items()]
 
     def stopped(self, reason: str) -> None:
-        """Record why the run ended early; removed when it continues."""
+        """Record why the run ended early; removed when it continues. Without a step, give the name back."""
+        if self.is_new and not self._has_results():
+            shutil.rmtree(self.path, ignore_errors=True)
+            return
         with suppress(OSError):  # the disk may be the reason
             write_json(self.path / STOPPED, {"reason": mask(reason), "time": time.time()})
+
+    def _has_results(self) -> bool:
+        """Whether a step, an evaluation or a traceback is there; an empty log is no result."""
+        files = (
+            file for name in RESULTS for file in (self.path / name, *self.path.glob(f"{name}/**/*"))
+        )
+        return any(file.is_file() and file.stat().st_size for file in files)
 
     def interruption_note(self) -> str:
         if not self.has_checkpoint:
