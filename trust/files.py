@@ -59,6 +59,7 @@ def measured(cases: list[tuple[FileCase, Any]], opener: Opener) -> Iterator[Row]
             row.count += 1
             folder = opener.root / f"case-{number}"
             folder.mkdir()
+            folder.chmod(0o777)  # others can write to it, so that no recipe in it is the user's own
             try:
                 commands = case.make(folder, rng, opener.base, case.variant)
                 planted = set(folder.rglob("*.safetensors"))
