@@ -13,13 +13,14 @@ import yaml
 
 from graft.config import ConfigError, load_config
 from graft.envs import make
+from graft.http import HttpClient
 from graft.registry import resolve
 from graft.rewards import make_reward
 from graft.text.template import find_template
 from graft.tools import make_tools
 from graft.tools.sandbox.choice import choose
 from graft.train.run_dir.checkpoint import Checkpoint, checkpoints
-from graft.trust import NotTrusted, Source, check_pickle, reading
+from graft.trust import NotTrusted, Source, check_address, check_pickle, reading
 from graft.trust.ownership import config_folder, remember, settings_from, sign, why_not_own
 from tests.train.test_torchrun import ALONE, Case, learner_for
 from tests.train.test_trainer_state import cloned, saver_in
@@ -270,6 +271,44 @@ def test_a_group_of_the_user_alone_may_write(folder: Path, monkeypatch) -> None:
     assert "others can write" in why_not_own(recipe)
     monkeypatch.setattr(grp, "getgrgid", {}.__getitem__)
     assert "others can write" in why_not_own(recipe)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        pytest.param(["doctor"], marks=pytest.mark.slow),
+        ["plan", "--no-probe"],
+    ],
+    ids=["doctor", "plan"],
+)
+def test_doctor_and_plan_open_my_recipe_as_train_does(folder: Path, command: list[str]) -> None:
+    from typer.testing import CliRunner
+
+    from graft.cli import app
+
+    shape = {"width": 16, "layers": 1, "heads": 2, "kv_heads": 2, "ff": 32}
+    task = {"env": "calculator", "reward": "strangers_module:reward"}
+    values = {"model": {"shape": shape}, "task": task, "rollout": {"max_tokens": 8}}
+    recipe = folder / "mine.yaml"
+    recipe.write_text(yaml.safe_dump(values))
+    done = CliRunner().invoke(app, [*command, "mine.yaml"])
+    assert isinstance(done.exception, SystemExit | None) and "--trust" not in done.output
+    recipe.write_text(yaml.safe_dump({**values, "sft": {"data": "rows.jsonl", "steps": 1}}))
+    recipe.chmod(0o666)
+    done = CliRunner().invoke(app, [*command, "mine.yaml"])
+    assert isinstance(done.exception, NotTrusted) and "sft.data" in str(done.exception)
+
+
+def test_a_server_is_asked_only_if_the_user_typed_it() -> None:
+    typed = frozenset(["task.args.url=http://mine:8000/v1"])
+    with reading(Source("theirs.yaml", "it is a stranger's", typed)):
+        check_address("http://mine:8000/v1/chat/completions")
+        for url in ("http://mine:80", "http://mine", "https://mine:8000", "http://theirs:8000"):
+            with pytest.raises(NotTrusted, match=r"theirs\.yaml would connect to"):
+                check_address(url)
+        with pytest.raises(NotTrusted):  # no second attempt, no retry
+            HttpClient(timeout=1, retries=5).request("http://127.0.0.1:9/", None, bytes)
+    check_address("http://theirs:8000")
 
 
 def test_training_a_recipe_is_a_yes_and_training_a_strangers_run_is_not(folder: Path) -> None:

@@ -41,6 +41,7 @@ class Source:
     """Whether the user said --trust, which opens pickles too."""
 
 
+SERVER = re.compile(r"\w+://[^\s/?#,'\"\]}]+")
 NAME = re.compile(r"[\w.]+:[\w.]+")
 
 # one for the process, not per thread: environments are made on threads of their own
@@ -99,7 +100,7 @@ def check_address(url: str) -> None:
         return
     parts = urlsplit(url)
     server = f"{parts.scheme}://{parts.netloc}"
-    if not any(server in text for text in source.typed):
+    if not any(server in SERVER.findall(text) for text in source.typed):
         raise NotTrusted(f"{source.file} would connect to {server}, and {source.why}. {HOW}")
 
 
