@@ -59,7 +59,7 @@ RUN_COMMANDS = [
     ["doctor", "theirs/config.yaml"],
     ["plan", "theirs/config.yaml", "--no-probe"],
     ["train", "theirs/config.yaml"],
-    ["data", "sample", "theirs", "--out", "rows.jsonl", "--n", "1", "--samples", "1"],
+    ["data", "sample", "theirs", "calculator", "--out", "rows.jsonl", "--n", "1", "--samples", "1"],
     ["generate", "theirs", "--prompt", "1+1=", "--max-tokens", "2"],
     ["export", "theirs", "--out", "exported"],
 ]
