@@ -10,7 +10,13 @@ from graft.evaluate.run import evaluate_checkpoints
 from graft.rollout.collector import RolloutRequest, SyncCollector
 from graft.train.build import build_run
 from graft.train.memory.workload import smallest_pool
-from graft.train.phases.evaluation import by_group, mean_reward, overall, passed
+from graft.train.phases.evaluation import (
+    by_group,
+    mean_reward,
+    overall,
+    passed,
+    standard_error,
+)
 from graft.train.rollouts.episode_groups import groups_of, rewards_by_group
 from graft.types import Episode, Leaf, Sampling, Status, Task
 from tests.train.test_mix import recipe
@@ -130,6 +136,15 @@ def test_environments_count_the_same_whatever_their_numbers_of_tasks():
     assert groups_of(many, ["qa"]) == {}
 
 
+def test_the_error_of_a_score_is_that_of_the_mean_over_tasks():
+    four = [episode("qa", "", reward) for reward in (1.0, 1.0, 0.0, 0.0)]
+    assert standard_error(four, ["qa"]) == pytest.approx((1 / 3 / 4) ** 0.5)
+    assert standard_error(four[:1], ["qa"]) is None  # one task has no scatter
+    two = [episode("sums", "", reward) for reward in (0.5, 0.5)]
+    # environments count the same: the mean of two means, of which one does not scatter
+    assert standard_error(four + two, ["qa", "sums"]) == pytest.approx((1 / 3 / 4) ** 0.5 / 2)
+
+
 @pytest.mark.parametrize(
     ("section", "message"),
     [
@@ -152,6 +167,8 @@ def test_a_run_and_graft_eval_use_the_section_and_the_rows(tmp_path, rows):
     )
     scores = summary["after"]
     assert {"aime/pass@3", "math/pass@1", "aime/sampled", "math/greedy"} <= scores.keys()
+    assert summary["standard_error"].keys() == {"tasks", "before", "after"}
+    assert summary["standard_error"]["tasks"] == 3  # there are no more rows
     run = str(tmp_path / "run")
     table, _, _ = evaluate_checkpoints(run, say=lambda text: None)
     assert table.measures == ["avg", "pass@1", "pass@3", "maj@3"]

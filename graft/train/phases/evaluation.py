@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from statistics import fmean
+from statistics import fmean, variance
 
 from graft.rollout.branches.branch import PASS_AT
 from graft.rollout.collector import RolloutRequest
@@ -44,12 +45,28 @@ class HeldOutScore:
 
 def mean_reward(episodes: Sequence[Episode]) -> float:
     """The mean over tasks of the mean over attempts."""
-    means = [
+    means = task_means(episodes)
+    return sum(means) / max(len(means), 1)
+
+
+def task_means(episodes: Sequence[Episode]) -> list[float]:
+    """The mean reward of each task's attempts; failed ones count as 0."""
+    return [
         sum(leaf.reward for leaf in episode.leaves if leaf.status.is_trainable)
         / max(len(episode.leaves), 1)
         for episode in episodes
     ]
-    return sum(means) / max(len(means), 1)
+
+
+def standard_error(episodes: Sequence[Episode], envs: Sequence[str]) -> float | None:
+    """How far the score of `overall` would scatter with other tasks; None if an environment has one task.
+
+    rewards 1, 1, 0, 0 of four tasks: the variance is 1/3, the standard error sqrt(1/3 / 4) = 0.289
+    """
+    by_env = [task_means(own) for own in by_environment(episodes, envs)]
+    if any(len(means) < 2 for means in by_env):
+        return None
+    return math.sqrt(sum(variance(means) / len(means) for means in by_env)) / len(by_env)
 
 
 def evaluate_held_out(run: RunContext, when: str) -> dict[str, float]:
@@ -79,6 +96,12 @@ def evaluate_held_out(run: RunContext, when: str) -> dict[str, float]:
         **overall(passed, sampled.episodes, envs),
         **by_group(sampled.episodes, greedy.episodes, envs),
     }
+
+
+def precision(run: RunContext, when: str) -> dict[str, float | int | None]:
+    """{"tasks": 200, "before": 0.03}: the standard error of the sampled score that was just measured."""
+    envs = [item.label for item in run.config.held_out_envs]
+    return {"tasks": len(run.episodes), when: standard_error(run.episodes, envs)}
 
 
 def by_group(
@@ -114,10 +137,15 @@ def overall(
     envs: Sequence[str],
 ) -> dict[str, float]:
     """Means of the environments' scores, so that each counts the same, whatever its number of tasks."""
-    by_env = [[episode for episode in episodes if episode.task.env == env] for env in envs]
-    found = [scores(own) for own in (by_env if len(envs) > 1 else [episodes])]
+    found = [scores(own) for own in by_environment(episodes, envs)]
     names = dict.fromkeys(name for one in found for name in one)
     return {name: fmean(one[name] for one in found if name in one) for name in names}
+
+
+def by_environment(episodes: Sequence[Episode], envs: Sequence[str]) -> list[Sequence[Episode]]:
+    if len(envs) < 2:
+        return [episodes]
+    return [[episode for episode in episodes if episode.task.env == env] for env in envs]
 
 
 def attempt_held_out(

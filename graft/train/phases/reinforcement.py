@@ -15,7 +15,7 @@ from graft.train.monitor.labels import PHASE_WORDS
 from graft.train.monitor.run_check import check_attempts
 from graft.train.monitor.settings_check import reads_rewards
 from graft.train.phases.context import RunContext
-from graft.train.phases.evaluation import evaluate_held_out
+from graft.train.phases.evaluation import evaluate_held_out, precision
 from graft.train.phases.reference import frozen_policy, keep_policy
 from graft.train.phases.step_hooks import RunHooks
 from graft.train.rl import train_step
@@ -46,6 +46,8 @@ def reinforce(run: RunContext, resumed: Checkpoint | None) -> None:
     if resumed is None:
         run.publish(0)
         run.state["before"] = evaluate_held_out(run, "before")
+        if run.state["before"]:
+            run.state["standard_error"] = precision(run, "before")
         run.save("rl", 0, learner)
     else:
         resumed.restore(learner)

@@ -12,7 +12,7 @@ import torch
 from graft.models.io.load import read_json
 from graft.train.model import MODEL_FILE
 from graft.train.phases.context import RunContext
-from graft.train.phases.evaluation import evaluate_held_out
+from graft.train.phases.evaluation import evaluate_held_out, precision
 from graft.train.run_dir.checkpoint import checkpoints
 from graft.version import __version__
 
@@ -20,6 +20,7 @@ from graft.version import __version__
 def summarise(run: RunContext) -> dict[str, Any]:
     """Evaluate once more and write the summary of the run."""
     after = evaluate_held_out(run, "after") if run.config.task.env else {}
+    error = run.state.get("standard_error", {})
     seconds = run.state["seconds"].items()
     policy = run.components.policy
     values: dict[str, Any] = {
@@ -27,6 +28,7 @@ def summarise(run: RunContext) -> dict[str, Any]:
         "before": run.state.get("before", {}),
         "after": after,
         "leakage": run.state.get("leakage", {}),
+        **({"standard_error": error | precision(run, "after")} if after else {}),
         **({"sft": run.state["sft"]} if run.state.get("sft") else {}),
         "seconds": round(time.perf_counter() - run.started, 1),
         "seconds_per_phase": {name: round(value, 1) for name, value in seconds},
