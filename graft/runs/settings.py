@@ -45,22 +45,26 @@ def flat(values: Mapping[str, Any], before: str = "") -> dict[str, Any]:
 
 
 def differing(configs: Sequence[Mapping[str, Any]]) -> dict[str, list[str | None]]:
-    """Setting -> its value in each run; None where a run has no such setting."""
+    """Setting -> its value in each run; None where a run has no such setting.
+
+    The usual suspects come first; the section `run` (how often to save or evaluate) does not change what is
+    learned, so it comes last.
+    """
     known = [{name: _text(value) for name, value in flat(config).items()} for config in configs]
     names = dict.fromkeys(name for config in known for name in config if name not in OWN)
     found = {name: [config.get(name) for config in known] for name in names}
-    differ = [(name, values) for name, values in found.items() if len(set(values)) > 1]
-    return dict(differ[:MOST_SETTINGS])
+    differ = [name for name, values in found.items() if len(set(values)) > 1]
+    first = [name for name in SHORT if name in differ]
+    rest = sorted(
+        (name for name in differ if name not in SHORT), key=lambda n: n.startswith("run.")
+    )
+    return {name: found[name] for name in [*first, *rest][:MOST_SETTINGS]}
 
 
 def in_short(configs: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The settings that distinguish each run from the others, in short; the number of omitted ones is given.
-
-    The section `run` (how often to save or evaluate) does not change what is learned, so it comes last.
-    """
+    """The settings that distinguish each run from the others, in short; omitted ones are counted."""
     found = differing(configs)
-    rest = sorted((name for name in found if name not in SHORT), key=lambda n: n.startswith("run."))
-    names = [*(name for name in SHORT if name in found), *rest]
+    names = list(found)
     last = [name.rpartition(".")[2] for name in names]
     labels = {
         name: SHORT.get(name) or (end if last.count(end) == 1 else name)

@@ -1,7 +1,7 @@
 """What the page asks, answered from run folders: one method per address, query strings in, JSON values out.
 
 /api/runs                       every run: status, metrics, steps with episodes, alarms
-/api/summary?run                a run in a few tables: scores, time, settings, environment
+/api/summary?run                a run in a headline, two attempts and a few tables
 /api/pulse                      changes when there is something new
 /api/curves?run&phase&metrics   points of curves;   /api/csv: all of them, as a file
 /api/band?runs&phase&metrics    the mean of several runs at each step, and how far they spread
@@ -26,6 +26,7 @@ from graft.train.monitor.metric_docs import explain
 from graft.viewer import walks
 from graft.viewer.curves import MOST_POINTS, band, metric_names, points, table
 from graft.viewer.episodes import SORTS
+from graft.viewer.highlights import highlights
 from graft.viewer.runs import NotThere, ViewedRun
 from graft.viewer.search import search
 from graft.viewer.summary import summary
@@ -65,7 +66,8 @@ class Answers:
         run = self._run(query)
         group = next(numbers for numbers in self.seed_groups() if run.number in numbers)
         with run.lock:
-            return summary(run.record, [self.runs[number].record for number in group])
+            found = summary(run.record, [self.runs[number].record for number in group])
+        return {**found, "attempts": highlights(run, PATIENCE)}
 
     def pulse(self, query: Query) -> Any:
         return {"runs": [run.pulse() for run in self.runs]}

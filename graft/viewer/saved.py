@@ -26,6 +26,7 @@ from graft.version import __version__
 from graft.viewer import walks
 from graft.viewer.answers import Answers
 from graft.viewer.curves import metric_names
+from graft.viewer.highlights import highlights
 from graft.viewer.runs import NotThere, ViewedRun
 from graft.viewer.server import static_files
 
@@ -159,17 +160,20 @@ def _bands(answers: Answers, group: list[int]) -> dict[str, Any]:
 def _steps(run: ViewedRun, budget: _Budget) -> dict[str, Any]:
     """Step -> table rows, trees, walks and texts of its best and worst tasks."""
     written = [step for step in run.files if not step.startswith("failed")]
-    chosen = [*dict.fromkeys([*written[:1], *written[-1:]])]
-    return {step: _step(run, step, budget) for step in chosen}
+    chosen = [*dict.fromkeys([*written[-1:], *written[:1]])]  # the budget is for the last one first
+    first_page = highlights(run, PATIENCE)
+    lines = {step: [one["line"] for one in first_page if one["step"] == step] for step in chosen}
+    found = {step: _step(run, step, lines[step], budget) for step in chosen}
+    return {step: found[step] for step in reversed(chosen)}
 
 
-def _step(run: ViewedRun, step: str, budget: _Budget) -> dict[str, Any]:
+def _step(run: ViewedRun, step: str, first: list[int], budget: _Budget) -> dict[str, Any]:
     file = run.file(step)
     file.index(PATIENCE)
     with file.lock:
         best = file.order("best", True, "", "")[:OF_EACH]
         worst = file.order("reward", False, "", "")[:OF_EACH]
-        rows = [file.glances[line].to_json() for line in dict.fromkeys([*best, *worst])]
+        rows = [file.glances[line].to_json() for line in dict.fromkeys([*first, *best, *worst])]
     found: dict[str, Any] = {"rows": [], "trees": {}, "walks": {}, "texts": {}}
     for row in rows:
         line = row["line"]

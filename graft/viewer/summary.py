@@ -1,4 +1,5 @@
-"""A run in a few tables: result, time, settings, environment, metrics. The page shows them as they are.
+"""A run in a headline and a few tables: result, settings, time, environment, metrics; the page shows them as
+they are.
 
 summary(RunRecord(Path("runs/quickstart")))["tables"][0]
 {"title": "Held-out scores", "columns": ["held out", "before", "after", "change"],
@@ -9,7 +10,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -19,6 +20,7 @@ from graft.runs.curves import deviation, mean_of
 from graft.runs.settings import env_names
 from graft.train.monitor.formatting import clock_face, score
 from graft.train.monitor.labels import SCORE_COLUMNS
+from graft.viewer.headline import WORDS, headline
 
 MOST_ROWS = 300
 """Of one table; a last row gives the number of those left out."""
@@ -31,12 +33,14 @@ Table = dict[str, Any]
 def summary(record: RunRecord, seeds: Sequence[RunRecord] = ()) -> dict[str, Any]:
     """What a run was and what it reached; `seeds` are all runs of its recipe, itself included."""
     record.refresh()
+    changed, everything = _settings(record)
     tables = [
         _seed_scores(seeds) if len(seeds) > 1 else _scores(record),
+        changed,
         _supervised(record),
         *_times(record),
-        *_settings(record),
         _environment(record),
+        everything,
         *(_metrics(phase, curves) for phase, curves in record.curves.items()),
     ]
     return {
@@ -44,6 +48,7 @@ def summary(record: RunRecord, seeds: Sequence[RunRecord] = ()) -> dict[str, Any
         "about": _about(record),
         "state": _state(record),
         "written": _moment(record.last_activity),
+        **headline(record, seeds),
         "tables": [table for table in tables if table["rows"]],
     }
 
@@ -134,7 +139,7 @@ def _spread(values: Sequence[float]) -> str:
 def _supervised(record: RunRecord) -> Table:
     given = record.summary.get("sft")
     scores: dict[str, Any] = given if isinstance(given, dict) else {}
-    return _table("Held-out rows after the warm-up", ("score", "value"), scores.items())
+    return _table("Held-out rows after the warm-up", ("score", "value"), scores.items(), True)
 
 
 def _times(record: RunRecord) -> list[Table]:
@@ -161,20 +166,19 @@ def _times(record: RunRecord) -> list[Table]:
             for part in [_total(curves[name])]
         ]
         title = f"Time within {PHASE_WORDS[phase]}"
-        parts.append(_table(title, ("part", "time", "share of the steps"), shares))
+        parts.append(_table(title, ("part", "time", "share of the steps"), shares, True))
     columns = ("phase", "steps", "time in steps", "time of a step", "tokens/s")
     spent: Any = record.summary.get("seconds_per_phase") or record.saved_state.get("seconds")
     known: dict[str, Any] = spent if isinstance(spent, dict) else {}
-    words: Mapping[str, str] = {**PHASE_WORDS, "eval": "evaluation"}
     whole = [
-        (words.get(name, name), clock_face(value))
+        (WORDS.get(name, name), clock_face(value))
         for name, value in known.items()
         if isinstance(value, int | float)
     ]
     return [
-        _table("Time", columns, phases),
+        _table("Time", columns, phases, True),
         *parts,
-        _table("Time of the whole run", ("phase", "time"), whole),
+        _table("Time of the whole run", ("phase", "time"), whole, True),
     ]
 
 
@@ -190,7 +194,7 @@ def tokens_per_second(curves: Curves) -> float | None:
     return sum(speed * took for speed, took in known) / time if time else None
 
 
-def _settings(record: RunRecord) -> list[Table]:
+def _settings(record: RunRecord) -> tuple[Table, Table]:
     """The recipe: first where it differs from the defaults, then all of it."""
     defaults = {
         f"{section}.{key}": value
@@ -207,12 +211,11 @@ def _settings(record: RunRecord) -> list[Table]:
                 changed.append((name, value, "(no such setting)"))
             elif defaults[name] != value:
                 changed.append((name, value, defaults[name]))
-    return [
-        _table(
-            "Settings that differ from the defaults", ("setting", "this run", "default"), changed
-        ),
+    title = "Settings that differ from the defaults"
+    return (
+        _table(title, ("setting", "this run", "default"), changed),
         _table("All settings", ("setting", "value"), rows, folded=True),
-    ]
+    )
 
 
 def _environment(record: RunRecord) -> Table:
@@ -225,7 +228,7 @@ def _environment(record: RunRecord) -> Table:
         rows += known.items()
     if isinstance(found.get("parameters"), int):
         rows.append(("parameters", f"{found['parameters']:,}"))
-    return _table("Environment", ("what", "value"), rows)
+    return _table("Environment", ("what", "value"), rows, True)
 
 
 def _metrics(phase: str, curves: Curves) -> Table:

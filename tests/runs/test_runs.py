@@ -120,7 +120,7 @@ def test_settings_in_which_runs_differ_have_a_column_and_json_has_all(tmp_path):
         "algo ppo, lr 0.5, seed 1",
     ]
     report = json.loads(output_of("runs", str(tmp_path), "--json"))
-    assert report["differing"] == ["algo.name", "run.seed", "train.lr"]
+    assert report["differing"] == ["algo.name", "train.lr", "run.seed"]  # what is learned first
     ours = {row["name"]: row["settings"] for row in report["runs"]}
     assert ours["b"] == {
         "algo.name": "ppo",

@@ -121,10 +121,9 @@ def page(chromium: Any) -> Iterator[Any]:
 def go() -> Callable[[Any, str, str], None]:
     """Open a view: go(page, url, "#/steps?run=0")."""
 
-    def open_view(page: Any, url: str, view: str = "") -> None:
+    def open_view(page: Any, url: str, view: str = "#/curves") -> None:
         page.goto(url)  # the token becomes a cookie
         page.wait_for_selector(".run")
-        if view:
-            page.evaluate("view => { location.hash = view }", view)
+        page.evaluate("view => { location.hash = view }", view)
 
     return open_view

@@ -118,12 +118,14 @@ def test_a_metric_explains_itself(page, go, both):
 @pytest.mark.slow
 def test_settings_that_differ_are_named_while_both_runs_are_shown(page, go, both):
     go(page, both)
-    rows = page.locator(".settings tr")
-    rows.first.wait_for()
-    shown = [" ".join(row.inner_text().split()) for row in rows.all()]
-    assert shown == [
-        "sft.steps 2 6"
-    ]  # all other settings are equal; names and folders do not count
+    summary = page.locator(".settings summary")
+    summary.wait_for()
+    # all other settings are equal; names and folders do not count
+    assert summary.inner_text() == "1 setting differs: sft.steps 2 | 6"
+    summary.click()
+    rows = page.locator(".settings tr").all()
+    shown = [" ".join(row.inner_text().split()) for row in rows]
+    assert shown == ["setting short long", "sft.steps 2 6"]
     page.locator('.run[data-run="0"]').click()
     until(lambda: not page.locator(".settings").is_visible())
 
@@ -148,7 +150,7 @@ def test_a_click_on_a_curve_opens_the_tasks_of_that_step(page, go, both):
 def test_arrow_keys_go_from_step_to_step_and_enter_opens_one(page, go, both):
     go(page, both)
     canvas = page.locator('.chart[data-metric="entropy"] canvas')
-    until(lambda: canvas.get_attribute("data-points"))
+    until(lambda: int(canvas.get_attribute("data-points") or 0))
     canvas.focus()
     for wanted in ("step 1", "step 2"):
         canvas.press("ArrowRight")

@@ -332,7 +332,7 @@ def opened(chromium: Any, runs: tuple[Path, Path], tmp_path: Path) -> Iterator[A
 
 @pytest.mark.slow
 def test_a_saved_page_shows_summary_curves_steps_and_episodes(opened):
-    opened.wait_for_selector(".summary table")
+    opened.wait_for_selector(".first table")
     assert "Saved" in opened.locator("main .note").first.inner_text()
     assert opened.locator(".summary").count() == 2
     opened.click('nav a[data-view="curves"]')
@@ -347,7 +347,7 @@ def test_a_saved_page_shows_summary_curves_steps_and_episodes(opened):
 
 @pytest.mark.slow
 def test_a_saved_page_names_what_it_does_not_hold(opened):
-    opened.wait_for_selector(".summary table")
+    opened.wait_for_selector(".first table")
     opened.evaluate("location.hash = '#/episode?run=0&step=2&line=99'")
     opened.wait_for_selector(".panes .note")
     note = opened.locator(".panes .note").first.inner_text()

@@ -2,7 +2,7 @@
 
 import { ask, colourOf } from "./api.js";
 import { Curves } from "./curves.js";
-import { hideTip, make, number } from "./dom.js";
+import { dotOf, hideTip, make, number } from "./dom.js";
 import { EpisodeView } from "./episode.js";
 import { saved } from "./saved.js";
 import { Steps } from "./steps.js";
@@ -28,9 +28,8 @@ function say(words) {
 }
 
 function show() {
-  const usual = saved ? "summary" : "curves";
-  const [, name = usual, query = ""] = /^#\/(\w+)\??(.*)$/.exec(location.hash) ?? [];
-  const known = VIEWS[name] ? name : usual;
+  const [, name = "", query = ""] = /^#\/(\w+)\??(.*)$/.exec(location.hash) ?? [];
+  const known = VIEWS[name] ? name : "summary";
   view?.close();
   hideTip();
   for (const link of document.querySelectorAll("nav a")) {
@@ -48,8 +47,6 @@ function show() {
 
 function showRuns() {
   const chips = state.runs.map((run) => {
-    const dot = make("span", { class: "dot" });
-    dot.style.backgroundColor = colourOf(run.run);
     const of = run.steps ? `/${run.steps}` : "";
     const [before, after] = run.score;
     const score = before === null || after === null ? "" : ` · ${number(before, 3)} → ${number(after, 3)}`;
@@ -64,7 +61,7 @@ function showRuns() {
         showRuns();
         view?.redraw?.();
       } },
-    }, dot, make("b", {}, run.name), make("span", {}, ` ${run.status} · ${run.phase} ${run.step}${of}${score}`), alarms);
+    }, dotOf(colourOf(run.run)), make("b", {}, run.name), make("span", {}, ` ${run.status} · ${run.phase} ${run.step}${of}${score}`), alarms);
   });
   document.getElementById("runs").replaceChildren(...chips);
 }

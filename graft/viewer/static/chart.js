@@ -38,10 +38,11 @@ export class Chart {
     this.watch.observe(this.canvas);
   }
 
-  /** series: [{run, name, colour, x, y, steps, alarms: [{step, level, text, x}], band: {low, high, count, of}}]; most have no band */
+  /** series: [{run, name, colour, x, y, steps, alarms: [{step, level, text, x}], band: {low, high, count, of},
+   *  marks: [{x, y, error, words}], ink}]; most have neither band nor marks */
   show(series, how) {
     this.how = how;
-    this.series = series.map((one) => ({ ...one, smooth: smoothed(one.y, how.smoothing), edges: edges(one.band, how.smoothing) }));
+    this.series = series.map((one) => ({ marks: [], ...one, smooth: smoothed(one.y, how.smoothing), edges: edges(one.band, how.smoothing) }));
     this.draw();
   }
 
@@ -83,7 +84,8 @@ export class Chart {
     this.paint(pen, width, height);
     const last = this.series.map((one) => {
       const known = one.y.filter((value) => value !== null);
-      return `${one.name} ${known.length ? number(known.at(-1)) : "no value"}`;
+      const marks = one.marks.filter((mark) => mark.words).map((mark) => `, ${mark.words}`);
+      return `${one.name} ${known.length ? number(known.at(-1)) : "no value"}${marks.join("")}`;
     });
     this.canvas.setAttribute("aria-label", `${this.metric}, latest: ${last.join(", ")}`);
     this.canvas.dataset.points = this.series.reduce((sum, one) => sum + one.y.filter((v) => v !== null).length, 0);
@@ -94,8 +96,8 @@ export class Chart {
     const [ink, line] = ["--faint", "--line"].map((name) => style.getPropertyValue(name));
     const { isLog, axis } = this.how;
     const drawn = (value) => value !== null && (!isLog || value > 0);
-    const xs = this.series.flatMap((one) => one.x.filter((x, i) => x !== null && drawn(one.y[i])));
-    const ys = this.series.flatMap((one) => [one.y, ...one.edges].flatMap((values) => values.filter(drawn)));
+    const xs = this.series.flatMap((one) => [...one.x.filter((x, i) => x !== null && drawn(one.y[i])), ...one.marks.map((mark) => mark.x)]);
+    const ys = this.series.flatMap((one) => [one.y, ...one.edges, ...one.marks.map(({ y, error }) => [y - error, y + error])].flatMap((values) => values.filter(drawn)));
     this.note.textContent = ys.length ? "" : isLog && this.series.some((one) => one.y.some((v) => v !== null)) ? "nothing above 0 to show on a log scale" : "no values yet";
     this.view = null;
     if (!ys.length || !xs.length) return;
@@ -117,7 +119,7 @@ export class Chart {
     pen.fillStyle = ink;
     pen.strokeStyle = line;
     pen.textAlign = "right";
-    for (const tick of ticks(low, high, 4)) {
+    for (const tick of ticks(low, high, Math.max(Math.floor(down / 45), 4))) {
       const y = EDGE.top + (1 - (tick - low) / (high - low)) * down;
       segment(pen, EDGE.left, y, width - EDGE.right, y);
       pen.fillText(short(isLog ? 10 ** tick : tick), EDGE.left - 6, y + 4);
@@ -147,6 +149,16 @@ export class Chart {
         pen.lineTo(x + 5, EDGE.top - 9);
         pen.lineTo(x, EDGE.top);
         pen.fill();
+      }
+    }
+    for (const one of this.series) {
+      for (const mark of one.marks) {
+        pen.strokeStyle = pen.fillStyle = one.ink ?? one.colour;
+        diamond(pen, mark, atX, atY);
+        if (!mark.words) continue;
+        const isLow = atY(mark.y) < height / 2; // words go where there is more room
+        [pen.fillStyle, pen.strokeStyle] = ["--ink", "--page"].map((name) => style.getPropertyValue(name));
+        label(pen, mark.words, atX(mark.x), atY(mark.y - (isLow ? 1 : -1) * mark.error) + (isLow ? 20 : -12), atX(mark.x) > width / 2);
       }
     }
   }
@@ -267,6 +279,28 @@ function curve(pen, xs, ys, atX, atY, drawn, colour, alpha) {
   }
   pen.globalAlpha = 1;
   pen.lineWidth = 1;
+}
+
+/** A value with its error to either side. */
+function diamond(pen, { x, y, error }, atX, atY) {
+  const [left, top] = [atX(x), atY(y)];
+  pen.lineWidth = 2;
+  if (error) segment(pen, left, atY(y - error), left, atY(y + error));
+  pen.lineWidth = 1;
+  pen.beginPath();
+  for (const [dx, dy] of [[0, -6], [6, 0], [0, 6], [-6, 0]]) pen.lineTo(left + dx, top + dy);
+  pen.fill();
+}
+
+/** Words that stay readable on a curve. */
+function label(pen, words, x, y, isRight) {
+  pen.font = "600 12px system-ui, sans-serif";
+  pen.textAlign = isRight ? "right" : "left";
+  pen.lineWidth = 4;
+  pen.strokeText(words, x + (isRight ? 6 : -6), y);
+  pen.fillText(words, x + (isRight ? 6 : -6), y);
+  pen.lineWidth = 1;
+  pen.font = "11px system-ui, sans-serif";
 }
 
 function segment(pen, x0, y0, x1, y1) {

@@ -2,7 +2,7 @@
 
 import { ask, colourOf } from "./api.js";
 import { Chart } from "./chart.js";
-import { button, choice, make, number, visible } from "./dom.js";
+import { button, choice, dotOf, make, number, visible } from "./dom.js";
 import { saved } from "./saved.js";
 
 const USUAL = [
@@ -12,6 +12,7 @@ const USUAL = [
 ];
 const AXES = [["step", "step"], ["seconds", "relative time"], ["wall", "wall time"]];
 const MOST_USUAL = 9;
+const FEW_SETTINGS = 3; // in the line above the charts; a click shows all
 const SEEDS = [["", "each run"], ["range", "mean, min to max"], ["std", "mean ± std"]];
 
 export class Curves {
@@ -23,7 +24,7 @@ export class Curves {
     this.data = new Map();
     this.bands = new Map(); // "0,2": the runs 0 and 2 as one curve of each metric
     this.controls = make("div", { class: "controls" });
-    this.settings = make("table", { class: "settings", hidden: true });
+    this.settings = make("details", { class: "settings", hidden: true });
     this.alarms = make("details", { class: "alarms" });
     this.grid = make("div", { class: "charts" });
     main.replaceChildren(this.controls, this.settings, this.alarms, this.grid);
@@ -122,7 +123,7 @@ export class Curves {
       }
     }
     for (const name of chosen) {
-      if (!this.charts.has(name)) this.charts.set(name, new Chart(name, this.state.explained[name], (run, step) => this.openStep(run, step)));
+      if (!this.charts.has(name)) this.charts.set(name, new Chart(name, this.state.explained[name], (run, step) => openStep(this.state, run, this.phase, step)));
     }
     this.grid.replaceChildren(...chosen.map((name) => this.charts.get(name).element));
     if (!chosen.length) {
@@ -221,14 +222,6 @@ export class Curves {
       });
   }
 
-  /** The tasks of a step, the worst first; of the nearest step whose episodes were written down. */
-  openStep(run, step) {
-    const written = this.phase === "rl" ? run.episodes.filter((one) => !one.startsWith("failed")) : [];
-    if (!written.length) return this.state.say(`${run.name} has no episodes of the phase ${this.phase}`);
-    const nearest = written.reduce((a, b) => (Math.abs(b - step) < Math.abs(a - step) ? b : a));
-    location.hash = stepOf(run, nearest);
-  }
-
   async compareSettings() {
     if (this.state.runs.length < 2) return;
     this.differing = await ask("settings").catch(() => ({}));
@@ -241,12 +234,11 @@ export class Curves {
       .map(([name, values]) => [name, runs.map((run) => values[run.run])])
       .filter(([, values]) => new Set(values).size > 1);
     this.settings.hidden = !rows.length;
-    this.settings.replaceChildren(...rows.map(([name, values]) =>
-      make("tr", {}, make("th", { scope: "row" }, visible(name)), ...values.map((value, i) => {
-        const dot = make("span", { class: "dot" });
-        dot.style.backgroundColor = colourOf(runs[i].run);
-        return make("td", { title: runs[i].name }, dot, value === null ? "–" : visible(value) || "“”");
-      }))));
+    const short = rows.slice(0, FEW_SETTINGS).map(([name, values]) => `${visible(name)} ${values.map((value) => (value === null ? "–" : visible(value) || "“”")).join(" | ")}`);
+    const more = rows.length > FEW_SETTINGS ? `, and ${rows.length - FEW_SETTINGS} more` : "";
+    const head = make("tr", {}, make("th", { scope: "col" }, "setting"), ...runs.map((run) => make("th", { scope: "col" }, dotOf(colourOf(run.run)), visible(run.name))));
+    const body = rows.map(([name, values]) => make("tr", {}, make("th", { scope: "row" }, visible(name)), ...values.map((value) => make("td", {}, value === null ? "–" : visible(value) || "“”"))));
+    this.settings.replaceChildren(make("summary", {}, `${rows.length} setting${rows.length === 1 ? " differs" : "s differ"}: ${short.join(", ")}${more}`), make("div", { class: "scroll" }, make("table", {}, make("thead", {}, head), make("tbody", {}, ...body))));
   }
 
   showAlarms(runs) {
@@ -277,7 +269,14 @@ export class Curves {
   }
 }
 
-function stepOf(run, step) {
+/** Open the tasks of a step, the worst first; of the nearest step whose episodes were written down. */
+export function openStep(state, run, phase, step) {
+  const written = phase === "rl" ? run.episodes.filter((one) => !one.startsWith("failed")) : [];
+  if (!written.length) return state.say(`${run.name} has no episodes of the phase ${phase}`);
+  location.hash = stepOf(run, written.reduce((a, b) => (Math.abs(b - step) < Math.abs(a - step) ? b : a)));
+}
+
+export function stepOf(run, step) {
   return `#/steps?${new URLSearchParams({ run: run.run, step, sort: "reward", order: "rising" })}`;
 }
 

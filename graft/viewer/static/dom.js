@@ -38,6 +38,13 @@ export function button(words, act, attributes = {}) {
   return make("button", { type: "button", ...attributes, on: { click: act } }, words);
 }
 
+/** A mark in the colour of a run. */
+export function dotOf(colour, kind = "") {
+  const dot = make("span", { class: `dot ${kind}` });
+  dot.style.backgroundColor = colour;
+  return dot;
+}
+
 export function number(value, digits = 4) {
   if (value === null || value === undefined) return "–";
   if (Number.isInteger(value)) return String(value);

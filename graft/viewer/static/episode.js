@@ -3,7 +3,7 @@
 import { ask, colourOf } from "./api.js";
 import { WAYS } from "./colours.js";
 import { Contexts } from "./contexts.js";
-import { choice, make, number, oneLine, visible } from "./dom.js";
+import { choice, dotOf, make, number, oneLine, visible } from "./dom.js";
 import { Transcript } from "./transcript.js";
 import { Tree } from "./tree.js";
 
@@ -105,8 +105,6 @@ class Pane {
     Object.assign(this, { view, episode });
     const { task, leaves, step, run } = episode;
     const name = view.state.runs[run].name;
-    const dot = make("span", { class: "dot" });
-    dot.style.backgroundColor = colourOf(run);
     const rewards = leaves.map((leaf) => leaf.reward ?? 0);
     const mean = rewards.reduce((a, b) => a + b, 0) / (rewards.length || 1);
     const treeBox = make("div", { class: "treebox" });
@@ -114,7 +112,7 @@ class Pane {
     this.chooser = make("div", { class: "controls" });
     const answer = task.answer === null || task.answer === undefined ? null : make("p", { class: "answer" }, "answer: ", make("bdi", {}, visible(String(task.answer))));
     this.element = make("article", { class: "pane", "data-run": run, "data-step": step },
-      make("h2", {}, dot, `${name} · step ${step} · `, make("bdi", {}, oneLine(task.id))),
+      make("h2", {}, dotOf(colourOf(run)), `${name} · step ${step} · `, make("bdi", {}, oneLine(task.id))),
       make("p", { class: "note" }, `${leaves.length} attempts, mean reward ${number(mean, 3)}, ${episode.num_spans} spans`),
       make("details", { class: "prompt" }, make("summary", {}, "prompt: ", make("bdi", {}, oneLine(task.prompt).slice(0, 100))), make("pre", { dir: "auto" }, visible(task.prompt)), answer),
       treeBox, this.chooser, this.walkBox);
