@@ -12,6 +12,7 @@ Names are imported when they are first used: `import graft` loads neither torch 
 
 from __future__ import annotations
 
+import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -110,3 +111,9 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
+
+
+if "IPython" in sys.modules:
+    from graft.api.tracebacks import shorten_tracebacks
+
+    shorten_tracebacks()

@@ -7,6 +7,7 @@
     evaluate.py   scores with intervals
     generate.py   completions of prompts
     runs.py       whole runs: train, sft
+    tracebacks.py errors in a notebook, in short
 
 Nothing here is a second implementation: each object holds the one that a run uses.
 """

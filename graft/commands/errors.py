@@ -35,7 +35,7 @@ def complain(error: Exception) -> int:
             err=True,
         )
         return 1
-    if os.environ.get("GRAFT_DEBUG") or not _is_for_the_user(error):
+    if os.environ.get("GRAFT_DEBUG") or not is_for_the_user(error):
         typer.echo(visible(mask("".join(traceback.format_exception(error)))), err=True, nl=False)
         if not os.environ.get("GRAFT_DEBUG"):
             typer.echo("graft: this is a fault in graft or in your own code, shown above", err=True)
@@ -51,7 +51,7 @@ def complain(error: Exception) -> int:
 
 def error_text(error: BaseException) -> str:
     """The text with which other processes report an error of this one."""
-    if isinstance(error, Exception) and _is_for_the_user(error):
+    if isinstance(error, Exception) and is_for_the_user(error):
         return str(error)
     return "".join(traceback.format_exception(error))
 
@@ -66,7 +66,7 @@ DISK = {
 """What the user can do about a file that the system refuses, wherever graft used it."""
 
 
-def _is_for_the_user(error: Exception) -> bool:
+def is_for_the_user(error: Exception) -> bool:
     """Raised by graft on purpose: a class of graft, or a plain one raised in one of its files."""
     if type(error).__module__.startswith("graft."):
         return True
