@@ -20,6 +20,8 @@ from typing import Any
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 SIZE = {"width": 1280, "height": 800}
+TALL = 1330
+"""Pixels of a first page, down to its attempts."""
 LARGEST = 200_000
 """Bytes of one picture."""
 STRONGEST = """() => {
@@ -92,7 +94,8 @@ class Camera:
 def pictures_of_an_alarm(camera: Camera, step: int) -> None:
     """From the curves down to one token: run 0 learns, run 1 raised an alarm in this step."""
     page = camera.page
-    page.wait_for_selector('.chart[data-metric="reward"] canvas[data-points]')
+    camera.go("#/curves", '.chart[data-metric="entropy"] canvas[data-points]')
+    page.wait_for_timeout(1000)  # the points come after the canvas
     point(page, "reward", step)
     camera.take("curves")
     page.mouse.move(0, 0)
@@ -151,7 +154,10 @@ def picture_of_a_report(page: Any, run: Path, out: Path) -> None:
     command = [sys.executable, "-m", "graft", "report", str(run), "--json"]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
     report = json.loads(done.stdout.splitlines()[-1])
-    Camera(page, Path(report["report"]).resolve().as_uri(), out).take("report")
+    camera = Camera(page, Path(report["report"]).resolve().as_uri(), out)
+    page.set_viewport_size({**SIZE, "height": TALL})
+    page.locator(".attempt").nth(1).wait_for()
+    camera.take("report", TALL)
 
 
 def reward_alarm(run: Path) -> int:
@@ -176,7 +182,7 @@ def main() -> None:
     with browsing() as new_page:
         with viewing(given.learns, given.sick) as url:
             pictures_of_an_alarm(Camera(new_page(), url, given.out), step)
-        picture_of_a_report(new_page(), given.sick, given.out)
+        picture_of_a_report(new_page(), given.learns, given.out)
         if given.forked:
             with viewing(given.forked) as url:
                 picture_of_a_fork(Camera(new_page(), url, given.out))

@@ -27,7 +27,7 @@ WORDS: Mapping[str, str] = {**PHASE_WORDS, "eval": "evaluation"}
 
 def headline(record: RunRecord, seeds: Sequence[RunRecord] = ()) -> dict[str, Any]:
     """`seeds` are all runs of the recipe; of several the score is their mean."""
-    leaked = leakage(record)
+    leaked = record.leakage[:LONGEST]
     score = _seed_score(seeds) if len(seeds) > 1 else _score(record)
     return {
         "words": _words(record, score, "score" if leaked else "held-out score"),
@@ -35,20 +35,6 @@ def headline(record: RunRecord, seeds: Sequence[RunRecord] = ()) -> dict[str, An
         "facts": [fact for tell in FACTS if (fact := tell(record))],
         "leakage": leaked,
     }
-
-
-def leakage(record: RunRecord) -> str:
-    """What the run says about held-out tasks that it was trained on; "" if it says nothing."""
-    found: Any = record.summary.get("leakage")
-    if not found:
-        return ""
-    if isinstance(found, dict):
-        found = found.get("text") or ", ".join(f"{key} {value}" for key, value in found.items())
-    elif isinstance(found, list):
-        found = "; ".join(map(str, found))
-    elif not isinstance(found, str):
-        found = f"{found} held-out tasks"
-    return str(found)[:LONGEST]
 
 
 def _score(record: RunRecord) -> dict[str, Any] | None:

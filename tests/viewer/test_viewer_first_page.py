@@ -114,15 +114,15 @@ def test_the_error_of_a_run_that_goes_on_is_that_of_its_checkpoint(tmp_path):
     assert headline(record)["score"]["errors"] == [0.1, None]
 
 
-@pytest.mark.parametrize(
-    "leakage",
-    ["7 of 100 <b>tasks", {"text": "7 of 100 <b>tasks"}, ["7 of 100 <b>tasks"], {"rows": "<b>"}],
-)
-def test_leaked_tasks_are_not_called_held_out(tmp_path, leakage):
-    record = made_run(tmp_path / "a", leakage=leakage)
-    found = headline(record)
-    assert "<b>" in found["leakage"] and found["words"].startswith("The score rose")
-    assert headline(made_run(tmp_path / "b", leakage={}))["leakage"] == ""
+def test_leaked_tasks_are_not_called_held_out(tmp_path):
+    found = headline(made_run(tmp_path / "a", leakage={"note": "7 of 100 <b>tasks", "sets": {}}))
+    assert found["leakage"] == "7 of 100 <b>tasks" and found["words"].startswith("The score rose")
+
+
+@pytest.mark.parametrize("leakage", [{}, {"note": "", "sets": {"math": {"leaked": 0}}}, [7], None])
+def test_scores_without_leaked_tasks_are_held_out(tmp_path, leakage):
+    found = headline(made_run(tmp_path / "a", leakage=leakage))
+    assert found["leakage"] == "" and found["words"].startswith("The held-out score rose")
 
 
 def test_the_first_page_has_a_good_attempt_and_the_same_task_before(tmp_path):
@@ -212,7 +212,7 @@ SPILLED = """() => [...document.querySelectorAll(".tree .node, .tree .leaf")].fi
 @pytest.fixture
 def report(chromium: Any, tmp_path: Path) -> Iterator[Any]:
     """The saved page of one run that has held-out tasks in its training data."""
-    made_run(tmp_path / "made", leakage="7 of 100 held-out tasks are rows of sft.data")
+    made_run(tmp_path / "made", leakage={"note": "7 of 100 held-out tasks are rows"})
     save_page(open_runs([str(tmp_path / "made")]), tmp_path / "report.html")
     with watched_page(chromium, lambda url: url.startswith("file:")) as page:
         page.goto((tmp_path / "report.html").as_uri())
