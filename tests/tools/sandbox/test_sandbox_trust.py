@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -17,14 +15,11 @@ from graft.tools.sandbox import hosts, run_python
 from graft.tools.sandbox.hosts import SandboxHost, hidden_below
 from graft.tools.sandbox.inside import cleanup
 from graft.tools.sandbox.running import run_in
-
-ROOT = Path(__file__).resolve().parents[3]
-NOBODY = 65534
+from tests.tools.sandbox.ordinary_user import run_as_ordinary_user
 
 SABOTAGE = """
 import json, sys, time
 from concurrent.futures import ThreadPoolExecutor
-sys.path.insert(0, ROOT)
 from graft.tools.sandbox import run_python, hosts, choice
 method = METHOD
 if not choice.probe(method).works:
@@ -66,27 +61,10 @@ print(json.dumps(seen))
 """
 
 
-def as_ordinary_user(script: str) -> str:
-    """The output of a script; root becomes another user for it."""
-    python, user = sys.executable, {}
-    if os.geteuid() == 0:
-        python, user = "/usr/bin/python3", {"user": NOBODY, "group": NOBODY, "extra_groups": []}
-        probe = "import sys; assert sys.version_info >= (3, 11)"
-        if subprocess.run([python, "-c", probe], capture_output=True).returncode:
-            pytest.skip("needs a Python of 3.11 that every user may run")
-    done = subprocess.run(
-        [python, "-B", "-c", script], capture_output=True, text=True, cwd="/", timeout=120, **user
-    )
-    if "does not work here" in done.stderr:
-        pytest.skip(done.stderr.splitlines()[-1])
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
 @pytest.mark.parametrize("name", ["bubblewrap", "namespaces", "landlock"])
 def test_sabotage_does_not_pay(name: str):
-    script = SABOTAGE.replace("ROOT", repr(str(ROOT))).replace("METHOD", repr(name))
-    assert json.loads(as_ordinary_user(script)) == {
+    script = SABOTAGE.replace("METHOD", repr(name))
+    assert json.loads(run_as_ordinary_user(script)) == {
         "neighbour of signal 9": "ok\n",
         "neighbour of signal 19": "ok\n",
         "after deep": "ok\n",
