@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import math
 import sys
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -130,20 +131,38 @@ def test_long_text_keeps_both_ends():
 # plain lines
 
 
-def test_without_a_terminal_every_step_is_one_plain_line():
+def test_without_a_terminal_a_slow_step_is_one_plain_line():
     clock = Clock()
     stream = io.StringIO()
     with Display(60, stream=stream, clock=clock) as display:
         display.phase("rl", 60)
-        clock.now = 3.0
-        display.update(1, {"reward": 0.25, "entropy": 1.5, "tokens_per_second": 5512.0})
         clock.now = 6.0
+        display.update(1, {"reward": 0.25, "entropy": 1.5, "tokens_per_second": 5512.0})
+        clock.now = 12.0
         display.update(2, {"reward": 0.5})
     assert stream.getvalue().splitlines() == [
         "rl: 60 steps",
-        "rl 1/60  reward 0.250  entropy 1.500  tokens/s 5,512  left 2:57",
-        "rl 2/60  reward 0.500  left 2:54",
+        "rl 1/60  reward 0.250  entropy 1.500  tokens/s 5,512  left 5:54",
+        "rl 2/60  reward 0.500  left 5:48",
     ]
+
+
+def test_quick_steps_share_a_plain_line_and_the_last_of_a_phase_has_its_own():
+    """400 steps of 0.1 s: one line every 5 s. A phase that stops early shows where it stopped."""
+    clock, stream = Clock(), io.StringIO()
+    with Display(400, stream=stream, clock=clock) as display:
+        display.phase("warm-up", 400)
+        for step in range(1, 388):
+            clock.now += 0.1
+            display.update(step, {"loss": 1.0})
+        display.phase("rl", 2)
+        display.update(1, {"reward": 0.5})
+        display.update(2, {"reward": 0.5})
+    lines = stream.getvalue().splitlines()
+    steps = [int(line.split()[1].partition("/")[0]) for line in lines if "warm-up " in line]
+    assert steps[0] == 1 and steps[-1] == 387 and len(steps) == 9  # 38.6 s, and the last one
+    assert all(50 <= late - early <= 51 for early, late in pairwise(steps[:-1]))
+    assert [line.split("  ")[0] for line in lines[-3:]] == ["rl: 2 steps", "rl 1/2", "rl 2/2"]
 
 
 def test_a_plain_line_has_all_that_matters_and_not_the_policy_loss():

@@ -10,8 +10,8 @@ It receives plain dicts and episodes and does not depend on the training loop.
         display.update(12, {"reward": 0.5, "tools/rate": 0.93})
         display.alarm("entropy fell to 0.02 of its start ...")
 
-writes, where the output is not a terminal, `rl 12/60  reward 0.500  tools 93%  left 0:48`, and in a
-terminal shows a table under the progress bar:
+writes every few seconds, if the output is not a terminal, `rl 12/60  reward 0.500  tools 93%  left 0:48`,
+and in a terminal shows a table under the progress bar:
 
               now   last 10     first
     reward  0.500     0.431     0.008   ▁▂▄▅▇
@@ -53,6 +53,9 @@ ALARM_STYLES = {"warning": "yellow", "alarm": "bold red"}
 
 MOST_POINTS = 512
 """Values of one metric that are kept for its sparkline; more are averaged."""
+
+PLAIN_SECONDS = 5.0
+"""Between plain lines of one phase: a log of a quick warm-up is not hundreds of lines."""
 
 STYLES = {Author.TASK: "dim", Author.POLICY: "green", Author.ENV: "cyan"}
 
@@ -127,6 +130,7 @@ class Display:
         self._trends: dict[str, Trend] = {}
         self._started = self._clock()
         self._first: int | None = None  # a resumed phase does not begin at step 1
+        self._printed, self._printed_at = 0, -math.inf
 
     def phase(self, name: str, steps: int) -> None:
         """Close the current phase with a summary line and start the next, of `steps` steps."""
@@ -145,9 +149,15 @@ class Display:
                 self._trends[name].add(metrics[name])
             else:
                 self._trends[name] = Trend(metrics[name])
-        if not self.is_live:
-            left = f"  left {clock_face(self.seconds_left())}" if step < self._total else ""
-            self._print(f"{self._name} {step}/{self._total}  {in_words(metrics)}{left}")
+        is_due = self._clock() - self._printed_at >= PLAIN_SECONDS
+        if not self.is_live and (is_due or step >= self._total):
+            self._print_step()
+
+    def _print_step(self) -> None:
+        self._printed, self._printed_at = self._step, self._clock()
+        is_last = self._step >= self._total
+        left = "" if is_last else f"  left {clock_face(self.seconds_left())}"
+        self._print(f"{self._name} {self._step}/{self._total}  {in_words(self._metrics)}{left}")
 
     def seconds_left(self) -> float:
         """Remaining seconds of this phase at its mean step time so far."""
@@ -252,7 +262,9 @@ class Display:
         self._finish()
 
     def _finish(self) -> None:
-        """Print the summary line of a phase; plain output has a line per step already."""
+        """Print the summary line of a phase; plain output gets its last step, if it has not."""
+        if not self.is_live and self._step != self._printed:
+            self._print_step()
         if self.is_live and self._step:
             took = clock_face(self._clock() - self._started)
             reward = self._trends.get("reward")
