@@ -1,22 +1,22 @@
-"""What is wrong with the values of a recipe, in words: pydantic's problems by key, in one line."""
+"""What is wrong with the values of a recipe, in words: pydantic's problems by key."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from types import NoneType, UnionType
 from typing import Any, Union, get_args, get_origin
 
 from pydantic import ValidationError
 
-from graft.recipe.peer_keys import FIRST_KEYS, leaves_of, meant
+from graft.recipe.peer_keys import FIRST_KEYS, has_answer, leaves_of, meant
 from graft.recipe.section import Section
 
-MOST_EXPLAINED = 12
-"""Unknown keys of one section that are explained; a whole recipe of verl has hundreds."""
+MAX_EXPLAINED = 40
+"""Unknown keys that are explained; a whole recipe of verl has hundreds."""
 
 
 def explain_problems(error: ValidationError, config: type[Section]) -> str:
-    """What is wrong with the values of a `config`, in one line.
+    """What is wrong with the values of a `config`: one line, or a line for each problem below the first.
 
     A key that takes values of several types has a problem with each of them; they become one.
     """
@@ -24,7 +24,28 @@ def explain_problems(error: ValidationError, config: type[Section]) -> str:
     for problem in error.errors():
         problems.setdefault(_key_of(problem["loc"], config), []).append(problem)
     known = keys_of(config)
-    return "; ".join(_explain(known, key, *found) for key, found in problems.items())
+    unknown: list[str] = []
+    lines: list[str] = []
+    for key, found in problems.items():
+        if found[0]["type"] == "extra_forbidden":
+            unknown += leaves_of(key, found[0]["input"])
+        else:
+            lines.append(_explain(key, *found))
+    count = len(lines) + len(unknown)
+    lines += _explain_unknown(unknown, known)
+    return lines[0] if count == 1 else "\n  ".join([f"{count} problems", *lines])
+
+
+def _explain_unknown(names: Sequence[str], known: Mapping[str, str]) -> Iterator[str]:
+    """A line for each unknown key, those with an answer first."""
+    answers = {name: meant(name, known) for name in names}
+    ordered = sorted(names, key=lambda name: not has_answer(answers[name]))
+    for name in ordered[:MAX_EXPLAINED]:
+        yield f"unknown key {name!r}; {answers[name]}"
+    if (more := len(ordered) - MAX_EXPLAINED) > 0:
+        yield f"and {more} more unknown keys, such as {ordered[MAX_EXPLAINED]!r}"
+    if len(names) > 3:
+        yield "`graft translate FILE` writes a recipe from the settings of TRL and verl"
 
 
 def keys_of(config: type[Section]) -> dict[str, str]:
@@ -47,13 +68,8 @@ def _key_of(loc: Sequence[int | str], config: type[Section]) -> str:
     return ".".join(map(str, loc))
 
 
-def _explain(known: Mapping[str, str], key: str, problem: Any, *others: Any) -> str:
+def _explain(key: str, problem: Any, *others: Any) -> str:
     """What is wrong with one value; `problem` and others of the same key are pydantic's."""
-    if problem["type"] == "extra_forbidden":
-        names = list(leaves_of(key, problem["input"]))
-        lines = [f"unknown key {name!r}; {meant(name, known)}" for name in names[:MOST_EXPLAINED]]
-        left = len(names) - len(lines)
-        return "; ".join([*lines, f"and {left} more below {key!r}"] if left else lines)
     if problem["type"] == "model_type" and key in FIRST_KEYS:
         return f"{key}={problem['input']!r}: {key} is a section; did you mean {FIRST_KEYS[key]!r}?"
     found = [str(one["msg"]).removeprefix("Value error, ") for one in (problem, *others)]
