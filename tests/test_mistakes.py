@@ -615,6 +615,7 @@ def test_a_traceback_is_kept_in_the_episode_and_in_the_log(
     monkeypatch.setenv("GRAFT_DEBUG", "1")
     message = run(env("raises", body), tmp_path, monkeypatch)
     assert "FILE.py:" in message and "in respond" in message
+    assert str(tmp_path / "runs" / "run" / "errors.log") in message
     log = (tmp_path / "runs" / "run" / "errors.log").read_text()
     for text in (log, capsys.readouterr().err):
         assert "Traceback (most recent call last)" in text and "return self.board" in text

@@ -213,6 +213,13 @@ def _failures(episodes: Sequence[Episode]) -> list[str]:
     return found
 
 
+def _traceback_place(episodes: Sequence[Episode]) -> str:
+    """Where the tracebacks are, if there are any: a program that failed, or a deadline, leaves none."""
+    if not any("traceback" in span.info for episode in episodes for span in episode.spans):
+        return ""
+    return "; GRAFT_DEBUG=1 prints the traceback, span.info['traceback'] has it"
+
+
 def refuse_unusable(episodes: Sequence[Episode], trajectories: Sequence[Trajectory]) -> None:
     """Stop a run whose step has nothing to learn from."""
     statuses = [leaf.status for episode in episodes for leaf in episode.leaves]
@@ -220,8 +227,8 @@ def refuse_unusable(episodes: Sequence[Episode], trajectories: Sequence[Trajecto
         raise RunStopped(
             f"none of the {len(statuses)} attempts of this step came to its end; "
             f"{len(_failures(episodes))} failed, mostly: {commonest_failure(episodes)}. Nothing was trained, "
-            "and saved files are intact. Repair the environment, tool or agent and try again; errors.log in "
-            "the run's folder has the traceback, as has span.info['traceback'], and GRAFT_DEBUG=1 prints it"
+            "and saved files are intact. Repair the environment, tool or agent and try again"
+            f"{_traceback_place(episodes)}"
         )
     leaves = [leaf for episode in episodes for leaf in episode.leaves]
     if not any(leaf.has_acted for leaf in leaves):

@@ -212,8 +212,11 @@ def test_attempts_that_all_broke(engine):
             raise OSError("no such door")
 
     episodes = graft.collect(engine, Broken, tasks=2, samples=2, max_tokens=2)
-    with pytest.raises(RuntimeError, match=r"none of the 4 attempts .* mostly: .*no such door"):
+    with pytest.raises(
+        RuntimeError, match=r"none of the 4 attempts .* mostly: .*no such door"
+    ) as told:
         graft.Learner(engine.policy).step(episodes)
+    assert "span.info['traceback']" in str(told.value) and "errors.log" not in str(told.value)
 
 
 def test_a_class_that_was_defined_again_may_be_registered_again():

@@ -303,8 +303,11 @@ def test_a_program_that_is_killed_by_a_signal_is_a_status_that_names_it():
         assert leaf.status is Status.ENV_ERROR and "was killed by SIGKILL" in leaf.info["error"]
     # both are counted, though both stand at the same empty root
     assert commonest_failure([episode]).startswith("the agent")
-    with pytest.raises(RunStopped, match=r"none of the 2 attempts .* 2 failed, mostly: the agent"):
+    with pytest.raises(
+        RunStopped, match=r"none of the 2 attempts .* 2 failed, mostly: the agent"
+    ) as told:
         refuse_unusable([episode], [])
+    assert "traceback" not in str(told.value)  # a program leaves none here
 
 
 def test_an_agent_that_makes_no_call_is_a_failure_with_a_reason():

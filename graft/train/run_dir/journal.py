@@ -140,9 +140,14 @@ class Journal:
 
     @contextmanager
     def evidence(self, step: int, episodes: list[Episode]) -> Iterator[None]:
-        """Turn non-finite numbers into a RunStopped, after writing the batch to `failed/`."""
+        """Turn non-finite numbers into a RunStopped, after writing the batch to `failed/`; a RunStopped
+        says where this step's tracebacks are."""
         try:
             yield
+        except RunStopped as error:
+            if not any("traceback" in span.info for one in episodes for span in one.spans):
+                raise
+            raise RunStopped(f"{error}, as does {self.folder.path / ERRORS}") from error
         except NonFinite as error:
             where = self.folder.path / "failed" / f"step_{step:06d}.jsonl"
             if self.is_first:
