@@ -23,6 +23,7 @@ from graft.commands.runs import runs, watch
 from graft.commands.scale import scale
 from graft.commands.services import serve
 from graft.commands.train import sft, train
+from graft.commands.translate import translate
 from graft.commands.view import report, view
 from graft.trust.masking import mask_terminal
 
@@ -52,6 +53,7 @@ for command in (train, sft, config, generate, envs, recipes, play):
 app.add_typer(serve, name="serve")
 app.add_typer(data, name="data")
 app.command("eval")(evaluate)
+app.command(context_settings={"ignore_unknown_options": True})(translate)
 for command in (rollout, export, plan, explain, runs, watch, report, view, doctor, replay, scale):
     app.command()(command)
 
