@@ -15,6 +15,7 @@ from graft.commands.evaluate import evaluate
 from graft.commands.explain import explain
 from graft.commands.export import export
 from graft.commands.generate import generate
+from graft.commands.init import init
 from graft.commands.listing import config, envs, play, recipes
 from graft.commands.plan import plan
 from graft.commands.replay import replay
@@ -48,7 +49,7 @@ def _main(
         raise typer.Exit
 
 
-for command in (train, sft, config, generate, envs, recipes, play):
+for command in (init, train, sft, config, generate, envs, recipes, play):
     app.command()(command)
 app.add_typer(serve, name="serve")
 app.add_typer(data, name="data")

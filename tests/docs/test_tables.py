@@ -20,6 +20,7 @@ from graft.algos.presets import PRESETS
 from graft.algos.reductions import REDUCTIONS
 from graft.algos.weights import WEIGHTS
 from graft.evaluate.benchmarks import BENCHMARKS
+from graft.recipe.peer_table import read_table
 from tests.docs.pages import ROOT
 from tests.docs.test_commands import TREE
 
@@ -30,6 +31,17 @@ def test_the_table_of_keys_is_the_config():
     page = (ROOT / "docs" / "recipes.md").read_text(encoding="utf-8")
     assert script["BEGIN"] in page and script["END"] in page
     assert script["updated"](page) == page
+
+
+def test_the_pages_about_other_libraries_are_their_table():
+    """Repair them with `python scripts/peer_pages.py`."""
+    script = runpy.run_path(str(ROOT / "scripts" / "peer_pages.py"))
+    for name, library in script["PAGES"].items():
+        page = (ROOT / "docs" / name).read_text(encoding="utf-8")
+        assert script["BEGIN"] in page and script["END"] in page
+        assert script["updated"](page, library) == page
+        for row in read_table():
+            assert all(f"`{key}`" in page for key in getattr(row, library)), row
 
 
 def test_the_map_has_every_room():
