@@ -16,13 +16,18 @@ COUNT = re.compile(r"`(graft/[\w/]+\.py)` \[(\d+)\]")
 
 
 def test_the_reading_page_counts_the_lines_of_its_files():
-    listed = COUNT.findall((ROOT / "docs" / "reading.md").read_text("utf-8"))
+    page = (ROOT / "docs" / "reading.md").read_text("utf-8")
+    listed = COUNT.findall(page)
     assert len(listed) > 15
     now = {path: len((ROOT / path).read_text("utf-8").splitlines()) for path, _ in listed}
     wrong = {
         path: now[path] for path, count in listed if not 2 / 3 < now[path] / int(count) < 3 / 2
     }
     assert wrong == {}, "docs/reading.md has other numbers of lines for these"
+    core, _, _ = page.partition("## Around it")
+    (about,) = re.findall(r"About ([\d,]+) lines", page)
+    counts = [int(count) for _, count in COUNT.findall(core)]
+    assert int(about.replace(",", "")) == round(sum(counts), -2)
 
 
 def test_the_python_page_lists_every_name():

@@ -19,6 +19,7 @@ from graft.algos.losses.table import LOSSES
 from graft.algos.presets import PRESETS
 from graft.algos.reductions import REDUCTIONS
 from graft.algos.weights import WEIGHTS
+from graft.envs import ENVS
 from graft.evaluate.benchmarks import BENCHMARKS
 from graft.recipe.peer_table import read_table
 from tests.docs.pages import ROOT
@@ -83,6 +84,15 @@ def test_the_index_has_every_command():
 
     page = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
     assert [name for name in names(TREE, "graft") if f"| `{name}" not in page] == []
+
+
+def test_the_number_of_environments_is_that_of_the_table():
+    """Also the number of each family that the page counts."""
+    page = (ROOT / "docs" / "environments.md").read_text(encoding="utf-8")
+    assert re.findall(r"`graft envs` lists (\d+) of them", page) == [str(len(ENVS))]
+    for family in ("earl", "game", "rg"):
+        (counted,) = re.findall(rf"^\| `{family}:` \| (\d+),", page, re.M)
+        assert int(counted) == sum(name.startswith(f"{family}:") for name in ENVS), family
 
 
 def test_the_page_has_every_benchmark_with_its_dataset_columns_scorer_and_rows():
