@@ -220,6 +220,11 @@ RECIPES = Path(__file__).parent / "recipes"
 def find_recipe(name: str) -> Path:
     """A path, or a bundled recipe such as `quickstart` or `expa/toy-earl`."""
     given = Path(name)
+    if given.suffix == ".py":
+        raise ConfigError(
+            f"{name!r} is Python, and a recipe is a YAML file that names it, as in task.env: "
+            f"{given.stem}:CLASS; `graft init NAME` writes both, `graft translate` reads scripts of TRL"
+        )
     if given.is_file():
         return given
     known = bundled_recipes()
@@ -229,7 +234,8 @@ def find_recipe(name: str) -> Path:
         inside = sorted(given.glob("*.yaml"))
         known_here = f"it has {', '.join(map(str, inside[:6]))}" if inside else "it has none"
         raise ConfigError(f"{name!r} is a folder; a recipe is a .yaml file, and {known_here}")
-    hint = nearest(name, known)
+    here = [str(path) for path in sorted(given.parent.glob("*.y*ml"))[:100]]
+    hint = nearest(name, [*here, *known])
     meant = f"did you mean {hint!r}? " if hint else ""
     raise ConfigError(
         f"no recipe {name!r}: neither a file nor a bundled one; {meant}`graft recipes` lists those"
@@ -285,7 +291,9 @@ def load_config(
         hint = "" if isinstance(path, Path) else "; write functions and classes as 'module:name'"
         raise ConfigError(f"{path} is not a recipe: {explain_yaml(error)}{hint}") from error
     if not OmegaConf.is_dict(base):
-        raise ConfigError(f"{path} is not a recipe: it holds {type(base).__name__}, not sections")
+        raise ConfigError(
+            f"{path} is not a recipe: it holds a list, not sections such as model: and task:"
+        )
     for place, override in enumerate(overrides):
         if not isinstance(override, str):
             raise ConfigError(f"override {override!r} is not a text; write 'train.lr=1e-4'")

@@ -21,9 +21,9 @@ class UnknownName(ValueError):
 
 def nearest(name: str, known: Mapping[str, Any] | list[str]) -> str | None:
     """The known name that is spelled most like `name`, whatever its case: "GRPO" -> "grpo"."""
-    same = [one for one in known if one.lower() == name.lower()]
-    close = same or get_close_matches(name, list(known), n=1, cutoff=0.6)
-    return close[0] if close else None
+    spelled = {one.lower(): one for one in reversed(list(known))}  # the first of equal ones
+    close = get_close_matches(name.lower(), spelled, n=1, cutoff=0.6)
+    return spelled[close[0]] if close else None
 
 
 def suggestion(name: str, known: Mapping[str, Any] | list[str]) -> str:

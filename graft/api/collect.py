@@ -128,7 +128,7 @@ async def acollect(
 
     engine = engine_of(engine, "collect")
     policy = engine.policy
-    if temperature == 0 and samples > 1:
+    if temperature == 0 and samples != 1:
         raise UserCodeError(
             f"temperature=0 makes {samples} greedy attempts at a task, all of them the same; give a "
             "temperature, or samples=1"
@@ -167,7 +167,7 @@ async def acollect(
             setup,
             sampling=replace(setup.sampling, temperature=temperature),
             salt=(engine.seed if seed is None else seed) * TRAIN_SEEDS + step,
-            samples=samples,
+            samples=config.rollout.samples,
             self_play=True,
             agent=agents,
         )

@@ -17,6 +17,9 @@ from graft.trust.masking import mask
 def complain(error: Exception) -> int:
     if hasattr(error, "show") and hasattr(error, "exit_code"):  # click's, wherever typer keeps it
         error.show()  # type: ignore[attr-defined]
+        param = getattr(error, "param", None)
+        if help_text := getattr(param, "help", "") if "Missing" in str(error) else "":
+            typer.echo(f"{getattr(param, 'name', '').upper()}: {help_text}", err=True)
         if hint := setting_meant(error, sys.argv[1:]) or flag_meant(error, sys.argv[1:]):
             typer.echo(hint, err=True)
         return 2

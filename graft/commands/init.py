@@ -22,7 +22,7 @@ def init(
     name: Annotated[str, typer.Argument(metavar="NAME", help="The folder to create, here.")],
     as_json: AsJson = False,
 ) -> None:
-    """Create a folder with an agent that trains in half a minute, every line explained."""
+    """Create a folder with an agent to start from. It trains in half a minute; every line is explained."""
     folder = create(name)
     if as_json:
         typer.echo(json.dumps({"folder": str(folder), "files": list(FILES)}))

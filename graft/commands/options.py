@@ -61,7 +61,7 @@ def setting_meant(error: Any, words: list[str]) -> str:
     `graft train RECIPE --learning_rate 1e-4` gives "... key=value, without dashes: train.lr=1e-4".
     """
     option, context = getattr(error, "option_name", None), getattr(error, "ctx", None)
-    if option is None or context is None:
+    if option is None or context is None or getattr(error, "possibilities", None):
         return ""
     takes = [parameter.name for parameter in context.command.params]
     place = next((i for i, word in enumerate(words) if word.startswith(option)), None)

@@ -65,7 +65,7 @@ def watch(run: Run, as_json: AsJson = False) -> None:
 
     record = find_run(run)
     clock = StepClock()
-    with Display(0, json=as_json, clock=clock) as display:
+    with Display(0, json=as_json, clock=clock, plain_seconds=0) as display:  # every recorded step
         Follower(record, display, clock).follow()
     if as_json:
         typer.echo(json.dumps(state_of(record, time.time())))

@@ -197,7 +197,7 @@ def detect_layout(
     """
     first = list(islice(rows, SAMPLE_ROWS))
     if not first:
-        raise DataError(f"{where} has no rows")
+        raise DataError(f"{where} has no rows: it is empty; give a file with one row or more")
     if layout != "auto":
         return _named(layout, where, purpose)
     sample = [row for row in first if not isinstance(row, DataError)]

@@ -135,7 +135,10 @@ def files_of(path: str | Path, split: str | None = None) -> list[Path]:
         files = [found]
     else:
         start = "" if found.is_absolute() else f" in {Path.cwd()}"
-        raise DataError(f"no file or folder {str(path)!r}{start}")
+        raise DataError(
+            f"no file or folder {str(path)!r}{start}; give its path from there, or a dataset of the hub as "
+            "train@OWNER/NAME"
+        )
     if len({ending_of(file) for file in files}) > 1:
         names = ", ".join(file.name for file in files)
         raise DataError(f"{found} holds the same rows in several formats ({names}): name one file")

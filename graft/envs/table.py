@@ -115,7 +115,8 @@ def build_env(
         try:
             env: Any = build(**{**entry.args, **kwargs})
         except TypeError:
-            hint = f" ({place_of(build)}; give task.args in a recipe, keywords to graft.make)"
+            place = f"{at}; " if (at := place_of(build)) else ""
+            hint = f" ({place}give task.args in a recipe, keywords to graft.make)"
             what = f"env {env_id!r}{'' if is_bundled else hint}"
             check_options(build, {**entry.args, **kwargs}, what)
             raise

@@ -62,6 +62,8 @@ def _nearest(name: str, known: Mapping[str, Any]) -> str:
     pools = [(name, {ours: ours for ours in known})]
     if not section or section in FIRST_KEYS:
         pools.append((last, PEER_KEYS | ends))
+    if not section and (near := nearest(name, list(FIRST_KEYS))) and name not in ends:
+        pools.append((name, {near: FIRST_KEYS[near]}))  # a section by itself: modle
     found = [
         (SequenceMatcher(None, near, typed).ratio(), pool[near])
         for typed, pool in pools

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 REASONS = (
     ("',' or ']'", "a list is not closed with ], or lacks a comma"),
     ("',' or '}'", "a mapping is not closed with }, or lacks a comma"),
@@ -47,6 +49,7 @@ def explain_yaml(error: Exception, *, with_place: bool = True) -> str:
         key = getattr(error, "full_key", None)
         return f"{key}: {reason}" if key and with_place else reason
     reason = reason or str(getattr(error, "problem", "") or whole.splitlines()[0])
+    reason += "; keep one of them" if "duplicate key" in reason else ""
     return f"line {mark.line + 1}, column {mark.column + 1}: {reason}" if with_place else reason
 
 
@@ -56,6 +59,9 @@ def explain_override(override: str, error: Exception) -> str:
     train.lr=[1  ->  override 'train.lr=[1': the value cannot be read: a list is not closed with ], ...
     """
     key, _, value = override.partition("=")
+    if value.startswith("{") and re.search(r":[^\s/]", value):
+        spaced = re.sub(r":(?=[^\s/])", ": ", value)
+        return f"override {override!r}: YAML needs a blank after the colon, as in '{key}={spaced}'"
     quoted = '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'
     return (
         f"override {override!r}: the value cannot be read: {explain_yaml(error, with_place=False)}. "

@@ -238,7 +238,9 @@ def find_run(given: str) -> RunRecord:
     if is_run(path):
         return RunRecord(path)
     if not path.exists():
-        raise ConfigError(f"no run '{given}': there is no such folder, nor one in runs/")
+        raise ConfigError(
+            f"no run '{given}': there is no such folder, nor one in runs/; `graft runs` lists them"
+        )
     if inside := find_runs(path):
         names = ", ".join(str(run) for run in inside[:5])
         more = f" and {len(inside) - 5} more" if len(inside) > 5 else ""

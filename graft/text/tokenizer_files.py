@@ -47,7 +47,8 @@ def read_tokenizer(path: Path) -> TokenizerFiles:
     if not path.exists():
         raise TokenizerNotFound(
             f"no tokenizer at '{path}': no such file or folder. Check the path of the model, or of the "
-            "tokenizer: it is a downloaded folder with tokenizer.json, or that file"
+            "tokenizer: it is a downloaded folder with tokenizer.json, or that file; a model of the hub is "
+            "written OWNER/NAME, such as Qwen/Qwen3-0.6B, without https://"
         )
     folder, file = (path, path / "tokenizer.json") if path.is_dir() else (path.parent, path)
     check_links(folder)

@@ -27,6 +27,7 @@ from graft.models.order_probe import find_order
 from graft.models.policy import host_copy, weights_of
 from graft.models.shape import ARCHITECTURES, FAMILY_SWITCHES, ModelShape, UnsupportedModel
 from graft.models.tree.path_blocks import BLOCK
+from graft.registry import suggestion
 from graft.text.chat import Chat
 from graft.text.tokenizer import FastTokenizer
 from graft.train.actions import actions_of, with_actions
@@ -311,7 +312,8 @@ def new_shape(config: Config, tokenizer: FastTokenizer) -> ModelShape:
     }
     if unknown := sorted(set(given) - known):
         raise ConfigError(
-            f"model.shape has no {', '.join(unknown)}; known: {', '.join(sorted(known))}"
+            f"model.shape has no {', '.join(unknown)};{suggestion(unknown[0], sorted(known))} known: "
+            f"{', '.join(sorted(known))}"
         )
     given = {**FAMILY_SWITCHES.get(str(given.get("family")), {}), **given}
     shape = ModelShape(**given, vocab_size=tokenizer.vocab_size)

@@ -147,7 +147,10 @@ def open_runs(folders: Sequence[str]) -> list[ViewedRun]:
     for given in folders:
         path = named(given)
         if not path.is_dir():
-            raise ValueError(f"no run {given!r}: there is no such folder, nor one in runs/")
+            raise ValueError(
+                f"no run {given!r}: there is no such folder, nor one in runs/; "
+                "`graft runs` lists them"
+            )
         inside = find_runs(path)
         if not inside:
             raise ValueError(

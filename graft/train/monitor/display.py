@@ -100,7 +100,7 @@ class Trend:
 
 class Display:
     """Progress, tables and transcripts of one run. `quiet` prints nothing; `json` keeps stdout for the
-    caller's JSON and writes plain lines to stderr."""
+    caller's JSON and writes plain lines to stderr, `plain_seconds` apart."""
 
     def __init__(
         self,
@@ -109,6 +109,7 @@ class Display:
         stream: TextIO | None = None,
         json: bool = False,
         clock: Callable[[], float] = time.monotonic,
+        plain_seconds: float = PLAIN_SECONDS,
     ) -> None:
         out: TextIO = stream or (sys.stderr if json else sys.stdout)
         if isinstance(out, io.TextIOWrapper) and "utf" not in out.encoding.lower():
@@ -117,7 +118,7 @@ class Display:
         # rich alone would also animate a pipe, where FORCE_COLOR is set
         watched = out.isatty() and self.console.is_terminal and not self.console.is_dumb_terminal
         self.is_live = watched and not json and not quiet
-        self._clock = clock
+        self._clock, self._plain_seconds = clock, plain_seconds
         self._live: Live | None = None
         self._spinner = Spinner("dots")
         self._alarms = 0
@@ -149,7 +150,7 @@ class Display:
                 self._trends[name].add(metrics[name])
             else:
                 self._trends[name] = Trend(metrics[name])
-        is_due = self._clock() - self._printed_at >= PLAIN_SECONDS
+        is_due = self._clock() - self._printed_at >= self._plain_seconds
         if not self.is_live and (is_due or step >= self._total):
             self._print_step()
 
