@@ -200,7 +200,7 @@ def test_what_another_process_writes_is_seen_and_its_end_ends_the_watch(tmp_path
     assert writer.stdout.readline() == "held\n"
     out, clock = io.StringIO(), StepClock()
     try:
-        with Display(0, stream=out, clock=clock) as display:
+        with Display(0, stream=out, clock=clock, plain_seconds=0) as display:
             Follower(record, display, clock).follow(every=0.05)
     finally:
         writer.kill()
@@ -231,7 +231,7 @@ def test_a_silent_run_is_reported_once(tmp_path):
                 process.wait()
 
         out, clock = io.StringIO(), StepClock()
-        with Display(0, stream=out, clock=clock) as display:
+        with Display(0, stream=out, clock=clock, plain_seconds=0) as display:
             Follower(record, display, clock).follow(sleep=sleep)
     assert out.getvalue().count("silent since ") == 1
     assert "(5 min ago)" in out.getvalue()
@@ -247,7 +247,7 @@ def test_a_run_that_goes_back_is_followed_from_there(tmp_path):
             process.wait()
 
         out, clock = io.StringIO(), StepClock()
-        with Display(0, stream=out, clock=clock) as display:
+        with Display(0, stream=out, clock=clock, plain_seconds=0) as display:
             Follower(record, display, clock).follow(sleep=sleep)
     after = out.getvalue().partition("the run resumed from")[2]
     assert "reinforce 2/4  reward 0.125" in after
