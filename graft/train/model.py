@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,6 @@ from graft.models.order_probe import find_order
 from graft.models.policy import host_copy, weights_of
 from graft.models.shape import ARCHITECTURES, FAMILY_SWITCHES, ModelShape, UnsupportedModel
 from graft.models.tree.path_blocks import BLOCK
-from graft.registry import suggestion
 from graft.text.chat import Chat
 from graft.text.tokenizer import FastTokenizer
 from graft.train.actions import actions_of, with_actions
@@ -311,9 +311,10 @@ def new_shape(config: Config, tokenizer: FastTokenizer) -> ModelShape:
         if name not in ("vocab_size", "extra", "extra_bias")
     }
     if unknown := sorted(set(given) - known):
+        near = get_close_matches(unknown[0], known, n=1, cutoff=0.75)  # depth is not width
+        hint = f" did you mean {near[0]!r}?" if near else ""
         raise ConfigError(
-            f"model.shape has no {', '.join(unknown)};{suggestion(unknown[0], sorted(known))} known: "
-            f"{', '.join(sorted(known))}"
+            f"model.shape has no {', '.join(unknown)};{hint} known: {', '.join(sorted(known))}"
         )
     given = {**FAMILY_SWITCHES.get(str(given.get("family")), {}), **given}
     shape = ModelShape(**given, vocab_size=tokenizer.vocab_size)
