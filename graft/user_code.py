@@ -9,20 +9,29 @@ Tensors are checked by `graft.algos.checked`, environments by `graft.envs.checke
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import json
 import math
+import signal
+import threading
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from graft.deadlines import is_user_file, short_file
 
+OURS = str(Path(__file__).parent), str(Path(asyncio.__file__).parent)
+MAX_TEXT = 4_000
+"""Characters of an exception's text that messages keep."""
+
 
 class UserCodeError(ValueError):
-    """The user's code returned something that cannot be used; the run stops."""
+    """The user's code returned something that cannot be used: its attempt fails, and where every attempt
+    does, the run stops."""
 
 
 class NotFinite(UserCodeError):
@@ -111,8 +120,43 @@ def user_frame(error: BaseException) -> str:
     return ""
 
 
+def is_users(error: BaseException) -> bool:
+    """Whether code outside of graft and asyncio raised it: else Ctrl-C did, or the end of a coroutine."""
+    is_main = threading.current_thread() is threading.main_thread()
+    if isinstance(error, KeyboardInterrupt) and is_main:
+        if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+            return False  # it raises wherever the program is
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    return trace is not None and not trace.tb_frame.f_code.co_filename.startswith(OURS)
+
+
+def describe_error(error: BaseException) -> str:
+    """ "KeyError: 'x'", in valid Unicode and of bounded length, whatever the exception is."""
+    try:
+        text = str(error)
+    except Exception as broken:
+        text = f"<its text raises {type(broken).__name__}>"
+    return clean(f"{type(error).__name__}: {text}")
+
+
+def clean(text: str, limit: int = MAX_TEXT) -> str:
+    """The text without halves of surrogate pairs, which no log can hold, and cut in its middle."""
+    if len(text) > limit:
+        text = f"{text[: limit // 2]} ... {text[-limit // 2 :]}"
+    return text.encode(errors="replace").decode()
+
+
 def seen(value: Any) -> str:
     """A short description of a value: None, the text 'abc', a list of 3, a Tensor of shape [4, 7]."""
+    try:
+        return _seen(value)
+    except Exception:  # of an object whose attributes raise
+        return f"a {type(value).__name__}"
+
+
+def _seen(value: Any) -> str:
     if value is None:
         return "None"
     if isinstance(value, str):
@@ -170,12 +214,13 @@ def as_number(
         return value
     if value is None or isinstance(value, str | bytes | complex | type):
         raise refusal(owner, value, wanted, verb)
-    if getattr(value, "shape", ()) not in ((), (1,)):
-        raise refusal(owner, value, f"{wanted}, not one for each of many", verb)
     try:
-        number = float(value)
-    except (TypeError, ValueError, OverflowError):
+        is_many = getattr(value, "shape", ()) not in ((), (1,))
+        number = 0.0 if is_many else float(value)
+    except Exception:  # of an object of the user's, any
         raise refusal(owner, value, wanted, verb) from None
+    if is_many:
+        raise refusal(owner, value, f"{wanted}, not one for each of many", verb)
     if not math.isfinite(number):
         raise NotFinite(str(refusal(owner, number, wanted, verb)))
     return number
@@ -209,7 +254,7 @@ def check_json(value: Any, owner: Owner, what: str) -> None:
 def raised(owner: Owner, error: BaseException) -> UserCodeError:
     """An exception of the user's code, in one line."""
     at = f" at {frame}" if (frame := user_frame(error)) else ""
-    why = f"{type(error).__name__}: {error}{at}"
+    why = f"{describe_error(error)}{at}"
     return UserCodeError(f"{owner} raised {why}; GRAFT_DEBUG=1 shows it whole")
 
 

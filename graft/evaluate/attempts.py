@@ -19,7 +19,7 @@ from graft.rewards.answers import in_words, last_answer
 from graft.rewards.judge.judge import NOT_ATTEMPTED
 from graft.rollout.episode_builder import EpisodeBuilder
 from graft.rollout.event_loop import run
-from graft.rollout.failure import RolloutFailure, concurrently, together
+from graft.rollout.failure import CommonMistake, RolloutFailure, concurrently, together
 from graft.rollout.live_trajectory import LiveTrajectory
 from graft.rollout.setup import ProgramAttempt, RolloutSetup
 from graft.types import Author, Episode, Status, Task
@@ -43,6 +43,8 @@ class Attempts(EpisodeBuilder):
         started = time.perf_counter()
         one = await self.start(number) if self.programs is None else self.programs.attempt(number)
         await one.finish()
+        if (failure := getattr(one, "failure", None)) is not None:
+            self.on_failure(failure)
         episode = self.episode if self.programs is None else self.programs.episode()
         return self._sample_of(one, episode, time.perf_counter() - started)
 
@@ -108,13 +110,16 @@ async def attempt(
     numbers: Sequence[int],
     setup: RolloutSetup,
     on_sample: Callable[[StoredSample], None],
+    on_failure: Callable[[RolloutFailure], None] = lambda failure: None,
 ) -> None:
     """The attempts at one task; `on_sample` is called with each when it ends."""
     builder = Attempts(task, setup)
+    builder.on_failure = on_failure
     async with builder:
         try:
             await builder.open()
         except RolloutFailure as failure:
+            on_failure(failure)
             for number in numbers:
                 on_sample(builder.failed(number, failure))
             return
@@ -123,6 +128,7 @@ async def attempt(
             try:
                 sample = await builder.sample(number)
             except RolloutFailure as failure:  # its environment could not be copied
+                on_failure(failure)
                 sample = builder.failed(number, failure)
             on_sample(sample)
 
@@ -137,6 +143,7 @@ def make_attempts(
     at_a_time: int = 256,
 ) -> None:
     """Make all attempts, `at_a_time` at once. An exception of `on_sample` ends the evaluation."""
+    mistakes, statuses = CommonMistake(), set[Status]()
 
     async def everyone() -> None:
         free = asyncio.Semaphore(at_a_time)
@@ -149,9 +156,10 @@ def make_attempts(
                 left -= 1
                 if left < places:  # a task with more attempts than the limit takes the whole limit
                     free.release()
+                statuses.add(Status(sample.status))
                 on_sample(sample)
 
-            await attempt(task, numbers, setup, on_end)
+            await attempt(task, numbers, setup, on_end, mistakes.note)
 
         async with together() as group:
             for task, numbers in todo:
@@ -161,3 +169,4 @@ def make_attempts(
                 group.create_task(one(task, numbers, places))
 
     run(everyone)
+    mistakes.check(statuses)

@@ -9,18 +9,26 @@ from inspect import isawaitable
 from graft.rollout.branches.branch import Branch
 from graft.rollout.episode_builder import EpisodeBuilder
 from graft.rollout.event_loop import run
-from graft.rollout.failure import RolloutFailure, concurrently
+from graft.rollout.failure import CommonMistake, RolloutFailure, concurrently
 from graft.rollout.setup import RolloutSetup
 from graft.types import Episode, Leaf, Status, Task
 from graft.user_code import UserCodeError, UserObject, naming, refusal, source_of
 
 
-async def build_episode(task: Task, setup: RolloutSetup, branch: Branch, index: int = 0) -> Episode:
+async def build_episode(
+    task: Task,
+    setup: RolloutSetup,
+    branch: Branch,
+    index: int = 0,
+    on_failure: Callable[[RolloutFailure], None] = lambda failure: None,
+) -> Episode:
     """One episode, from its prompt to its last leaf.
 
-    `index` is the position of the task among those that are attempted together.
+    `index` is the position of the task among those that are attempted together; `on_failure` is called
+    with the failure of each attempt.
     """
     async with EpisodeBuilder(task, setup, index) as builder:
+        builder.on_failure = on_failure
         try:
             await builder.open()
             await _run_branch(builder, branch)
@@ -28,6 +36,7 @@ async def build_episode(task: Task, setup: RolloutSetup, branch: Branch, index: 
         except RolloutFailure as failure:
             builder.settle()
             builder.fail(failure)
+            on_failure(failure)
         else:
             builder.settle()
         return builder.episode
@@ -100,15 +109,18 @@ async def collect_async(
 ) -> list[Episode]:
     """`collect` on the running event loop."""
     indices = range(len(tasks)) if indices is None else indices
+    mistakes = CommonMistake()
 
     async def build(numbered: tuple[int, Task]) -> Episode:
         index, task = numbered
-        episode = await build_episode(task, setup, branch, index)
+        episode = await build_episode(task, setup, branch, index, mistakes.note)
         if on_episode is not None:
             on_episode(episode)
         return episode
 
-    return await concurrently(build, zip(indices, tasks, strict=True), concurrency)
+    episodes = await concurrently(build, zip(indices, tasks, strict=True), concurrency)
+    mistakes.check(leaf.status for episode in episodes for leaf in episode.leaves)
+    return episodes
 
 
 def is_flat(episode: Episode) -> bool:

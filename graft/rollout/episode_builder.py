@@ -17,7 +17,7 @@ from graft.rollout.failure import RolloutFailure, boundary
 from graft.rollout.live_trajectory import LiveTrajectory
 from graft.rollout.match import Match, frozen_drafts, match_of
 from graft.rollout.setup import ProgramAttempt, ProgramGroup, RolloutSetup
-from graft.rollout.user_calls import call, close_env, fork_env, info_of_reset
+from graft.rollout.user_calls import call, fork_env, info_of_reset, try_close
 from graft.types import Author, Leaf, Message, Span, Task
 from graft.user_code import UserCodeError, UserObject, check_json
 
@@ -63,7 +63,7 @@ class EpisodeBuilder(EpisodeDraft):
         if self.programs is not None:
             self.programs.close()
         if self._env is not None:
-            close_env(self._env)
+            try_close(self._env)
 
     async def open(self) -> None:
         """Pose the task and write its prompt, the root of the tree; programs write their own prompts."""
@@ -71,7 +71,10 @@ class EpisodeBuilder(EpisodeDraft):
         if self.setup.agent is not None:
             self.programs = self.setup.agent.open(self.episode.task, self.setup, self.fresh_env)
         elif not self.is_match:
-            self._open_prompt(observation, messages, info)
+            async with boundary(f"env {self.episode.task.env} prompt", self.setup.deadline):
+                tokens = self._prompt_tokens(observation, messages, info)
+            text = "".join(str(message.get("content") or "") for message in messages)
+            self._open_prompt(tokens, text)
 
     async def _pose(self) -> tuple[Observation, list[Message], dict[str, Any]]:
         """Reset the environment; the task then has its prompt and answer."""
@@ -110,12 +113,11 @@ class EpisodeBuilder(EpisodeDraft):
             self.is_match, self._frozen = True, frozen_drafts(self)
         return observation, messages, info
 
-    def _open_prompt(
+    def _prompt_tokens(
         self, observation: Observation, messages: list[Message], info: dict[str, Any]
-    ) -> None:
-        """The root span and the context that all trajectories fork."""
+    ) -> list[int]:
         assert self._env is not None
-        setup, who = self.setup, UserObject(self._env, "env", "reset")
+        who = UserObject(self._env, "env", "reset")
         try:
             if self._env.observe_as == "raw":  # a wrapper has put it through the chat template
                 tokens, _ = self.prompt_tokens(str(observation))
@@ -128,7 +130,11 @@ class EpisodeBuilder(EpisodeDraft):
             raise UserCodeError(f"{what} cannot be written: {error}") from error
         if not tokens:
             raise UserCodeError(f"the prompt of {who} is empty; there is nothing to continue")
-        text = "".join(str(message.get("content") or "") for message in messages)
+        return tokens
+
+    def _open_prompt(self, tokens: list[int], text: str) -> None:
+        """The root span and the context that all trajectories fork."""
+        setup = self.setup
         self.episode.append(Span(None, Author.TASK, tokens, text=text))
         self._prompt = setup.engine.open(tokens)
         if setup.start and setup.actions is not None:
@@ -193,6 +199,7 @@ class EpisodeBuilder(EpisodeDraft):
             self._prompt.fork(self.key(len(self.trajectories), purpose)), env, self._tip
         )
         if failure is not None:
+            self.on_failure(failure)
             failure.write(self.episode.spans[0].info)
             await trajectory.end(failure.status)
         return trajectory
@@ -235,6 +242,9 @@ class EpisodeBuilder(EpisodeDraft):
         """Leaves in the order in which their trajectories began, or of their seats."""
         if self.programs is not None:
             self.episode = self.programs.episode()
+            for one in self.program_attempts:
+                if one.failure is not None:
+                    self.on_failure(one.failure)
             return
         ordered = sorted(self.trajectories, key=lambda one: one.number)
         leaves = {one: one.leaf for one in ordered if one.leaf is not None}

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from graft.protocols import Context
+from graft.rollout.failure import RolloutFailure
 from graft.rollout.setup import RolloutSetup, draw_key
 from graft.text.chat import TEMPLATE
 from graft.text.transcript import Transcript
@@ -28,6 +29,8 @@ class EpisodeDraft:
         """The prompts of the seats of a game."""
         self.keep_open = False
         """True: contexts of ended trajectories stay open, for a branch that forks in the past."""
+        self.on_failure: Callable[[RolloutFailure], None] = lambda failure: None
+        """Called with the failure of each attempt; the attempt has its status already."""
 
     def key(self, number: int, purpose: str = "") -> int:
         """Seeds the draws of trajectory `number`; draws other than its tokens have a purpose."""

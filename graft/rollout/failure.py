@@ -13,13 +13,16 @@ from typing import Any, TypeVar
 from graft.engine.errors import EngineError
 from graft.tools.errors import ToolError
 from graft.types import Status
-from graft.user_code import NotFinite, UserCodeError, user_frame
+from graft.user_code import UserCodeError, clean, describe_error, is_users, user_frame
 
 T = TypeVar("T")
 R = TypeVar("R")
 
 MAX_TRACE = 8000
 """Characters of a traceback that an episode keeps: its end."""
+
+OF_ENGINE = ("completion of", "scores of")
+"""What a boundary names in which no code of the user runs."""
 
 _shown: set[str] = set()
 
@@ -28,10 +31,15 @@ class RolloutFailure(Exception):
     """An attempt cannot continue; `status` is the cause, the text what was seen."""
 
     def __init__(self, status: Status, reason: str, trace: str = "") -> None:
-        super().__init__(reason)
+        super().__init__(clean(reason))
         self.status = status
-        self.trace = trace
+        self.trace = clean(trace, MAX_TRACE)
         """The traceback of the code that raised; "" where none did, as at a deadline."""
+
+    @property
+    def mistake(self) -> UserCodeError | None:
+        """The value of the user's code that cannot be used, where that is the cause."""
+        return self.__cause__ if isinstance(self.__cause__, UserCodeError) else None
 
     def write(self, info: dict[str, Any]) -> None:
         """Into the info of the span where it happened."""
@@ -89,10 +97,10 @@ async def boundary(
 ) -> AsyncIterator[None]:
     """Name a step in users' code; an exception in it is a RolloutFailure of this trajectory only.
 
-    `EngineError` and `ToolError` keep their own status, passing the deadline is a TIMEOUT, and any
-    other exception inside "env ..." is that environment's. Exceptions elsewhere are bugs of ours and
-    are raised, and so is a UserCodeError: an environment that returns something of a wrong type will do
-    so again. `key` of the recipe is where the deadline comes from.
+    `EngineError` and `ToolError` keep their own status, passing the deadline is a TIMEOUT, and whatever
+    else the user's code raises is an ENV_ERROR: exit(), a cancellation that nobody asked for, an
+    interrupt that is no Ctrl-C. Exceptions of the engine (OF_ENGINE) are bugs of ours and are raised.
+    `key` of the recipe is where the deadline comes from.
     """
     clock = asyncio.timeout(deadline)
     try:
@@ -111,18 +119,49 @@ async def boundary(
     except ToolError as error:
         trace = "" if error.__cause__ is None else trace_of(error)
         raise RolloutFailure(Status.TOOL_ERROR, f"{what}: {error}", trace) from error
-    except (Exception, SystemExit) as error:  # exit() in an env's code does not end the run
-        if isinstance(error, NotFinite) and what.startswith("env"):
-            raise RolloutFailure(Status.ENV_ERROR, f"{what}: {error}") from error
-        if isinstance(error, UserCodeError) or not what.startswith("env"):
+    except BaseException as error:
+        if what.startswith(OF_ENGINE) or not _is_attempts_own(error):
             raise
         raise failure(Status.ENV_ERROR, what, error) from error
 
 
+def _is_attempts_own(error: BaseException) -> bool:
+    """Whether an exception belongs to the attempt: else the run itself is to end."""
+    if isinstance(error, asyncio.CancelledError):
+        task = asyncio.current_task()
+        return task is not None and not task.cancelling()
+    return not isinstance(error, KeyboardInterrupt | GeneratorExit) or is_users(error)
+
+
 def failure(status: Status, what: str, error: BaseException) -> RolloutFailure:
     """An exception of an environment: what it is, the user's line where it was raised, the traceback."""
+    if isinstance(error, UserCodeError):  # it names object and line itself
+        trace = "" if error.__cause__ is None else trace_of(error)
+        return RolloutFailure(status, f"{what}: {error}", trace)
     at = f" (at {frame})" if (frame := user_frame(error)) else ""
-    return RolloutFailure(status, f"{what}: {type(error).__name__}: {error}{at}", trace_of(error))
+    return RolloutFailure(status, f"{what}: {describe_error(error)}{at}", trace_of(error))
+
+
+class CommonMistake:
+    """What the failed attempts of a collection have in common.
+
+    One attempt that returns nonsense is data. If all of them fail, each by a value that cannot be used,
+    the user's code is wrong: its error is raised.
+    """
+
+    def __init__(self) -> None:
+        self._first: UserCodeError | None = None
+        self._has_others = False
+
+    def note(self, failure: RolloutFailure) -> None:
+        self._first = self._first or failure.mistake
+        self._has_others = self._has_others or failure.mistake is None
+
+    def check(self, statuses: Iterable[Status]) -> None:
+        """Raise the mistake if no attempt with one of these statuses came to an end."""
+        is_lost = not any(status.is_trainable for status in statuses)
+        if self._first is not None and is_lost and not self._has_others:
+            raise self._first
 
 
 def trace_of(error: BaseException) -> str:

@@ -20,7 +20,7 @@ from graft.rollout.episode_draft import EpisodeDraft
 from graft.rollout.failure import RolloutFailure, boundary
 from graft.rollout.partial_turn import PartialTurn, TurnStage
 from graft.rollout.setup import limited_sampling
-from graft.rollout.user_calls import call, close_env, compute_reward, last_info, state_of
+from graft.rollout.user_calls import call, compute_reward, last_info, state_of, try_close
 from graft.text.transcript import Transcript
 from graft.types import (
     Author,
@@ -107,6 +107,7 @@ class LiveTrajectory:
         try:
             await steps
         except RolloutFailure as failure:
+            self.draft.on_failure(failure)
             info = self.draft.episode.spans[self.tip].info
             failure.write(info)
             # no turn reports a call that broke the step
@@ -141,7 +142,7 @@ class LiveTrajectory:
     async def receive(self, action: str, turn: Turn, is_last: bool = False) -> None:
         """Take the environment's answer; `is_last`: the limit of turns is reached."""
         setup = self.draft.setup
-        self.record(action, turn)
+        await self.record(action, turn)
         if turn.is_over:
             return await self.end(Status.DONE if turn.terminated else Status.TRUNCATED)
         if is_last:
@@ -166,7 +167,8 @@ class LiveTrajectory:
                 completion = await self.context.sample(sampling, grammar)
             finish, count = completion.finish, len(completion.tokens)
             if count or finish is not Finish.PAUSE:
-                self._append(completion, mode)
+                async with boundary(f"env {task.env} state", setup.deadline):
+                    self._append(completion, mode)
             if finish is Finish.PAUSE and count == sampling.max_tokens:
                 finish = Finish.LENGTH  # paused behind the last token of the request
             is_first_part = finish is Finish.LENGTH and count == most
@@ -246,18 +248,19 @@ class LiveTrajectory:
             self.partial.stage = TurnStage.OVER
         return turn
 
-    def record(self, action: str, turn: Turn) -> None:
+    async def record(self, action: str, turn: Turn) -> None:
         """Reward, info and tool counts of a turn."""
         self.actions.append(action)
         self.reward += turn.reward
         self.info = turn.info
-        self.count_tools(turn.info)
-        if (span := self.last_sampled) is None:  # it lost without a single token
-            return
-        span.reward += turn.reward
-        if "tool" in turn.info:
-            refused = turn.info.get("tool_refusals", 0)
-            span.info["tool_calls"] = turn.info.get("tool_calls", 1) - refused
+        async with boundary(f"env {self.draft.episode.task.env} info", self.draft.setup.deadline):
+            self.count_tools(turn.info)
+            if (span := self.last_sampled) is None:  # it lost without a single token
+                return
+            span.reward += turn.reward
+            if "tool" in turn.info:
+                refused = turn.info.get("tool_refusals", 0)
+                span.info["tool_calls"] = turn.info.get("tool_calls", 1) - refused
 
     def count_tools(self, info: dict[str, Any]) -> None:
         """Add a turn's tool calls to the metrics."""
@@ -343,16 +346,21 @@ class LiveTrajectory:
 
     async def end(self, status: Status) -> None:
         """Become a leaf."""
-        tips, info = (*self.past, self.tip), last_info(self.info)
-        self.leaf = Leaf(tips, self.reward, status, metrics=self.metrics, info=info)
+        tips = (*self.past, self.tip)
+        leaf = Leaf(tips, self.reward, status, metrics=self.metrics, info=last_info(self.info))
         if self.seat:
-            self.leaf.seat, self.leaf.match = self.seat, self.match
+            leaf.seat, leaf.match = self.seat, self.match
         if self.metrics["turns"] and status.is_trainable:
-            await self._apply_reward(self.leaf)
-        if self.draft.keep_open:
-            close_env(self.env)
-        else:
-            self.close()
+            await self._apply_reward(leaf)
+        self.leaf = leaf
+        if not self.draft.keep_open:
+            self.context.close()
+        if error := try_close(self.env):
+            failure = RolloutFailure(Status.ENV_ERROR, str(error))
+            failure.__cause__ = error
+            leaf.status = failure.status if leaf.status.is_trainable else leaf.status
+            failure.write(self.draft.episode.spans[self.tip].info)
+            self.draft.on_failure(failure)
 
     async def _apply_reward(self, leaf: Leaf) -> None:
         """The setup's reward function, where there is one, replaces the environment's rewards."""
@@ -369,4 +377,4 @@ class LiveTrajectory:
 
     def close(self) -> None:
         self.context.close()
-        close_env(self.env)
+        try_close(self.env)

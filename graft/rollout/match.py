@@ -21,7 +21,7 @@ from graft.protocols import Env
 from graft.rollout.episode_draft import EpisodeDraft
 from graft.rollout.failure import RolloutFailure, boundary, concurrently
 from graft.rollout.live_trajectory import LiveTrajectory
-from graft.rollout.user_calls import call, close_env
+from graft.rollout.user_calls import call, try_close
 from graft.types import Finish, Status, Turn
 from graft.user_code import UserCodeError
 
@@ -87,7 +87,7 @@ class Seat:
             return
         live = self.opened()
         if is_cut or not live.metrics["turns"]:
-            live.record(self.action, turn)
+            await live.record(self.action, turn)
             await live.end(Status.TRUNCATED if is_cut else Status.DONE)
         else:
             await live.receive(self.action, turn)
@@ -125,7 +125,7 @@ class Match:
             for seat in self.seats.values():
                 if seat.live is not None and seat.live.is_live:
                     seat.live.close()
-            close_env(self.env)
+            try_close(self.env)
 
     async def _reset(self) -> None:
         task, setup, game = self.draft.episode.task, self.draft.setup, self.game
@@ -155,6 +155,7 @@ class Match:
         trained = [seat for seat in self.seats.values() if seat.is_trained]
         if not trained:  # the game could not be reset
             raise failure
+        self.draft.on_failure(failure)
         begun = [seat for seat in trained if seat.live is not None] or trained[:1]
         lives = [one for seat in begun if (one := seat.opened()).is_live]
         for number, one in enumerate(lives):

@@ -10,6 +10,7 @@ from typing import Protocol
 
 from graft.actions.actions import Actions
 from graft.protocols import Engine, Env, Reward
+from graft.rollout.failure import RolloutFailure
 from graft.text.chat import Chat
 from graft.types import Episode, Leaf, Sampling, Span, Task
 
@@ -19,6 +20,8 @@ class ProgramAttempt(Protocol):
 
     number: int
     leaf: Leaf | None
+    failure: RolloutFailure | None
+    """Why it failed; its leaf has the status."""
     source: ProgramAttempt | None
     """The attempt that it forks; None: it begins at the start."""
     num_replayed: int

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import os
 import threading
 from collections import deque
@@ -22,13 +23,25 @@ from graft.rollout.failure import boundary
 from graft.rollout.setup import RolloutSetup
 from graft.tools.calling import tool_on
 from graft.types import Task, Trajectory, Turn
-from graft.user_code import UserCodeError, UserObject, as_reward, naming, raised, user_frame
+from graft.user_code import (
+    UserCodeError,
+    UserObject,
+    as_reward,
+    clean,
+    describe_error,
+    naming,
+    raised,
+    user_frame,
+)
 
 MAX_IDLE = 64
 """Threads kept for the next call; starting one takes longer than most calls."""
 MOST_OF_ONE, MOST_OF_ALL = 4_096, 16_384
 """Characters of JSON that one entry and all of them may have."""
+MAX_NAME, MAX_LEFT_OUT = 80, 64
+"""Characters of a name, and names, of entries that are left out."""
 
+log = logging.getLogger("graft")
 OF_THE_TASK = ("answer", "tools", "meta", "data_source")
 """Entries of a reset's info that the task holds."""
 
@@ -41,6 +54,20 @@ async def call(env: Env, function: Callable[..., Any], *args: Any) -> Any:
 def close_env(env: Env) -> None:
     with naming(env, "close() of"):
         env.close()
+
+
+def try_close(env: Env) -> UserCodeError | None:
+    """Close the environment of an attempt that is over; what went wrong, which is logged."""
+    error: UserCodeError | None = None
+    try:
+        close_env(env)
+    except UserCodeError as fault:
+        error = fault
+    except Exception as fault:  # of a library below it
+        error = raised(UserObject(env, "close() of"), fault)
+    if error is not None:
+        log.warning("%s", error)
+    return error
 
 
 async def fork_env(env: Env, setup: RolloutSetup, task: Task, actions: Sequence[str]) -> Env:
@@ -56,7 +83,7 @@ async def fork_env(env: Env, setup: RolloutSetup, task: Task, actions: Sequence[
         async with boundary(f"env {task.env} replay", setup.deadline):
             as_reset(await call(copy, copy.reset, task.seed), UserObject(copy, "env", "reset"))
     except BaseException:
-        copy.close()
+        try_close(copy)
         raise
     await replay(copy, setup, task, actions)
     return copy
@@ -75,7 +102,7 @@ async def replay(env: Env, setup: RolloutSetup, task: Task, actions: Sequence[st
                         f"turn {len(turns)} ended the episode, which it did not before"
                     )
     except BaseException:
-        env.close()
+        try_close(env)
         raise
     return turns
 
@@ -87,7 +114,8 @@ async def compute_reward(reward: Reward, task: Task, trajectory: Trajectory) -> 
         values = await asyncio.gather(
             *(compute_reward(one.reward, task, trajectory) for one in reward.components)
         )
-        return reward.total(values, trajectory.leaf)
+        total = reward.total(values, trajectory.leaf)
+        return as_reward(total, "the weighted sum of task.reward", verb="is")
     who, is_blocking = UserObject(reward, "reward"), getattr(reward, "blocking", False)
     try:
         value = (
@@ -123,18 +151,22 @@ def last_info(info: Any) -> dict[str, Any]:
     kept: dict[str, Any] = {}
     left_out: list[str] = []
     room = MOST_OF_ALL
-    for name, value in info.items() if isinstance(info, Mapping) else ():
-        entry: Any = None
-        try:
+    try:
+        entries = [*info.items()] if isinstance(info, Mapping) else []
+    except Exception:  # objects of an environment may raise anything
+        entries, left_out = [], ["all"]
+    for key, value in entries:
+        name, entry, size = "", None, MOST_OF_ALL + 1
+        with suppress(Exception):
+            name = str(key)
             entry = plain(value)
-            size = len(json.dumps(entry, ensure_ascii=False).encode())
-        except Exception:  # objects of an environment may raise anything when they are converted
-            size = MOST_OF_ALL + 1
+            size = len(json.dumps({name: entry}, ensure_ascii=False).encode())
         if size <= min(MOST_OF_ONE, room):
-            kept[str(name)] = entry
+            kept[name] = entry
             room -= size
         else:
-            left_out.append(str(name))
+            left_out.append(clean(name, MAX_NAME))
+    del left_out[MAX_LEFT_OUT:]
     return {**kept, "left_out": left_out} if left_out else kept
 
 
@@ -229,6 +261,6 @@ def _as_failure(error: BaseException) -> Exception:
     future refuses StopIteration, so that its caller would wait forever."""
     if isinstance(error, Exception) and not isinstance(error, StopIteration):
         return error
-    failure = RuntimeError(f"{type(error).__name__}: {error}")
+    failure = RuntimeError(describe_error(error))
     failure.__cause__ = error
     return failure

@@ -473,20 +473,36 @@ def bad_reward(task, row):
     return 1.0
 
 
-def test_the_first_cause_is_raised_by_result(closing):
-    collector = closing(
-        AsyncCollector(collector_config(Slow(pace=lambda: 0.001), reward=bad_reward))
-    )
-    with pytest.raises(UserCodeError, match="raised ZeroDivisionError: the reward of t1 at"):
+def test_a_reward_that_raises_fails_its_attempts_and_no_other(closing):
+    for kind in (AsyncCollector, SyncCollector):
+        config = collector_config(Slow(pace=lambda: 0.001), reward=bad_reward)
+        fine, broken = closing(kind(config)).submit(request()).result()
+        assert {leaf.status for leaf in fine.leaves} == {Status.DONE}
+        assert {leaf.status for leaf in broken.leaves} == {Status.ENV_ERROR}
+        (why, *_) = [span.info["error"] for span in broken.spans if "error" in span.info]
+        assert "raised ZeroDivisionError: the reward of t1 at" in why
+
+
+def test_a_mistake_of_every_attempt_is_raised(closing):
+    collector = closing(SyncCollector(collector_config(reward=lambda task, row: "much")))
+    with pytest.raises(UserCodeError, match="the text 'much'"):
         collector.submit(request()).result()
-    assert len(collector.submit(request(3)).result()) == 2  # others are not concerned
 
 
-def test_a_fault_in_a_step_ahead_is_raised_when_that_step_is_taken(closing):
-    collector = closing(AsyncCollector(collector_config(reward=bad_reward)))
+def test_a_fault_of_the_engine_in_a_step_ahead_is_raised_when_that_step_is_taken(closing):
+    class Broken(Slow):
+        num_opened = 0
+
+        def open(self, tokens, key=None):
+            self.num_opened += 1
+            if self.num_opened == 2:
+                raise ZeroDivisionError("a bug of the engine")
+            return super().open(tokens, key)
+
+    collector = closing(AsyncCollector(collector_config(Broken())))
     window = StalenessWindow(collector, lambda step: request(step, tasks=1), staleness=1, last=3)
     assert len(window.take(1)) == 1
-    with pytest.raises(UserCodeError, match="raised ZeroDivisionError: the reward of t1 at"):
+    with pytest.raises(ZeroDivisionError, match="a bug of the engine"):
         window.take(2)
 
 
@@ -520,7 +536,11 @@ def test_a_thread_that_ended_raises_its_cause_in_every_later_call(closing):
         blocking = False
 
         def respond(self, action):
-            raise KeyboardInterrupt
+            asyncio.get_running_loop().call_soon(leave)
+            return super().respond(action)
+
+    def leave() -> None:
+        raise KeyboardInterrupt
 
     collector = closing(AsyncCollector(collector_config(make_env=Leaving)))
     pending = collector.submit(request())
