@@ -123,9 +123,11 @@ def user_frame(error: BaseException) -> str:
 def is_users(error: BaseException) -> bool:
     """Whether code outside of graft and asyncio raised it: else Ctrl-C did, or the end of a coroutine."""
     is_main = threading.current_thread() is threading.main_thread()
-    if isinstance(error, KeyboardInterrupt) and is_main:
-        if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-            return False  # it raises wherever the program is
+    is_anywhere = is_main and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if (
+        isinstance(error, KeyboardInterrupt) and is_anywhere
+    ):  # Ctrl-C raises wherever the program is
+        return False
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next

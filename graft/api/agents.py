@@ -34,6 +34,7 @@ class RolloutFunction:
 
         self.function, self.options = function, options
         self.program = FunctionAgent(function)
+        self.program.options = options
         self.__name__, self.__doc__ = getattr(function, "__name__", "agent"), function.__doc__
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:

@@ -3,7 +3,7 @@
 The environment only poses the task. Each attempt is a session, and a program (`programs`) that calls it as
 its model provider until it is done. What it earned, the first of these that there is:
 
-    the program        a number that it returns, or the last line {"reward": 1.0} of its output
+    the program        a number that it returns, or writes into the file $GRAFT_REWARD_FILE
     its session        POST /graft/sessions/ID/reward, client.reward(...); added to the above
     task.reward        on the main agent's last context
     the environment    its step with the last answer, where that ends the episode
@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -29,7 +29,7 @@ from graft.gateway.session import AgentSession
 from graft.protocols import Env
 from graft.rollout.failure import RolloutFailure, boundary
 from graft.rollout.setup import ProgramAttempt, RolloutSetup
-from graft.rollout.user_calls import call, close_env, compute_reward, last_info
+from graft.rollout.user_calls import call, compute_reward, last_info, try_close
 from graft.types import Author, Episode, Leaf, Span, Status, Task, Trajectory
 from graft.user_code import UserCodeError, UserObject
 
@@ -151,6 +151,7 @@ class AgentAttempt:
         self.num_replayed = len(replay)
         self.session: AgentSession | None = None
         self.leaf: Leaf | None = None
+        self.failure: RolloutFailure | None = None
 
     @property
     def record(self) -> list[RecordedCall]:
@@ -179,29 +180,29 @@ class AgentAttempt:
                 replay=self.replay,
             )
             try:
-                outcome, failure = await self._run(session)
-                self.leaf = await self._settle(session, outcome, failure)
+                outcome = await self._run(session)
+                self.leaf = await self._settle(session, outcome)
             finally:
                 session.end(Status.ABORTED)  # where it was cancelled; else it has ended
 
-    async def _run(self, session: AgentSession) -> tuple[Outcome, RolloutFailure | None]:
+    async def _run(self, session: AgentSession) -> Outcome:
         agents, task = self.group.agents, self.group.forest.task
         client = AgentClient(session, *agents.address.urls(session))
         try:
             async with boundary(f"env {task.env} agent", agents.seconds, "agent.seconds"):
-                return await agents.program(task, client), None
+                outcome = await agents.program(task, client)
+                if outcome.reward is not None and not self.is_given_up:
+                    session.reward(outcome.reward)
+                return outcome
         except RolloutFailure as failure:
-            return Outcome(), failure
+            self.failure = failure
+            return Outcome()
         finally:
-            await client.close()
-            if fault := agents.address.app.faults.pop(session.id, None):
-                raise fault
+            with suppress(Exception):  # connections of an attempt that is over
+                await client.close()
 
-    async def _settle(
-        self, session: AgentSession, outcome: Outcome, failure: RolloutFailure | None
-    ) -> Leaf:
-        if outcome.reward is not None and not self.is_given_up:
-            session.reward(outcome.reward)
+    async def _settle(self, session: AgentSession, outcome: Outcome) -> Leaf:
+        failure = self.failure
         info = dict(outcome.info)
         status = Status.DONE
         if failure is not None:
@@ -216,7 +217,12 @@ class AgentAttempt:
         if failure is not None and not leaf.status.is_trainable:
             failure.write(self._tips(leaf)[-1].span.info)
         if leaf.status.is_trainable and not session.is_rewarded:
-            await self._grade(leaf)
+            try:
+                await self._grade(leaf)
+            except RolloutFailure as failure:
+                self.failure, leaf.status = failure, failure.status
+                leaf.info["error"] = str(failure)
+                failure.write(self._tips(leaf)[-1].span.info)
         return leaf
 
     async def _grade(self, leaf: Leaf) -> None:
@@ -244,16 +250,16 @@ class AgentAttempt:
         try:
             async with boundary(f"env {task.env} step", setup.deadline):
                 turn = as_turn(await call(env, env.step, answer), UserObject(env, "env", "step"))
+                if turn.is_over and turn.info.get("is_graded", True):
+                    return turn.reward
+                raise UserCodeError(
+                    f"the attempt of the agent at task {task.id!r} has no reward: the agent returned none "
+                    f"and posted none, there is no task.reward, and env {task.env!r} does not grade a single "
+                    "answer. Return a number from the agent, write one into the file $GRAFT_REWARD_FILE, "
+                    "POST /graft/sessions/ID/reward, or set task.reward"
+                )
         finally:
-            close_env(env)
-        if not turn.is_over or not turn.info.get("is_graded", True):
-            raise UserCodeError(
-                f"the attempt of the agent at task {task.id!r} has no reward: the agent returned none and "
-                f"posted none, there is no task.reward, and env {task.env!r} does not grade a single answer. "
-                'Return a number from the agent, print {"reward": x} as its last line, POST '
-                "/graft/sessions/ID/reward, or set task.reward"
-            )
-        return turn.reward
+            try_close(env)
 
     def _tips(self, leaf: Leaf) -> list[Node]:
         return next(tips for _, tips, one in self.group.forest.leaves if one is leaf)

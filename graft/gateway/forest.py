@@ -147,6 +147,21 @@ class CallForest:
             made.leaves.append(leaf)
         return made
 
+    def part(self, task: Task, nodes: Collection[Node], sampled: Collection[Node]) -> Episode:
+        """The paths to some nodes, without leaves. What is known of a span besides its tokens may come from
+        attempts that share it, and is only told of the `sampled` ones."""
+        made = Episode(task)
+        index: dict[Node | None, int | None] = {None: None}
+        for node in nodes:
+            for one in node.path():
+                if one not in index:
+                    span = replace(one.span, parent=index[one.parent])
+                    is_own = one in sampled
+                    span.info = dict(span.info) if is_own else {}
+                    span.reward = span.reward if is_own else 0.0
+                    index[one] = made.append(span)
+        return made
+
     def _cut(self, node: Node, at: int) -> Node:
         """Cut a node's span; the node keeps the rest, so that what refers to its end stays right."""
         span = node.span

@@ -65,6 +65,12 @@ class ServedPolicy:
             if len(self._prompts) >= MOST_PROMPTS:
                 del self._prompts[next(iter(self._prompts))]
             tokens = self.chat.prompt(messages, tools)
+            if not tokens:
+                raise RefusedRequest(
+                    "the chat template writes no text for these messages, so there is nothing to continue; "
+                    "send a message with a text, or use another model.chat_template",
+                    param="messages",
+                )
             if tools and not self.syntax.name:
                 calls = repr(self.syntax.unknown[:120]) if self.syntax.unknown else "no calls"
                 raise RefusedRequest(

@@ -1,28 +1,32 @@
 """Agents that exist already, as programs that attempt one task: a command line, or a Python function.
 
-    "python agent.py --url {base_url} {task.prompt}"     a process; its last line may be {"reward": 1.0}
+    "python agent.py --url {base_url} {task.prompt}"     a process; its reward is in $GRAFT_REWARD_FILE
     "my_module:agent"                                    async def agent(task, client): ... return 1.0
 
 Each placeholder becomes a part of one argument; no shell is involved unless the command names one. A process
 also finds the address and the key in OPENAI_BASE_URL, OPENAI_API_KEY, ANTHROPIC_BASE_URL and
-ANTHROPIC_API_KEY, which most clients read.
+ANTHROPIC_API_KEY, which most clients read. What it prints is never a reward: most programs print what the
+policy wrote.
 """
 
 from __future__ import annotations
 
 import inspect
 import json
+import logging
 import re
 import shlex
 import shutil
 import signal
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, Protocol
 
 from graft.config import ConfigError
 from graft.gateway.client import AgentClient
 from graft.gateway.process import run_process
+from graft.gateway.user_tasks import containing_tasks
 from graft.registry import load_named
 from graft.rollout.failure import RolloutFailure
 from graft.rollout.user_calls import in_thread
@@ -31,11 +35,14 @@ from graft.types import Status, Task
 from graft.user_code import UserObject, as_reward, refusal
 
 PLACEHOLDER = re.compile(r"\{(base_url|openai_base_url|api_key|folder|task(?:\.[\w-]+)+)\}")
+GRADING = ("answer", "meta", "seed")
+"""Fields of a task that grade it, or from which its answer can be made again: task.json has none of them."""
 TASK_FIELDS = ("id", "prompt", "messages", "answer", "env", "data_source", "seed")
 MEANT = {"task": "task.prompt", "question": "task.prompt", "url": "base_url", "key": "api_key"}
 """What is meant by placeholders that do not exist."""
 BARE = re.compile(rf"(?<!\$)\{{({'|'.join((*TASK_FIELDS, *MEANT))})\}}")
-REWARD_KEY = re.compile(r"""["']reward["']\s*:""")
+REWARD_KEY = re.compile(r"""^\s*\{.*["']reward["']\s*:""")
+log = logging.getLogger("graft")
 LONGEST_COMMAND, LONGEST_LINE = 80, 240
 """Characters of a command, and of a line of its output, in messages."""
 MODULE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
@@ -58,15 +65,20 @@ class AgentProgram(Protocol):
     async def __call__(self, task: Task, client: AgentClient) -> Outcome: ...
 
 
-def make_program(given: str | Sequence[str] | Callable[..., Any]) -> AgentProgram:
-    """The program that `task.agent` describes: a command, "module:function", or a function itself."""
+def make_program(
+    given: str | Sequence[str] | Callable[..., Any], variables: Sequence[str] = ()
+) -> AgentProgram:
+    """The program that `task.agent` describes: a command, "module:function", or a function itself.
+
+    variables: of the run, that a command gets besides the usual ones.
+    """
+    if isinstance(given, str) and MODULE.fullmatch(given.strip()):
+        given = load_named(given.strip(), "agent")
     if callable(given):
         return getattr(given, "program", None) or FunctionAgent(given)
-    if isinstance(given, str) and MODULE.fullmatch(given.strip()):
-        return FunctionAgent(load_named(given.strip(), "agent"))
     text = given if isinstance(given, str) else shlex.join(given)
     check_program(f"the program {text!r}", text)
-    return CommandAgent(given)
+    return CommandAgent(given, variables)
 
 
 class CommandAgent:
@@ -74,7 +86,9 @@ class CommandAgent:
 
     concurrency = 64
 
-    def __init__(self, command: str | Sequence[str]) -> None:
+    def __init__(self, command: str | Sequence[str], variables: Sequence[str] = ()) -> None:
+        """variables: names of those of the run that it gets besides the usual ones."""
+        self.variables = tuple(variables)
         try:
             self.words = shlex.split(command) if isinstance(command, str) else list(command)
         except ValueError as error:
@@ -97,17 +111,21 @@ class CommandAgent:
             "api_key": client.api_key,
         }
 
-        def argument(word: str, folder: str) -> str:
-            return PLACEHOLDER.sub(
-                lambda found: (values | {"folder": folder}).get(found[1]) or _field(task, found[1]),
-                word,
-            )
+        def arguments(folder: str) -> list[str]:
+            known, are_options_over = values | {"folder": folder}, False
+            made: list[str] = []
+            for word in self.words:
+                text = PLACEHOLDER.sub(
+                    lambda found: known.get(found[1]) or _field(task, found[1]), word
+                )
+                if text.startswith("-") and not word.startswith("-") and not are_options_over:
+                    text = f" {text}"  # a task's text is no option of the program
+                are_options_over = are_options_over or word == "--"
+                made.append(text)
+            return made
 
-        ended = await run_process(
-            lambda folder: [argument(word, folder) for word in self.words],
-            environment(client),
-            {name: value for name, value in task.to_json().items() if name != "answer"},
-        )
+        shown = {name: value for name, value in task.to_json().items() if name not in GRADING}
+        ended = await run_process(arguments, environment(client), shown, self.variables)
         info: dict[str, Any] = {"exit_code": ended.code, "output": ended.output}
         last = (ended.output.strip().splitlines() or [""])[-1]
         if ended.code:
@@ -118,10 +136,10 @@ class CommandAgent:
             )
             said = f", and last wrote {shortened(last)!r}" if last else ""
             raise RolloutFailure(Status.ENV_ERROR, f"{self} {end}{said}", ended.output)
-        if client.attempt.has_written(last):  # the policy's own text, which must not reward itself
-            client.attempt.counts["echoed_rewards"] += bool(REWARD_KEY.search(last))
-            return Outcome(None, info)
-        return read_outcome(self._reward_line(last), str(self), info)
+        if ended.reward is None and not client.attempt.is_rewarded and REWARD_KEY.search(last):
+            client.attempt.counts["printed_rewards"] += 1
+            _note_printed(str(self))
+        return read_outcome(self._reward(ended.reward), str(self), info)
 
     def check(self) -> None:
         """Refuse a program that is not there, before the run begins."""
@@ -135,21 +153,25 @@ class CommandAgent:
     def __str__(self) -> str:
         return f"the agent {shortened(' '.join(self.words), LONGEST_COMMAND)!r}"
 
-    def _reward_line(self, last: str) -> Any:
-        """The last line of the output, where it is a JSON object with a reward; else None."""
-        if not last.lstrip().startswith("{"):
+    def _reward(self, text: str | None) -> Any:
+        """What the file of the reward says: a number, or an object with more; None without a file."""
+        if text is None:
             return None
         try:
-            read = json.loads(last)
-        except ValueError as error:
-            if not REWARD_KEY.search(last):
-                return None
+            read = json.loads(text)
+        except (ValueError, RecursionError) as error:
             raise RolloutFailure(
                 Status.ENV_ERROR,
-                f"the last line of {self}, {shortened(last)!r}, is not JSON ({error}), so the reward cannot "
-                'be read; write print(json.dumps({"reward": x}))',
+                f"{self} wrote {shortened(text)!r} into $GRAFT_REWARD_FILE, which is not JSON ({error}); "
+                'write a number, or {"reward": number}',
             ) from error
-        return read if isinstance(read, dict) and "reward" in read else None
+        if isinstance(read, bool | int | float) or (isinstance(read, dict) and "reward" in read):
+            return read
+        raise RolloutFailure(
+            Status.ENV_ERROR,
+            f"{self} wrote {shortened(text)!r} into $GRAFT_REWARD_FILE; write a number, or "
+            '{"reward": number}',
+        )
 
 
 class FunctionAgent:
@@ -160,8 +182,11 @@ class FunctionAgent:
     def __init__(self, function: Callable[..., Any]) -> None:
         self.function = function
         self.owner = UserObject(function, "agent")
+        self.options: dict[str, Any] = {}
+        """Of AgentAttempts, where the function was decorated with them."""
         self.is_async = any(
-            inspect.iscoroutinefunction(one) for one in (function, type(function).__call__)
+            inspect.iscoroutinefunction(one)
+            for one in (function, inspect.unwrap(function), type(function).__call__)
         )
         parameters = [
             one
@@ -180,14 +205,17 @@ class FunctionAgent:
 
     async def __call__(self, task: Task, client: AgentClient) -> Outcome:
         if self.is_async:
-            value = await self.function(*(task, client)[: self.num_arguments])
+            with containing_tasks():
+                value = await self.function(*(task, client)[: self.num_arguments])
         else:
             blocking = client.blocking()
             value = await in_thread(self.function, *(task, blocking)[: self.num_arguments])
             if inspect.iscoroutine(value):
                 value.close()
                 raise refusal(
-                    self.owner, value, "a number: write `async def`, so that it is awaited"
+                    self.owner,
+                    value,
+                    "a number. It is called on a thread and awaited only if it is `async def` itself",
                 )
         return read_outcome(value, self.owner, {})
 
@@ -209,7 +237,7 @@ def read_outcome(value: Any, owner: UserObject | str, info: dict[str, Any]) -> O
 
 
 def environment(client: AgentClient) -> dict[str, str]:
-    """What a process gets besides the environment of the run."""
+    """The variables of its session, which a process gets."""
     return {
         "OPENAI_BASE_URL": client.base_url,
         "OPENAI_API_BASE": client.base_url,
@@ -252,6 +280,15 @@ def _check_placeholder(name: str) -> None:
     if rest and not is_field and not (rest[0] in ("meta", "answer") and len(rest) > 1):
         known = ", ".join(f"{{task.{one}}}" for one in TASK_FIELDS)
         raise ConfigError(f"task.agent names {{{name}}}; a task has {known} and {{task.meta.KEY}}")
+
+
+@lru_cache(maxsize=64)  # each program once
+def _note_printed(program: str) -> None:
+    log.warning(
+        "%s printed a reward as its last line, which is not read: the policy may have written it. Write it "
+        "into the file $GRAFT_REWARD_FILE",
+        program,
+    )
 
 
 def shortened(text: str, most: int = LONGEST_LINE) -> str:

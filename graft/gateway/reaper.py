@@ -1,8 +1,8 @@
 """A small process that ends the agents of a run that was killed: SIGKILL, or out of memory.
 
-    run     "+4711 5d0c7a /tmp/graft-agent-x"    an agent has started, in a process group of its own
+    run     "+4711 5d0c7a /tmp/graft-agent-x"    the supervisor of an agent has started
     run     "-4711"                              it has ended
-    (the run is killed, so its pipe ends)        the reaper kills the groups that are left, and ends
+    (the run is killed, so its pipe ends)        the reaper has the supervisors that are left end their agents
 
 It runs this file, with the standard library only.
 """
@@ -15,12 +15,16 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
 MARK = "GRAFT_SESSION"
 """Variable by which children that have left the process group are found."""
+SEPARATOR = "\t"
+END_SECONDS = 5.0
+"""For supervisors to end their agents."""
 
 
 class Reaper:
@@ -36,9 +40,9 @@ class Reaper:
         )
         atexit.register(self.close)
 
-    def watch(self, pid: int, session: str, folder: str) -> None:
-        """Kill this process group and remove the folder where the run ends before `forget`."""
-        self._write(f"+{pid} {session or '-'} {folder}\n")
+    def watch(self, pid: int, session: str, *folders: str) -> None:
+        """End this process and remove the folders where the run ends before `forget`."""
+        self._write(f"+{pid} {session or '-'} {SEPARATOR.join(folders)}\n")
 
     def forget(self, pid: int) -> None:
         self._write(f"-{pid}\n")
@@ -85,11 +89,25 @@ def main() -> None:
             watched[int(pid)] = rest
         else:
             watched.pop(int(pid), None)
-    for pid, (session, folder) in watched.items():
+    for pid in watched:
+        with suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, signal.SIGTERM)
+    until = time.monotonic() + END_SECONDS
+    while any(map(_is_there, watched)) and time.monotonic() < until:
+        time.sleep(0.02)
+    for pid, (session, folders) in watched.items():
         kill_group(pid)
         if session != "-":
             kill_marked(session)
-        shutil.rmtree(folder, ignore_errors=True)
+        for folder in folders.split(SEPARATOR):
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _is_there(pid: int) -> bool:
+    with suppress(ProcessLookupError):
+        os.kill(pid, 0)
+        return True
+    return False
 
 
 if __name__ == "__main__":

@@ -31,8 +31,8 @@ from graft.gateway.request import AgentRequest, PolicyAnswer, RefusedRequest
 from graft.gateway.roots import SUMMARY
 from graft.rollout.failure import together
 from graft.rollout.setup import draw_key
-from graft.types import Author, Completion, Finish, Leaf, Sampling, Span, Status, Task
-from graft.user_code import as_number
+from graft.types import Author, Completion, Episode, Finish, Leaf, Sampling, Span, Status, Task
+from graft.user_code import MOST_REWARD, UserCodeError, as_reward, refusal
 
 
 @dataclass(slots=True)
@@ -71,6 +71,8 @@ class AgentSession:
         self.is_rewarded = False
         self.fault: tuple[Status, str] | None = None
         """Why the policy could not answer the last request: an attempt that ends so is not trained."""
+        self.reward_fault = ""
+        """Why a reward could not be taken: what the attempt earned is not known, so it is not trained."""
         self.history = CallHistory(policy)
         self.record: list[RecordedCall] = []
         """Its answered calls in the order of their completion."""
@@ -129,7 +131,13 @@ class AgentSession:
         """Add to the attempt's reward; with `response_id` that answer has earned it."""
         if self.leaf is not None:
             raise RefusedRequest("this attempt has ended; its reward is final", "not_found")
-        value = as_number(value, "the reward")
+        try:
+            value = as_reward(value, "the reward", verb="is")
+            if abs(total := self.total + value) > MOST_REWARD:
+                raise refusal("the sum of the rewards", total, "a number from -1e12 to 1e12", "is")
+        except UserCodeError as error:
+            self.reward_fault = str(error)
+            raise
         if response_id is None:
             self._earned += value
         elif response_id in self.history.answers:
@@ -141,11 +149,6 @@ class AgentSession:
                 f"no answer of this session has the id {response_id!r}", "not_found"
             )
         self.is_rewarded = True
-
-    def has_written(self, line: str) -> bool:
-        """Whether a line stands in an answer of the policy."""
-        line = line.strip()
-        return any(line in one.answer.content for one in self.history.answers.values())
 
     @property
     def total(self) -> float:
@@ -183,12 +186,22 @@ class AgentSession:
             self._on_end(self)
         return self.leaf
 
+    def episode(self) -> Episode:
+        """This attempt alone, as its agent may see it: nothing that grades it, nothing of other attempts."""
+        task = self.forest.task
+        shown = Task(task.id, task.env, task.prompt, data_source=task.data_source)
+        answers = self.history.answers.values()
+        sampled = {node for one in answers if one.live is not None for node in one.nodes}
+        return self.forest.part(shown, self._own, sampled)
+
     def status_at_end(self, status: Status) -> tuple[Status, str]:
         """The status of an attempt that ends so, and why it is another one."""
         if not status.is_trainable:
             return status, ""
         if self.fault is not None:
             return self.fault
+        if self.reward_fault:
+            return Status.ENV_ERROR, self.reward_fault
         if not self._own:
             return Status.ENV_ERROR, "the agent ended without a call that was answered"
         return (Status.TRUNCATED if status is Status.DONE and self.is_cut else status), ""

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from graft.engine.errors import EngineError
 from graft.tools.errors import ToolError
 from graft.types import Status
-from graft.user_code import UserCodeError, clean, describe_error, is_users, user_frame
+from graft.user_code import NotFinite, UserCodeError, clean, describe_error, is_users, user_frame
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -38,8 +38,10 @@ class RolloutFailure(Exception):
 
     @property
     def mistake(self) -> UserCodeError | None:
-        """The value of the user's code that cannot be used, where that is the cause."""
-        return self.__cause__ if isinstance(self.__cause__, UserCodeError) else None
+        """The value of a wrong kind that the user's code returned, where that is the cause."""
+        cause = self.__cause__
+        is_kind = isinstance(cause, UserCodeError) and not isinstance(cause, NotFinite)
+        return cause if is_kind else None
 
     def write(self, info: dict[str, Any]) -> None:
         """Into the info of the span where it happened."""

@@ -6,6 +6,7 @@ import json
 import os
 import sys
 import urllib.request
+from pathlib import Path
 from typing import Any
 
 
@@ -28,4 +29,4 @@ if __name__ == "__main__":
     }
     url = os.environ["ANTHROPIC_BASE_URL"] + "/v1/messages"
     said = post(url, os.environ["ANTHROPIC_API_KEY"], body)
-    print(json.dumps({"reward": said["usage"]["output_tokens"] % 2}))
+    Path(os.environ["GRAFT_REWARD_FILE"]).write_text(str(said["usage"]["output_tokens"] % 2))

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import asyncio
 import json
 import sys
+import tempfile
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -219,7 +221,7 @@ def test_a_wrong_result_of_an_agent_stops_the_run():
 
     with pytest.raises(UserCodeError, match="a number, None, or"):
         attempts(words)
-    with pytest.raises(UserCodeError, match="write `async def`"):
+    with pytest.raises(UserCodeError, match="only if it is `async def`"):
         attempts(lambda task, client: two_turns(task, client), samples=1)
 
 
@@ -231,13 +233,14 @@ def post(url, body):
     return json.load(urllib.request.urlopen(asked))
 said = post(os.environ["OPENAI_BASE_URL"] + "/chat/completions", body)
 task = json.load(open(os.environ["GRAFT_TASK"]))
-assert "answer" not in task and task["prompt"][0]["content"] == sys.argv[1], task
+assert not {"answer", "meta", "seed"} & {*task} and task["prompt"][0]["content"] == sys.argv[1], task
 print("folder", sys.argv[2], os.path.exists(sys.argv[2]))
-print(json.dumps({"reward": float(sys.argv[3] == "4"), "said": said["object"], "id": task["id"]}))
+earned = {"reward": float(sys.argv[3] == "4"), "said": said["object"], "id": task["id"]}
+json.dump(earned, open(os.environ["GRAFT_REWARD_FILE"], "w"))
 """
 
 
-def test_a_command_is_an_agent_and_its_last_line_the_reward(tmp_path: Path):
+def test_a_command_is_an_agent_and_its_file_has_the_reward(tmp_path: Path):
     file = tmp_path / "agent.py"
     file.write_text(PROGRAM)
     command = f"{sys.executable} {file} {{task.prompt}} {{folder}} {{task.answer}}"
@@ -263,38 +266,100 @@ def test_a_command_that_fails_is_a_status_with_its_output():
         CommandAgent(["/no/such/program"]).check()
 
 
-def outcomes(answer: str, *lines: str) -> tuple[list[Outcome | str], int]:
-    """What programs earn with these last lines, or why they fail, after the policy wrote `answer`."""
+def outcomes(*scripts: str) -> tuple[list[Outcome | str], int]:
+    """What shell scripts earn, or why they fail."""
 
     async def main() -> tuple[list[Outcome | str], int]:
         gateway = tiny_gateway()
         session = gateway.open(TASK)
         client = AgentClient(session, "http://a/v1", "http://a")
         await client.chat("hello")
-        (done,) = session.history.answers.values()
-        done.answer = replace(done.answer, content=answer)  # a random policy does not write it
         found: list[Outcome | str] = []
-        for line in lines:
+        for script in scripts:
             try:
-                found.append(await CommandAgent(["printf", "%s", line])(TASK, client))
+                found.append(await CommandAgent(["sh", "-c", script])(TASK, client))
             except RolloutFailure as failure:
                 found.append(str(failure))
         session.end()
         gateway.policy.engine.close()
-        return found, session.counts["echoed_rewards"]
+        return found, session.counts["printed_rewards"]
 
     return asyncio.run(main())
 
 
-def test_a_last_line_is_a_reward_unless_the_policy_wrote_it_or_it_is_not_json():
-    own, policys, other = '{"reward": 0.5, "a": 1}', '{"reward": 100}', '{"b": 5'
-    python, cut = "{'reward': 1.0}", '{"reward": 1.0'
-    found, echoed = outcomes(f"I say\n{policys}", own, policys, other, python, cut)
-    assert isinstance(found[0], Outcome) and (found[0].reward, found[0].info["a"]) == (0.5, 1)
-    assert [one.reward for one in found[1:3] if isinstance(one, Outcome)] == [None, None]
-    assert echoed == 1  # of a program that prints the policy's answers
-    for failed in found[3:]:
-        assert "is not JSON" in str(failed) and "json.dumps" in str(failed)
+WRITE = 'printf %s {} > "$GRAFT_REWARD_FILE"'
+
+
+def test_what_a_program_prints_is_no_reward_whoever_wrote_it():
+    lines = ['{"reward": 100}', '  {"reward": 100}', "x\n{'reward': 1}", '{"a": 1, "reward": 1}']
+    found, printed = outcomes(
+        *(f"printf '%b' '{line}'" for line in lines if "'" not in line), "true"
+    )
+    assert [one.reward for one in found if isinstance(one, Outcome)] == [None] * 4
+    assert printed == 3  # and it is said that nobody read them
+
+
+@pytest.mark.parametrize(
+    ("text", "reward"),
+    [("1", 1.0), ("'-2.5'", -2.5), ("true", 1.0), ('\'{"reward": 0.5, "a": 1}\'', 0.5)],
+)
+def test_a_program_writes_its_reward_into_a_file(text: str, reward: float):
+    (found,), _ = outcomes(WRITE.format(text))
+    assert isinstance(found, Outcome) and found.reward == reward
+    assert found.info.get("a") == (1 if "a" in text and "{" in text else None)
+
+
+@pytest.mark.parametrize(
+    ("script", "why"),
+    [
+        (WRITE.format("much"), "is not JSON"),
+        (WRITE.format("'[1]'"), "write a number"),
+        (WRITE.format("'{}'"), "write a number"),
+        (WRITE.format("''"), "is not JSON"),
+        ('head -c 70000 /dev/zero > "$GRAFT_REWARD_FILE"', "more than 65536 bytes"),
+        ('ln -s /etc/hostname "$GRAFT_REWARD_FILE"', "cannot be read"),
+        ('mkfifo "$GRAFT_REWARD_FILE"', "is no plain file"),
+        ('mkdir "$GRAFT_REWARD_FILE"', "is no plain file"),
+    ],
+)
+def test_a_file_that_is_no_reward_fails_the_attempt(script: str, why: str):
+    (found,), _ = outcomes(script)
+    assert isinstance(found, str) and why in found
+
+
+def test_a_text_of_the_task_is_no_option_of_the_program():
+    def seen(*words: str) -> list[str]:
+        task = replace(TASK, prompt=({"role": "user", "content": "-rf /"},))
+        show = "import sys; open(sys.argv[1], 'w').write(repr(sys.argv[2:]))"
+
+        async def main() -> None:
+            gateway = tiny_gateway()
+            client = AgentClient(gateway.open(task), "http://a/v1", "http://a")
+            await CommandAgent([sys.executable, "-c", show, str(file), *words])(task, client)
+
+        asyncio.run(main())
+        return ast.literal_eval(file.read_text())
+
+    file = Path(tempfile.mkdtemp()) / "seen"
+    assert seen("{task.prompt}", "-p{task.prompt}") == [" -rf /", "-p-rf /"]
+    assert seen("--", "{task.prompt}") == ["--", "-rf /"]  # the program knows that options are over
+
+
+def test_programs_get_no_token_of_the_run_unless_the_recipe_names_it(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    for name in ("HF_TOKEN", "TASK_SALT", "GRAFT_AGENT_TOKEN", "MINE_A", "MINE_B", "LC_ALL"):
+        monkeypatch.setenv(name, "C")
+    monkeypatch.setenv("OPENAI_API_KEY", "the user's own")
+
+    async def main() -> list[str]:
+        client = AgentClient(tiny_gateway().open(TASK), "http://a/v1", "http://a")
+        done = await CommandAgent(["env"], ["MINE_*"])(TASK, client)
+        return done.info["output"].splitlines()
+
+    lines = asyncio.run(main())
+    assert {"MINE_A=C", "MINE_B=C", "LC_ALL=C"} <= {*lines}
+    assert not [line for line in lines if "TOKEN" in line or "SALT" in line or "own" in line]
 
 
 def test_a_program_that_is_killed_by_a_signal_is_a_status_that_names_it():

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import socket
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from typing import Any
 
 import httpx
 import pytest
 
 from graft.gateway.address import GatewayAddress
+from graft.gateway.dialects.dialect import answer_id
 from graft.gateway.gateway import Gateway
 from graft.gateway.http import caller
 from graft.gateway.http.rules import GatewayRules
-from graft.types import Sampling
-from tests.gateway.tiny import TASK, tiny_gateway
+from graft.types import Episode, Sampling, Status, Task
+from tests.gateway.tiny import TASK, asks, tiny_gateway
 
 pytest.importorskip("uvicorn")
 
@@ -83,7 +86,11 @@ def test_a_session_is_named_by_its_path_its_key_or_a_header():
         reply = await client.post(
             f"/graft/sessions/{session.id}/reward", json={"value": "x"}, headers=bearer(session.key)
         )
-        assert reply.json()["error"]["message"] == "value must be a finite number, not 'x'"
+        said = reply.json()["error"]
+        assert (
+            said["param"] == "value"
+            and "the text 'x'; it must be a finite number" in said["message"]
+        )
         foreign = await client.get("/v1/models", headers={"host": "evil.example"})
         assert foreign.status_code == 403
 
@@ -266,6 +273,9 @@ def test_rewards_of_answers_and_of_the_attempt_and_the_episode():
         infinite = await client.post(f"{at}/reward", content=b'{"value": Infinity}', headers=key)
         assert infinite.status_code == 400
         assert session.total == 0.75
+        assert (
+            session.status_at_end(Status.DONE)[0] is Status.ENV_ERROR
+        )  # what it earned is not known
         episode = (await client.get(f"{at}/episode", headers=key)).json()
         assert [span["author"] for span in episode["spans"]] == ["task", "policy"]
         refused = await client.post(f"{at}/end", headers=key)
@@ -275,6 +285,95 @@ def test_rewards_of_answers_and_of_the_attempt_and_the_episode():
         assert refused.status_code == 400
 
     served(work)
+
+
+def test_an_attempt_sees_neither_the_answer_nor_other_attempts():
+    task = Task("t", "none", ({"role": "user", "content": "?"},), answer="GOLD", seed=77)
+    task = replace(task, meta={"tests": "GOLD"}, data_source="set")
+
+    async def work(address: GatewayAddress, gateway: Gateway, client: httpx.AsyncClient) -> None:
+        forest = gateway.forest(task)
+        other, mine, silent = (gateway.open(task, forest=forest, number=n) for n in range(3))
+        for session in (other, mine):
+            ask = {**HELLO, "seed": session.number}
+            reply = await client.post("/v1/chat/completions", json=ask, headers=bearer(session.key))
+            session.reward(0.125 * (2 + session.number), answer_id(reply.json()["id"]))
+        silent.end(Status.ENV_ERROR)
+        forest.roots[0].span.info["error"] = "the program of another attempt said SECRET"
+        at = f"/graft/sessions/{mine.id}/episode"
+        text = (await client.get(at, headers=bearer(mine.key))).text
+        seen = Episode.loads(text)
+        assert (seen.task.prompt, seen.task.data_source) == (task.prompt, "set")
+        assert (seen.task.answer, seen.task.meta, seen.task.seed) == (None, {}, 0)
+        assert "GOLD" not in text and "SECRET" not in text and not seen.leaves
+        assert [(one.author, one.reward) for one in seen.spans] == [("task", 0), ("policy", 0.375)]
+        assert seen.spans[1].tokens == [*mine.record[0].done.answer.tokens]
+        refused = await client.get(at, headers=bearer(other.key))
+        assert refused.status_code == 401
+        whole = Episode.loads((await client.get(at, headers=bearer(address.token))).text)
+        assert whole.task == task and len(whole.spans) == 3  # whoever runs the gateway sees all
+
+    served(work)
+
+
+def test_a_fork_does_not_see_the_rewards_of_the_attempt_that_it_repeats():
+    async def main() -> None:
+        gateway = tiny_gateway()
+        first = gateway.open(TASK)
+        (answer,) = await first.answer(asks("hello"))
+        first.reward(0.5, answer.id)
+        fork = gateway.open(TASK, forest=first.forest, number=1, replay=first.record)
+        await fork.answer(asks("hello"))
+        assert [span.reward for span in fork.episode().spans] == [0.0, 0.0]
+        assert [span.reward for span in first.episode().spans] == [0.0, 0.5]
+        gateway.policy.engine.close()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    "values", [[1e308, 1e308], [9e11, 9e11], [1e13], [float("nan")], [10**400]]
+)
+def test_rewards_that_no_sum_can_hold_are_refused_and_fail_the_attempt(values: list[float]):
+    async def work(address: GatewayAddress, gateway: Gateway, client: httpx.AsyncClient) -> None:
+        session = gateway.open(TASK)
+        await client.post("/v1/chat/completions", json=HELLO, headers=bearer(session.key))
+        at = f"/graft/sessions/{session.id}/reward"
+        for value in values:
+            body = json.dumps({"value": value}).encode()
+            reply = await client.post(at, content=body, headers=bearer(session.key))
+        assert reply.status_code == 400
+        leaf = session.end()
+        assert leaf.status is Status.ENV_ERROR and "it must be" in leaf.info["error"]
+        assert math.isfinite(leaf.reward)
+
+    served(work)
+
+
+def test_a_fault_inside_the_gateway_fails_the_attempt_that_provoked_it(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    async def work(address: GatewayAddress, gateway: Gateway, client: httpx.AsyncClient) -> None:
+        session = gateway.open(TASK)
+        monkeypatch.setattr(session.history, "prompt", lambda *given: 1 / 0)
+        headers = bearer(session.key)
+        reply = await client.post("/v1/chat/completions", json=HELLO, headers=headers)
+        assert reply.status_code == 500 and "ZeroDivisionError" in reply.text
+        leaf = session.end()
+        assert leaf.status is Status.ENV_ERROR and "ZeroDivisionError" in leaf.info["error"]
+
+    served(work)
+
+
+def test_a_template_that_writes_nothing_is_refused():
+    async def work(address: GatewayAddress, gateway: Gateway, client: httpx.AsyncClient) -> None:
+        session = gateway.open(TASK)
+        for text in ("", None):
+            body = {**HELLO, "messages": [{"role": "user", "content": text}]}
+            reply = await client.post("/v1/chat/completions", json=body, headers=bearer(session.key))
+            assert reply.status_code == 400 and "no text" in reply.json()["error"]["message"]
+
+    served(work, template="{% for m in messages %}{{ m.content }}{% endfor %}")
 
 
 def test_the_address_stays_between_event_loops_and_requests_wait_in_its_queue():

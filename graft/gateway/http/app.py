@@ -14,7 +14,7 @@ but that session.
 from __future__ import annotations
 
 import asyncio
-import sys
+import logging
 import traceback
 from collections.abc import Awaitable, Mapping
 from typing import Any, Protocol
@@ -22,19 +22,19 @@ from weakref import WeakKeyDictionary
 
 from graft.gateway.dialects import anthropic, openai_responses
 from graft.gateway.dialects.dialect import Dialect, answer_id
-from graft.gateway.dialects.fields import shown
 from graft.gateway.dialects.response_store import ResponseStore
 from graft.gateway.http.caller import Caller, EventStream
 from graft.gateway.http.rules import Find, Place, dialect_of, session_of, shown_keys
 from graft.gateway.request import AgentRequest, PolicyAnswer, RefusedRequest
 from graft.gateway.session import AgentSession
-from graft.serving.guard import Scope, Send
+from graft.serving.guard import Scope, Send, equal_secrets
 from graft.types import Status, Task
-from graft.user_code import UserCodeError, as_number
+from graft.user_code import UserCodeError, describe_error
 
 MAX_BODY = 64 * 2**20
 """Bytes of a request: a context of a million tokens with some images' worth of text beside it."""
 Answers = list[PolicyAnswer]
+log = logging.getLogger("graft")
 
 
 class SessionSource(Protocol):
@@ -58,8 +58,6 @@ class GatewayApp:
         self.find, self.token, self.model = find, token, model
         self.source: SessionSource | None = None
         """Opens sessions for clients; None: they belong to a run, which opens them."""
-        self.faults: dict[str, Exception] = {}
-        """By session: what broke inside the gateway while it answered."""
         self.stores: WeakKeyDictionary[AgentSession, ResponseStore] = WeakKeyDictionary()
         """Of OpenAI's Responses, which requests may continue by their id."""
 
@@ -103,7 +101,9 @@ class GatewayApp:
             return await self._open(caller, await caller.body())
         session = self._session(caller)
         if what == "episode" and caller.method == "GET":
-            return await caller.reply(200, session.forest.episode().dumps().encode())
+            is_whole = any(equal_secrets(one, self.token) for one in shown_keys(caller.headers))
+            episode = session.forest.episode() if is_whole else session.episode()
+            return await caller.reply(200, episode.dumps().encode())
         if caller.method != "POST" or what not in ("reward", "end"):
             raise RefusedRequest(f"a session has reward, end and episode, not {what}", "not_found")
         body = await caller.body()
@@ -144,11 +144,9 @@ class GatewayApp:
         if answer is not None and not isinstance(answer, str):
             raise RefusedRequest("response_id must be a text", param="response_id")
         try:
-            number = as_number(value, "the reward")
+            session.reward(value, None if answer is None else answer_id(answer))
         except UserCodeError as error:
-            why = f"{name} must be a finite number, not {shown(value)}"
-            raise RefusedRequest(why, param=name) from error
-        session.reward(number, None if answer is None else answer_id(answer))
+            raise RefusedRequest(f"{name}: {error}; the attempt fails", param=name) from error
 
     async def _call(self, caller: Caller, dialect: Dialect) -> None:
         session, body = self._session(caller), await caller.body()
@@ -205,10 +203,13 @@ class GatewayApp:
             return await session.answer(request)
         except RefusedRequest:
             raise
-        except Exception as error:  # ours: the client gets its status, the run the exception
-            self.faults.setdefault(session.id, error)
-            print("".join(traceback.format_exception(error)), file=sys.stderr, flush=True)
-            raise RefusedRequest(f"{type(error).__name__}: {error}", "internal") from error
+        except (
+            Exception
+        ) as error:  # ours; a request that provokes it costs its attempt, not the run
+            why = f"the gateway could not answer: {describe_error(error)}"
+            session.fault = Status.ENV_ERROR, why
+            log.error("%s", "".join(traceback.format_exception(error)))
+            raise RefusedRequest(why, "internal") from error
 
 
 def _status(given: Any) -> Status:

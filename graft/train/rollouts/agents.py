@@ -9,6 +9,7 @@ from graft.gateway.address import GatewayAddress, split_address
 from graft.gateway.attempts import AgentAttempts
 from graft.gateway.external import ExternalAgents
 from graft.gateway.programs import CommandAgent, make_program
+from graft.recipe.attempt_keys import AgentSection
 from graft.rollout.branches.branch import Branch
 from graft.train.rollouts.rollout_engine import engine_tp
 from graft.user_code import UserObject
@@ -17,6 +18,13 @@ EXTERNAL = "external"
 """The task.agent of attempts that agents elsewhere claim."""
 TOKEN = "GRAFT_AGENT_TOKEN"
 """Environment variable with the token that claims attempts; `graft serve agent` makes one and prints it."""
+OPTIONS = {
+    "seconds": "seconds",
+    "concurrency": "concurrency",
+    "client_sampling": "honour_client",
+    "roles": "trained_roles",
+}
+"""Key of the recipe -> argument of AgentAttempts."""
 UNCLAIMED_SECONDS = 7 * 86_400.0
 """That an attempt waits for an agent which claims it."""
 
@@ -38,19 +46,21 @@ def make_agents(config: Config) -> AgentAttempts | None:
         program = ExternalAgents(section.seconds, is_graded=bool(config.task.reward))
         address.app.source = program
     else:
-        program = make_program(config.task.agent)
+        program = make_program(config.task.agent, section.variables)
         if (
             isinstance(program, CommandAgent) and not config.cluster.address
         ):  # which has machines of its own
             program.check()
-    return AgentAttempts(
-        program,
-        address,
-        seconds=UNCLAIMED_SECONDS if is_external else section.seconds,
-        concurrency=section.concurrency,
-        honour_client=section.client_sampling,
-        trained_roles=section.roles,
-    )
+    options = {option: getattr(section, key) for key, option in OPTIONS.items()}
+    for (
+        key,
+        option,
+    ) in OPTIONS.items():  # of `@graft.rollout(...)`, unless the recipe says otherwise
+        if getattr(section, key) == getattr(AgentSection(), key):
+            options |= {option: getattr(program, "options", options).get(option, options[option])}
+    if is_external:
+        options["seconds"] = UNCLAIMED_SECONDS
+    return AgentAttempts(program, address, **options)
 
 
 def external_note(config: Config, agents: AgentAttempts | None, is_first: bool) -> str:
