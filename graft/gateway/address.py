@@ -22,7 +22,8 @@ from urllib.parse import urlsplit
 from weakref import finalize
 
 from graft.gateway.gateway import Gateway
-from graft.gateway.http.app import MAX_BODY, GatewayApp
+from graft.gateway.http.app import GatewayApp
+from graft.gateway.http.body import MAX_BODY
 from graft.gateway.http.rules import GatewayRules
 from graft.gateway.session import AgentSession
 from graft.serving.guard import API_HEADERS, Guard, new_token

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+from array import array
 from collections.abc import Sequence
 from dataclasses import replace
+from hashlib import blake2b
 from typing import Any
 
 from graft.gateway.request import AgentRequest, RefusedRequest
@@ -18,6 +20,8 @@ from graft.types import Message, Sampling
 
 MOST_PROMPTS = 1024
 """Prompts whose tokens are kept."""
+LONG_PROMPT = 8_192
+"""Tokens of a prompt from which on it is not kept."""
 
 
 class ServedPolicy:
@@ -55,15 +59,14 @@ class ServedPolicy:
         """How turns are read where no tool is offered."""
         self.inner_system = _inner_system(chat)
         """The role of system messages inside a conversation."""
-        self._prompts: dict[str, list[int]] = {}
+        self._prompts: dict[bytes, Sequence[int]] = {}
         self._openings: dict[str, str] = {}
 
     def prompt(self, messages: Sequence[Message], tools: Sequence[Any] | None) -> list[int]:
         """The tokens of a prompt; all attempts at a task begin with the same one."""
-        written = json.dumps([messages, tools])
-        if written not in self._prompts:
-            if len(self._prompts) >= MOST_PROMPTS:
-                del self._prompts[next(iter(self._prompts))]
+        written = blake2b(json.dumps([messages, tools]).encode()).digest()
+        tokens = self._prompts.get(written)
+        if tokens is None:
             tokens = self.chat.prompt(messages, tools)
             if not tokens:
                 raise RefusedRequest(
@@ -78,8 +81,11 @@ class ServedPolicy:
                     "read; use model.chat_template=chatml, or send no tools",
                     param="tools",
                 )
-            self._prompts[written] = tokens
-        return [*self._prompts[written]]
+            if len(tokens) < LONG_PROMPT:
+                while len(self._prompts) >= MOST_PROMPTS:
+                    self._prompts.pop(next(iter(self._prompts), written), None)
+                self._prompts[written] = array("i", tokens)
+        return [*tokens]
 
     def opening(self, request: AgentRequest) -> str:
         """The start of the answer that `tool_choice` demands: of a call of that tool, or of any; "" else.

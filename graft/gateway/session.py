@@ -22,6 +22,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from graft.engine.errors import EngineError
+from graft.gateway.canonical import text_of
 from graft.gateway.changes import PromptChange
 from graft.gateway.forest import CallForest, LiveContext, Node
 from graft.gateway.history import Answered, CallHistory, Prompt, RecordedCall
@@ -31,8 +32,14 @@ from graft.gateway.request import AgentRequest, PolicyAnswer, RefusedRequest
 from graft.gateway.roots import SUMMARY
 from graft.rollout.failure import together
 from graft.rollout.setup import draw_key
+from graft.rollout.user_calls import in_thread
 from graft.types import Author, Completion, Episode, Finish, Leaf, Sampling, Span, Status, Task
 from graft.user_code import MOST_REWARD, UserCodeError, as_reward, refusal
+
+LONG_TEXT = 50_000
+"""Characters of a request from which on its text is encoded on a thread."""
+MAX_CHARACTERS = 512
+"""Of a token, on average: more are refused before they are encoded."""
 
 
 @dataclass(slots=True)
@@ -100,7 +107,7 @@ class AgentSession:
             return self._given[own]
         if self._replay:
             return self._replayed(request, names, asked)
-        prompt = self._prompt(request, names)
+        prompt = self._admitted(request, await self._made(request, names))
         numbers = range(self._under_way[asked], self._under_way[asked] + request.n)
         self._under_way[asked] += request.n
         clock = asyncio.timeout(self.policy.deadline)
@@ -123,9 +130,9 @@ class AgentSession:
         self._given[own] = answers
         return answers
 
-    def count_tokens(self, request: AgentRequest) -> int:
+    async def count_tokens(self, request: AgentRequest) -> int:
         """The tokens of the request's prompt."""
-        return len(self.history.prompt(*self.history.named(request)).tokens)
+        return len((await self._made(*self.history.named(request))).tokens)
 
     def reward(self, value: float, response_id: str | None = None) -> None:
         """Add to the attempt's reward; with `response_id` that answer has earned it."""
@@ -206,10 +213,25 @@ class AgentSession:
             return Status.ENV_ERROR, "the agent ended without a call that was answered"
         return (Status.TRUNCATED if status is Status.DONE and self.is_cut else status), ""
 
-    def _prompt(self, request: AgentRequest, names: list[str]) -> Prompt:
-        """The request as tokens, unless a limit refuses it."""
+    async def _made(self, request: AgentRequest, names: list[str]) -> Prompt:
+        """The request as tokens; a long text is encoded on a thread, while other sessions go on."""
+        size = sum(len(text_of(one)) for one in request.messages if one["role"] != "assistant")
+        if size > MAX_CHARACTERS * self.policy.max_context:
+            self.is_cut = True
+            self.counts["refused"] += 1
+            raise RefusedRequest(
+                f"the messages have {size} characters, and a context may have {self.policy.max_context} "
+                "tokens (rollout.max_context)",
+                "context_length",
+            )
+        if size <= LONG_TEXT:
+            return self.history.prompt(request, names)
+        return await in_thread(self.history.prompt, request, names)
+
+    def _admitted(self, request: AgentRequest, prompt: Prompt) -> Prompt:
+        """The prompt with the start of its answer, unless a limit refuses it."""
         policy = self.policy
-        prompt = self._begun(request, self.history.prompt(request, names))
+        prompt = self._begun(request, prompt)
         calls = len(self.history.answers) + self._under_way.total() + request.n
         refused: RefusedRequest | None = None
         if calls > policy.max_calls:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import urllib.request
 from collections.abc import Iterator
@@ -10,6 +11,8 @@ from typing import Any
 import pytest
 
 import graft
+from graft.config import check
+from graft.train.rollouts.agents import make_agents
 from graft.user_code import UserCodeError
 
 pytest.importorskip("uvicorn")
@@ -46,6 +49,39 @@ def test_a_function_collects_and_its_episodes_are_learned(engine: graft.Engine):
         graft.collect(
             engine, tasks=["hello"], samples=1, agent=lambda task, client: client.chat("x") and None
         )
+
+
+def logged(function: Any) -> Any:
+    """A decorator of somebody else's, which is not async itself."""
+
+    @functools.wraps(function)
+    def inner(*args: Any) -> Any:
+        return function(*args)
+
+    return inner
+
+
+@logged
+async def wrapped(task: graft.Task, client: Any) -> float:
+    return float("e" in (await client.chat(task.prompt, max_tokens=4))["content"])
+
+
+@pytest.mark.parametrize("name", ["vowels", "wrapped"])
+def test_a_decorated_async_function_can_be_named(engine: graft.Engine, name: str):
+    (episode,) = graft.collect(engine, tasks=["hi"], samples=2, agent=f"{__name__}:{name}")
+    assert {leaf.status for leaf in episode.leaves} == {"done"}
+
+
+def test_a_recipe_that_names_a_decorated_function_gets_its_limits_or_sets_its_own():
+    def limits(**section: Any) -> tuple[float, tuple[str, ...]]:
+        task = {"env": "arithmetic", "agent": f"{__name__}:vowels"}
+        given = {"model": {"shape": SHAPE}, "task": task, "agent": section}
+        agents = make_agents(check(given))
+        assert agents is not None
+        return agents.seconds, agents.trained_roles
+
+    assert limits() == (20, ("main", "sub-agent", "summary"))
+    assert limits(seconds=9, roles=["main"]) == (9, ("main",))
 
 
 def post(url: str, key: str, body: dict[str, Any]) -> Any:

@@ -370,7 +370,9 @@ def test_a_template_that_writes_nothing_is_refused():
         session = gateway.open(TASK)
         for text in ("", None):
             body = {**HELLO, "messages": [{"role": "user", "content": text}]}
-            reply = await client.post("/v1/chat/completions", json=body, headers=bearer(session.key))
+            reply = await client.post(
+                "/v1/chat/completions", json=body, headers=bearer(session.key)
+            )
             assert reply.status_code == 400 and "no text" in reply.json()["error"]["message"]
 
     served(work, template="{% for m in messages %}{{ m.content }}{% endfor %}")

@@ -12,6 +12,9 @@ from graft.gateway.request import RefusedRequest
 
 MOST_DEPTH = 64
 """Of nested lists and objects. Schemas of tools have about ten; code behind this one may recurse."""
+MAX_ITEMS = {"messages": 10_000, "input": 10_000, "tools": 1_000}
+"""Of the lists of a request; of any other, MAX_OTHERS. Each item is hashed, rendered and kept."""
+MAX_OTHERS = 10_000
 MOST_ANSWERS = 128
 MOST_STOPS = 16
 _KINDS = {bool: "true or false", str: "a text", list: "a list", dict: "an object"}
@@ -119,6 +122,8 @@ class RequestFields:
             return default
         if not isinstance(value, kind):
             raise self.refused(name, f"must be {_KINDS[kind]}, not {shown(value)}")
+        if kind is list and len(value) > (most := MAX_ITEMS.get(name, MAX_OTHERS)):
+            raise self.refused(name, f"has {len(value)} items; at most {most} are read")
         return value
 
 
@@ -152,6 +157,8 @@ def body_fields(
 
 def shown(value: Any) -> str:
     """A value in a message, short."""
+    if isinstance(value, str | list | tuple | dict) and len(value) > 80:
+        return f"a {type(value).__name__} of {len(value)}"
     text = repr(value)
     return text if len(text) <= 80 else f"{text[:77]}..."
 

@@ -31,8 +31,6 @@ from graft.serving.guard import Scope, Send, equal_secrets
 from graft.types import Status, Task
 from graft.user_code import UserCodeError, describe_error
 
-MAX_BODY = 64 * 2**20
-"""Bytes of a request: a context of a million tokens with some images' worth of text beside it."""
 Answers = list[PolicyAnswer]
 log = logging.getLogger("graft")
 
@@ -72,7 +70,7 @@ class GatewayApp:
                 await self._control(caller)
             elif path == anthropic.COUNT_PATH and caller.method == "POST":
                 request = anthropic.read_count(await caller.body(), headers)
-                count = self._session(caller).count_tokens(request)
+                count = await self._session(caller).count_tokens(request)
                 await caller.reply(200, anthropic.counted(count))
             elif path == dialect.PATH and caller.method == "POST":
                 await self._call(caller, dialect)

@@ -6,10 +6,11 @@ import asyncio
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from pydantic_core import from_json, to_json
+from pydantic_core import to_json
 
 from graft.gateway.dialects.dialect import Dialect
 from graft.gateway.dialects.fields import shown
+from graft.gateway.http.body import read_body
 from graft.gateway.http.rules import Place
 from graft.gateway.request import RefusedRequest
 from graft.serving.guard import Send
@@ -39,13 +40,7 @@ class Caller(NamedTuple):
         raw = message.get("body", b"")
         if (coding := self.headers.get("content-encoding", "identity")) != "identity":
             raise RefusedRequest(f"content-encoding {shown(coding)} is not read; send plain JSON")
-        try:
-            read = from_json(raw) if raw.strip() else {}
-        except ValueError as error:
-            raise RefusedRequest(f"the body is not JSON: {error}") from error
-        if not isinstance(read, dict):
-            raise RefusedRequest(f"the body must be a JSON object, not {shown(read)}")
-        return read
+        return await read_body(raw)
 
     async def reply(self, status: int, content: Any) -> None:
         """One whole answer as JSON; bytes are JSON already."""

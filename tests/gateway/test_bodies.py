@@ -1,0 +1,129 @@
+"""Requests that are large or strange: refused before they cost memory or the time of other sessions."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+import tracemalloc
+from typing import Any
+
+import httpx
+import pytest
+
+from graft.gateway.address import GatewayAddress
+from graft.gateway.dialects.fields import MOST_DEPTH
+from graft.gateway.gateway import Gateway
+from graft.gateway.http import body as bodies
+from graft.gateway.http.body import MAX_BODY, check_structure, read_body
+from graft.gateway.request import RefusedRequest
+from tests.gateway.test_server import HELLO, bearer, served
+from tests.gateway.tiny import TASK
+
+pytest.importorskip("uvicorn")
+MESSAGE, TOOL = b'{"role":"user","content":"a"}', b'{"type":"function","function":{"name":"f"}}'
+
+
+def body_of(name: str, item: bytes, count: int) -> bytes:
+    return b'{"model":"x","%b":[' % name.encode() + b",".join([item] * count) + b"]}"
+
+
+LARGE = {
+    "messages": body_of("messages", MESSAGE, 120_000),
+    "tools": body_of("tools", TOOL, 80_000),
+    "parts": body_of("messages", b'{"role":"user","content":[' + b"{}," * 400_000 + b"{}]}", 1),
+    "numbers": body_of("stop", b"1", 4_000_000),
+    "keys": b"{" + b",".join(b'"%d":1' % n for n in range(450_000)) + b"}",
+    "depth": b'{"a":' * 200_000 + b"1" + b"}" * 200_000,
+    "open brackets": b"[" * 3_000_000,
+    "a text without an end": b'{"a":"' + b'\\"' * 2_000_000,
+    "a text that ends with an escape": b'{"a":"' + b'\\"' * 2_000_000 + b"\\",
+}
+
+
+@pytest.mark.parametrize("name", LARGE)
+def test_a_body_of_too_many_values_is_refused_before_it_is_parsed(name: str):
+    raw = LARGE[name]
+    assert bodies.SMALL_BODY < len(raw) <= MAX_BODY
+    began = time.process_time()
+    with pytest.raises(RefusedRequest):
+        asyncio.run(read_body(raw))
+    assert time.process_time() - began < 3
+    tracemalloc.start()
+    with pytest.raises(RefusedRequest):
+        asyncio.run(read_body(raw))
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert most < 2 * len(raw) + 2**20
+
+
+def test_texts_are_not_counted_as_structure():
+    text = json.dumps('{[,\\"' * 60_000)
+    check_structure(b'{"messages": [{"content": %b}]}' % text.encode())
+    read = asyncio.run(read_body(b'{"a": %b}' % text.encode()))
+    assert read == {"a": '{[,\\"' * 60_000}
+    with pytest.raises(RefusedRequest, match=f"more than {MOST_DEPTH} levels"):
+        check_structure(b"[" * (MOST_DEPTH + 1) + b"]" * (MOST_DEPTH + 1))
+    check_structure(b"[" * MOST_DEPTH + b"]" * MOST_DEPTH)
+
+
+@pytest.mark.parametrize(("name", "count"), [("messages", 10_001), ("tools", 1_001)])
+def test_lists_of_a_request_are_bounded(name: str, count: int):
+    async def work(address: GatewayAddress, gateway: Gateway, client: httpx.AsyncClient) -> Any:
+        key = bearer(gateway.open(TASK).key)
+        item = json.loads(MESSAGE if name == "messages" else TOOL)
+        body = {**HELLO, name: [item] * count}
+        return await client.post("/v1/chat/completions", json=body, headers=key)
+
+    reply = served(work)
+    assert reply.status_code == 400 and reply.json()["error"]["param"] == name
+
+
+def test_other_sessions_go_on_while_a_large_request_is_read():
+    """A text that fills the limit of a body, and one that is encoded: each beside small requests."""
+
+    async def work(address: GatewayAddress, gateway: Gateway, client: httpx.AsyncClient) -> float:
+        large, small = gateway.open(TASK), gateway.open(TASK)
+        waits: list[float] = []
+
+        async def ask_often() -> None:
+            for number in range(1_000):
+                began = time.monotonic()
+                ask = {**HELLO, "seed": number, "max_tokens": 1}
+                await client.post("/v1/chat/completions", json=ask, headers=bearer(small.key))
+                waits.append(time.monotonic() - began)
+
+        others = asyncio.ensure_future(ask_often())
+        for size, status in [(15_000_000, 400), (1_500_000, 400), (15_000_000, 400)]:
+            body = {**HELLO, "messages": [{"role": "user", "content": "a b " * (size // 4)}]}
+            raw = json.dumps(body).encode()
+            reply = await client.post(
+                "/v1/chat/completions", content=raw, headers=bearer(large.key), timeout=60
+            )
+            assert reply.status_code == status
+            assert reply.json()["error"]["code"] == "context_length_exceeded"
+        others.cancel()
+        await asyncio.gather(others, return_exceptions=True)
+        assert large.end().metrics["agent/refused"] == 3
+        assert not gateway.policy._prompts or max(map(len, gateway.policy._prompts.values())) < 999
+        return max(waits)
+
+    assert served(work, max_calls=2_000) < 4.0
+
+
+def test_a_body_beyond_the_limit_is_refused_by_its_length():
+    async def work(address: GatewayAddress, gateway: Gateway, client: httpx.AsyncClient) -> None:
+        key = bearer(gateway.open(TASK).key)
+
+        async def pieces() -> Any:  # without a content-length
+            for _ in range(MAX_BODY // 2**20 + 2):
+                yield b" " * 2**20
+
+        for content in (b" " * (MAX_BODY + 1), pieces()):
+            try:
+                reply = await client.post("/v1/messages", content=content, headers=key)
+                assert reply.status_code == 413
+            except httpx.TransportError:  # the answer came, and the connection was closed
+                pass
+
+    served(work)
