@@ -454,7 +454,9 @@ class Episode:
         ]
         listed = ", ".join(f"{{{span}}}" for span in spans)
         task, leaves = _encode(parts["task"]), _encode(parts["leaves"])
-        return f'{{"task": {task}, "spans": [{listed}], "leaves": {leaves}}}'
+        line = f'{{"task": {task}, "spans": [{listed}], "leaves": {leaves}}}'
+        # half of a surrogate pair, which no file can hold, becomes its escape in JSON
+        return line.encode(errors="backslashreplace").decode()
 
     @classmethod
     def loads(cls, line: str) -> Episode:

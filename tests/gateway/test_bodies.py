@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-import tracemalloc
 from typing import Any
 
 import httpx
@@ -42,19 +41,17 @@ LARGE = {
 
 
 @pytest.mark.parametrize("name", LARGE)
-def test_a_body_of_too_many_values_is_refused_before_it_is_parsed(name: str):
+def test_a_body_of_too_many_values_is_refused_before_it_is_parsed(
+    name: str, monkeypatch: pytest.MonkeyPatch
+):
     raw = LARGE[name]
+    if not name.startswith("a text"):  # these are only wrong
+        monkeypatch.setattr(bodies, "from_json", lambda raw: pytest.fail("it was parsed"))
     assert bodies.SMALL_BODY < len(raw) <= MAX_BODY
     began = time.process_time()
     with pytest.raises(RefusedRequest):
         asyncio.run(read_body(raw))
     assert time.process_time() - began < 3
-    tracemalloc.start()
-    with pytest.raises(RefusedRequest):
-        asyncio.run(read_body(raw))
-    _, most = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    assert most < 2 * len(raw) + 2**20
 
 
 def test_texts_are_not_counted_as_structure():
