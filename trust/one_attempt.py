@@ -17,7 +17,6 @@ import random
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
 from decimal import Decimal
 from fractions import Fraction
 from functools import cache
@@ -129,10 +128,42 @@ def json_oddities() -> Iterator[Any]:
         deep = [deep]
     loop: dict[str, Any] = {}
     loop["loop"] = loop
-    yield from (None, [], {}, [[]], {"\ud800": 1}, {"a": "\ud800"}, {"reward": "\ud800"}, deep, loop)
-    yield from ({1: 2}, {None: 1}, {(1, 2): 3}, {"a": math.nan}, {"a": b"\xff"}, {"a": {1, 2}}, b"\xff")
-    yield from ({"x" * 100_000: 1}, {f"k{n}": n for n in range(20_000)}, Rude(), RudeMapping(), object())
-    yield from (ExitingFloat(), {"a": Rude()}, {Rude: 1}, iter([1]), lambda: 1, (x for x in [1]), int)
+    yield from (
+        None,
+        [],
+        {},
+        [[]],
+        {"\ud800": 1},
+        {"a": "\ud800"},
+        {"reward": "\ud800"},
+        deep,
+        loop,
+    )
+    yield from (
+        {1: 2},
+        {None: 1},
+        {(1, 2): 3},
+        {"a": math.nan},
+        {"a": b"\xff"},
+        {"a": {1, 2}},
+        b"\xff",
+    )
+    yield from (
+        {"x" * 100_000: 1},
+        {f"k{n}": n for n in range(20_000)},
+        Rude(),
+        RudeMapping(),
+        object(),
+    )
+    yield from (
+        ExitingFloat(),
+        {"a": Rude()},
+        {Rude: 1},
+        iter([1]),
+        lambda: 1,
+        (x for x in [1]),
+        int,
+    )
     yield from ({"reward": math.nan}, {"reward": 1e13}, {"reward": None, "a": Rude()}, {"tool": 3})
     yield from ({"tools/x": "much"}, {"tool": 1, "tool_calls": "many"}, {"observe_as": Rude()})
 
@@ -218,10 +249,18 @@ def in_env(place: str, oddity: Any, kind: type[Question] = Question, **more: Any
     return collect(tasks, setup, independent(1 if of_task else 2))
 
 
+_tools_own: list[
+    Any
+] = []  # not closed over: a tool's own variables are copied with its environment
+
+
+def odd(text: str) -> Any:
+    """Be odd."""
+    return give(_tools_own[-1])
+
+
 def in_tool(oddity: Any) -> list[Episode]:
-    def odd(text: str) -> Any:
-        """Be odd."""
-        return give(oddity)
+    _tools_own[:] = [oddity]
 
     def make_env(task: Task) -> ToolEnv:
         return ToolEnv(Question(), [FunctionTool(odd)], format="arpo", counters=True)
@@ -345,8 +384,10 @@ def posted(oddity: Any, what: str) -> list[Episode]:
 def with_info(oddity: Any) -> list[Episode]:
     async def agent(task: Task, client: Any) -> Any:
         await client.chat("hello")
-        odd = {"a": give(oddity)} if not isinstance(oddity, Mapping) else dict(oddity)
-        return 1.0 if client.attempt.number else {"reward": 1.0, **odd}
+        if client.attempt.number:
+            return 1.0
+        odd = dict(oddity) if isinstance(oddity, dict) else {"a": give(oddity)}
+        return {"reward": 1.0, **{str(name): one for name, one in odd.items()}}
 
     return in_agent(agent)
 

@@ -1,7 +1,7 @@
 """Tasks that an agent's own code starts on the event loop of the run, as `asyncio.gather` does.
 
-asyncio lets exit() and KeyboardInterrupt of any task end the whole loop. Inside `containing_tasks` they fail
-the task, as every other exception does.
+asyncio lets exit() and KeyboardInterrupt of any task end the whole loop, and a GeneratorExit closes the
+coroutines that wait for it. Inside `containing_tasks` they fail the task, as every other exception does.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def _make_task(loop: asyncio.AbstractEventLoop, work: Any, **options: Any) -> as
 async def _contained(work: Awaitable[Any]) -> Any:
     try:
         return await work
-    except (SystemExit, KeyboardInterrupt) as error:
-        if isinstance(error, KeyboardInterrupt) and not is_users(error):
+    except (SystemExit, KeyboardInterrupt, GeneratorExit) as error:
+        if not isinstance(error, SystemExit) and not is_users(error):
             raise
         raise RuntimeError(describe_error(error)) from error

@@ -138,7 +138,7 @@ class AgentSection(Section):
     rollout says are then not trained. false: always as rollout says."""
     variables: list[str] = []
     """Environment variables of the run that a command of task.agent gets besides PATH, HOME, LANG and the
-    like: names, also with a star, such as [CLAUDE_CODE_*]. Tokens and keys are among those it does not get."""
+    like: names, also with a star, such as [CLAUDE_CODE_*]. Without it, it gets no token and no key."""
     host: str = "127.0.0.1"
     """Address that the gateway listens on, with a port (127.0.0.1:8399) or a free one; one that is not a
     loopback address can be reached by other machines."""
