@@ -53,7 +53,7 @@ class Status(StrEnum):
     TOOL_ERROR = "tool_error"
     """A tool failed for a reason other than the policy's call; the leaf is not trained."""
     ENV_ERROR = "env_error"
-    """The environment raised; the leaf is not trained."""
+    """The environment, agent or reward raised, or returned what cannot be used; the leaf is not trained."""
     ENGINE_ERROR = "engine_error"
     """The engine could not sample (a context larger than its KV pool, a server that is down)."""
     TIMEOUT = "timeout"

@@ -12,7 +12,10 @@ from pathlib import Path
 
 from trust.bank import HEAD, Row
 
-BANKS = ["programs", "outputs", "cheats", "deaths", "kills", "files", "written", "secrets", "soak"]
+BANKS = [
+    "programs", "outputs", "cheats", "deaths", "kills", "files", "written", "secrets", "self_reward",
+    "one_attempt", "bodies", "daemons", "soak",
+]  # fmt: skip
 SHOWN = 20  # failures named per row; --out has all of them
 
 
