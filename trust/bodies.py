@@ -19,8 +19,8 @@ from trust.bank import Row
 SMALL, FULL = 12, 200
 MAX_WAIT = 10.0
 """Seconds that a small request may take meanwhile: on two busy cores, with a policy on the same one."""
-MAX_GROWTH = 300.0
-"""Megabytes that the process may grow by."""
+MAX_GROWTH = 600.0
+"""Megabytes that the process may grow by, which is client and server."""
 MESSAGE, TOOL = '{"role":"user","content":"a"}', '{"type":"function","function":{"name":"f"}}'
 
 

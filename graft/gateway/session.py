@@ -36,8 +36,8 @@ from graft.rollout.user_calls import in_thread
 from graft.types import Author, Completion, Episode, Finish, Leaf, Sampling, Span, Status, Task
 from graft.user_code import MOST_REWARD, UserCodeError, as_reward, refusal
 
-LONG_TEXT = 50_000
-"""Characters of a request from which on its text is encoded on a thread."""
+LONG_TEXT, MANY_MESSAGES = 50_000, 500
+"""Characters and messages of a request from which on its text is rendered and encoded on a thread."""
 MAX_CHARACTERS = 512
 """Of a token, on average: more are refused before they are encoded."""
 
@@ -224,7 +224,7 @@ class AgentSession:
                 "tokens (rollout.max_context)",
                 "context_length",
             )
-        if size <= LONG_TEXT:
+        if size <= LONG_TEXT and len(request.messages) <= MANY_MESSAGES:
             return self.history.prompt(request, names)
         return await in_thread(self.history.prompt, request, names)
 

@@ -11,7 +11,8 @@ import httpx
 import pytest
 
 from graft.gateway.address import GatewayAddress
-from graft.gateway.dialects.fields import MOST_DEPTH
+from graft.gateway.dialects import openai_chat
+from graft.gateway.dialects.fields import MAX_NOTED, MOST_DEPTH
 from graft.gateway.gateway import Gateway
 from graft.gateway.http import body as bodies
 from graft.gateway.http.body import MAX_BODY, check_structure, read_body
@@ -124,3 +125,11 @@ def test_a_body_beyond_the_limit_is_refused_by_its_length():
                 pass
 
     served(work)
+
+
+def test_unknown_fields_do_not_fill_the_log(caplog: pytest.LogCaptureFixture):
+    for start in range(0, 600, 200):
+        openai_chat.read({**HELLO, **{f"odd{start + n}": 1 for n in range(200)}}, {})
+    assert len(caplog.records) <= MAX_NOTED
+    with pytest.raises(RefusedRequest, match="at most 256"):
+        openai_chat.read({**HELLO, **{f"odd{n}": 1 for n in range(256)}}, {})

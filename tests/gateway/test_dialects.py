@@ -222,7 +222,7 @@ def test_count_tokens_needs_no_limit():
 
 
 def test_fields_that_nobody_knows_are_ignored_and_named_once(caplog: pytest.LogCaptureFixture):
-    fields._note_unknown.cache_clear()
+    fields._noted.clear()
     for _ in range(2):
         assert chat(graft_of_tomorrow=1).messages == (ASK,)
     assert caplog.text.count("graft_of_tomorrow") == 1

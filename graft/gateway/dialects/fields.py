@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Collection, Mapping, Sequence
-from functools import lru_cache
 from typing import Any
 
 from graft.gateway.request import RefusedRequest
@@ -18,7 +17,10 @@ MAX_OTHERS = 10_000
 MOST_ANSWERS = 128
 MOST_STOPS = 16
 _KINDS = {bool: "true or false", str: "a text", list: "a list", dict: "an object"}
+MAX_FIELDS = 256
+MAX_NOTED = 64
 log = logging.getLogger("graft")
+_noted: set[str] = set()
 
 
 class RequestFields:
@@ -142,6 +144,10 @@ def body_fields(
     Other fields are ignored too, as a client of tomorrow may send them, and named once in the log.
     """
     fields = RequestFields(body)
+    if len(fields.values) > MAX_FIELDS:
+        raise RefusedRequest(
+            f"the body has {len(fields.values)} fields; at most {MAX_FIELDS} are read"
+        )
     check_json(fields.values)
     for name, value in fields.values.items():
         if value is None:
@@ -206,6 +212,8 @@ def _check_number(value: Any) -> None:
         raise RefusedRequest(f"the body has a {type(value).__name__}, which is no JSON value")
 
 
-@lru_cache(maxsize=256)  # each name once
 def _note_unknown(name: str) -> None:
-    log.warning("the gateway ignores the field %r of requests, which it does not know", name)
+    """Name a field once, and only so many: whoever sends them chooses the names."""
+    if name not in _noted and len(_noted) < MAX_NOTED:
+        _noted.add(name)
+        log.warning("the gateway ignores the field %r of requests, which it does not know", name)

@@ -26,7 +26,7 @@ SMALL_BODY = 2**17
 """Bytes up to which a body is parsed at once: it cannot have enough objects to delay anybody."""
 MAX_OBJECTS = 100_000
 """Objects and lists: a thousand messages of a hundred parts."""
-MAX_VALUES = 400_000
+MAX_VALUES = 200_000
 
 _TEXT = re.compile(rb'"[^"\\]*+(?:\\(?:.|\Z)[^"\\]*+)*+(?:"|\Z)', re.DOTALL)
 """A text, or what begins as one: it matches at every quote, so that a search takes one pass."""
