@@ -40,8 +40,9 @@ class RolloutFailure(Exception):
     def mistake(self) -> UserCodeError | None:
         """The value of a wrong kind that the user's code returned, where that is the cause."""
         cause = self.__cause__
-        is_kind = isinstance(cause, UserCodeError) and not isinstance(cause, NotFinite)
-        return cause if is_kind else None
+        if isinstance(cause, UserCodeError) and not isinstance(cause, NotFinite):
+            return cause
+        return None
 
     def write(self, info: dict[str, Any]) -> None:
         """Into the info of the span where it happened."""
