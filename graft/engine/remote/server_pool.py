@@ -10,7 +10,6 @@ version of the run is accepted. Any other tag is a stale engine.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import re
 from collections.abc import Sequence

@@ -157,7 +157,9 @@ class SGLangProtocol(ServerProtocol):
         await server.ask("/update_weights_from_disk", content, _check_loaded, retries=0)
 
     async def give_bucket(self, server: Server, bucket: Bucket, tag: str) -> None:
-        by_handle = bucket.is_on_gpu and server.is_on_gpu and is_loopback(urlsplit(server.url).hostname)
+        by_handle = (
+            bucket.is_on_gpu and server.is_on_gpu and is_loopback(urlsplit(server.url).hostname)
+        )
         content: dict[str, Any] = {
             "serialized_named_tensors": [bucket.text(by_handle)] * server.tp,
             # until the last bucket it has weights of two versions, which nobody may train on

@@ -21,8 +21,8 @@ from torch import Tensor
 from graft.files import new_file, sync, write_json
 from graft.models.decoder import Decoder
 from graft.models.extra_actions import ACTION_BIAS, ACTION_ROWS, ACTIONS, BIAS, ROWS, extra_rows
-from graft.models.io.hf_config import check_described
 from graft.models.finite import find_unusable
+from graft.models.io.hf_config import check_described
 from graft.models.io.load import INDEX, WEIGHTS, ModelFileError, read_config, read_json
 from graft.models.io.tensor_names import hf_names, hf_sizes
 from graft.models.shape import ModelShape
