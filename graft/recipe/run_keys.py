@@ -81,7 +81,8 @@ class EngineSection(Section):
     api_key_env: str = ""
     """Environment variable with the key for these servers; empty: none, or $OPENAI_API_KEY for OpenAI's."""
     sync: Literal["auto", "memory", "file"] = "auto"
-    """How the engine gets new weights: through memory where the backend supports it, or by files."""
+    """How the engine gets new weights: memory or file. auto: in this process through memory; servers by
+    file. SGLang's servers also take them through memory."""
     exchange: str = ""
     """Folder of these files, which the servers must see under the same path; empty: in the run's folder."""
     args: dict[str, Any] = {}

@@ -201,10 +201,10 @@ def test_a_real_sglang_trains_by_file_and_through_memory_and_may_be_killed(base,
         found, screen = run(tmp_path / "file", **by_file)
         assert "sglang: log-probs agree with the learner's" in screen
         assert len(found) == 3 and all(line[GAP] < 1e-4 for line in found)
-        # branches that fork by entropy, a step ahead of the learner
-        forks = through_memory | FORKS | {"model": by_file["model"]}
-        found, _ = run(tmp_path / "memory", **forks)
+        forks = FORKS | {"rollout": {**FORKS["rollout"], "staleness": 0}}
+        found, _ = run(tmp_path / "memory", **through_memory, **forks)
         assert len(found) == 3 and all(line[GAP] < 1e-4 for line in found)
+        assert any(line.get("branch/forks", 0) > 0 for line in found)
         assert not list((tmp_path / "memory" / "run" / "exchange").glob("*-*"))
     finally:
         server.kill()

@@ -11,7 +11,8 @@ Log-probs are at the sampling temperature, but before top-k, top-p and min-p: wi
 the distribution that was drawn from, so they are returned as NaN, and such samples cannot be trained on.
 Releases of SGLang without a repetition penalty in its penaltylib accept `repetition_penalty` and ignore it.
 
-The tests run against a stand-in with this API (`tests/engine/fake_sglang.py`); SGLang itself was not run.
+The quick tests run against a stand-in with this API (`tests/engine/fake_sglang.py`), the slow ones against
+SGLang 0.5.17 itself.
 """
 
 from __future__ import annotations
