@@ -69,6 +69,7 @@ KEYS: dict[str, Effect] = {
     "task.agent": Effect.EXECUTE,
     "task.salt": S,
     "agent.host": Effect.CONNECT,
+    "agent.variables": Effect.SECRET,
     "actions.file": Effect.BUNDLED,
     "actions.tools": S,
     "actions.start": S,
@@ -133,6 +134,7 @@ ARGUMENTS: dict[str, Effect] = {
     "key": Effect.SECRET,
     "program": Effect.EXECUTE,
     "command": Effect.EXECUTE,
+    "interpreter": Effect.EXECUTE,
     "run_args": Effect.EXECUTE,
     # parts inside parts
     "use": P,
@@ -148,11 +150,13 @@ ARGUMENTS: dict[str, Effect] = {
     "answer_key": S,
     "api": S,
     "cache_mode": S,
+    "country": S,
     "description": S,
     "device": S,
     "divergence": N,
     "document_prefix": S,
     "dtype": S,
+    "engine": S,  # of a web search
     "form": S,
     "format": N,
     "gate": S,
@@ -162,6 +166,7 @@ ARGUMENTS: dict[str, Effect] = {
     "init_algo": S,
     "instruction": S,
     "instructions": S,
+    "instructions_at": S,
     "kind": S,
     "layout": S,
     "model": S,  # as a server calls it; that of the source dense is in NAMES
@@ -177,6 +182,7 @@ ARGUMENTS: dict[str, Effect] = {
     "question": S,
     "question_key": S,
     "read": N,
+    "request": S,
     "rows": S,
     "rule": S,
     "scale": S,
@@ -198,6 +204,7 @@ ARGUMENTS: dict[str, Effect] = {
 NAMES: dict[str, Effect] = {
     "judge": Effect.CONNECT,  # also without url: $JUDGE_URL
     "fetch": Effect.CONNECT,  # the policy chooses the pages
+    "browse": Effect.CONNECT,
     "mcp": Effect.CONNECT,
     "http": Effect.CONNECT,
     "serpapi": Effect.CONNECT,

@@ -12,7 +12,7 @@ from graft.engine.errors import EngineError
 from graft.engine.remote.endpoint import Endpoint, EndpointError
 from graft.engine.remote.stateless import PendingSample
 from graft.engine.remote.top_entropy import TOP_K
-from graft.engine.remote.weight_tensors import Bucket
+from graft.engine.remote.weight_tensors import TensorBucket
 from graft.engine.stop_strings import TokenPieces
 from graft.types import Sampling
 
@@ -120,7 +120,7 @@ class ServerProtocol:
         """Make a paused server read the weights in `folder` and drop its cache."""
         raise NotImplementedError
 
-    async def give_bucket(self, server: Server, bucket: Bucket, tag: str) -> None:
+    async def give_bucket(self, server: Server, bucket: TensorBucket, tag: str) -> None:
         """Make a paused server take these tensors and, with the last of them, drop its cache."""
         raise NotImplementedError
 

@@ -26,7 +26,7 @@ from graft.engine.remote.endpoint import EndpointError, parsing
 from graft.engine.remote.server_protocol import Server, ServerProtocol, ServerReply
 from graft.engine.remote.servers_engine import ServersEngine
 from graft.engine.remote.stateless import PendingSample
-from graft.engine.remote.weight_tensors import Bucket
+from graft.engine.remote.weight_tensors import TensorBucket
 from graft.http import is_loopback
 
 
@@ -157,7 +157,7 @@ class SGLangProtocol(ServerProtocol):
         }
         await server.ask("/update_weights_from_disk", content, _check_loaded, retries=0)
 
-    async def give_bucket(self, server: Server, bucket: Bucket, tag: str) -> None:
+    async def give_bucket(self, server: Server, bucket: TensorBucket, tag: str) -> None:
         by_handle = (
             bucket.is_on_gpu and server.is_on_gpu and is_loopback(urlsplit(server.url).hostname)
         )

@@ -22,7 +22,7 @@ BUCKET_BYTES = 500_000_000
 """Tensors that are sent, and for split models gathered, at a time."""
 
 
-class Bucket:
+class TensorBucket:
     """Some of the tensors, and their texts, each of which is made once for all servers."""
 
     def __init__(self, tensors: list[tuple[str, Tensor]], is_last: bool) -> None:
@@ -41,17 +41,17 @@ class Bucket:
         return base64.b64encode(stream.getbuffer()).decode("ascii")
 
 
-def buckets_of(weights: Mapping[str, Tensor], size: int = BUCKET_BYTES) -> Iterator[Bucket]:
+def buckets_of(weights: Mapping[str, Tensor], size: int = BUCKET_BYTES) -> Iterator[TensorBucket]:
     """Buckets of about `size` bytes, in order; each tensor is read once."""
     tensors: list[tuple[str, Tensor]] = []
     num_bytes = 0
     for name, tensor in weights.items():
         if tensors and num_bytes + tensor.nbytes > size:
-            yield Bucket(tensors, is_last=False)
+            yield TensorBucket(tensors, is_last=False)
             tensors, num_bytes = [], 0
         tensors.append((name, tensor))
         num_bytes += tensor.nbytes
-    yield Bucket(tensors, is_last=True)
+    yield TensorBucket(tensors, is_last=True)
 
 
 class _HandlePickler(pickle.Pickler):
