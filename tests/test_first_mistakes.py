@@ -48,11 +48,11 @@ COMMANDS = [
     slip("train t.yml", "'t.yml'", "'t.yaml'"),
     slip("train py.py", "'py.py'", "YAML", "graft init", py_py="print(1)\n"),
     slip("plan quikstart", "'quikstart'", "'quickstart'"),
-    slip("eval nothing", "'nothing'", "runs/", "graft runs", "OWNER/NAME"),
+    slip("eval nothing", "'nothing'", "runs/", "graft runs", "OWNER/nothing"),
     slip("eval t.yaml", "'t.yaml'", "--recipe"),
     slip("view nothing", "'nothing'", "runs/", "graft runs"),
     slip("replay nothing --step 3", "'nothing'", "graft runs"),
-    slip("export nothing --out x", "'nothing'", "OWNER/NAME"),
+    slip("export nothing --out x", "'nothing'", "OWNER/nothing"),
     slip("generate nothing --prompt x", "'nothing'", "OWNER/NAME"),
     slip("explain rewrd", "'rewrd'", "reward"),
     slip("play game:Wordl-v0", "'game:Wordl-v0'", "'game:Wordle-v0'"),
@@ -67,10 +67,8 @@ RECIPES = [
     slip("train t.yaml task.env=mine:Mine", "'mine:Mine'", "cannot import 'mine'", "installed"),
     slip("train t.yaml task.reward=exact", "'exact'", "'exact_match'"),
     slip("train t.yaml model.device=gpu", "'gpu'", "cuda"),
-    slip("train t.yaml model.path=Qwen3-0.6B model.shape={}", "'Qwen3-0.6B'", "OWNER/NAME"),
-    slip(
-        "train t.yaml model.path=https://hf.co/a/b model.shape={}", "a/b", "OWNER/NAME", "https://"
-    ),
+    slip("train t.yaml model.path=Qwen3-0.6B model.shape={}", "=Qwen3-0.6B", "OWNER/Qwen3-0.6B"),
+    slip("train t.yaml model.path=https://hf.co/a/b model.shape={}", "https://hf.co/a/b", "'a/b'"),
     slip("train t.yaml rollout.samples=0", "rollout.samples=0", "greater than or equal to 1"),
     slip("train t.yaml run.trackers=[tensorbord]", "'tensorbord'", "'tensorboard'"),
     slip("train t.yaml run.name=../up", "run.name='../up'", "run.dir"),
@@ -186,7 +184,7 @@ def called(env: Any, action: Any) -> Any:
 
 SHAPE = {"width": 16, "layers": 1, "heads": 2, "kv_heads": 1, "head_dim": 8, "ff": 16}
 PYTHON = {
-    "load": (lambda p: graft.load("quikstart"), ("'quikstart'", "graft runs", "OWNER/NAME")),
+    "load": (lambda p: graft.load("quikstart"), ("'quikstart'", "graft train quickstart")),
     "load nothing": (lambda p: graft.load(), ("source", "shape=")),
     "shape": (lambda p: graft.load(shape={"widht": 1}, alphabet="a"), ("widht", "'width'")),
     "engine": (lambda p: graft.Engine("Qwen/Qwen3-0.6B"), ("'Qwen/Qwen3-0.6B'", "graft.load")),  # type: ignore

@@ -67,6 +67,7 @@ def plan(
     With --gpus: estimate a recipe, or a model of --shape, on many GPUs, and how to divide them.
     """
     from graft.config import ConfigError, load_config
+    from graft.recipe.admission import NOT_OF_A_PLAN
     from graft.trust.ownership import settings_from
 
     options = {
@@ -87,12 +88,14 @@ def plan(
         if not recipe:
             raise ConfigError("give a recipe, or --gpus and --shape to plan for many GPUs")
         with settings_from(recipe, trust, overrides or []):
-            _this_device(load_config(recipe, overrides or []), not no_probe, as_json)
+            config = load_config(recipe, overrides or [], unused=NOT_OF_A_PLAN)
+            _this_device(config, not no_probe, as_json)
         return
     if "=" in recipe:
         raise ConfigError(f"{recipe!r} is an override of a recipe; name the recipe first")
     with settings_from(recipe, trust, overrides or []):
-        job = _job(load_config(recipe, overrides or []) if recipe else None, shape, given)
+        config = load_config(recipe, overrides or [], unused=NOT_OF_A_PLAN) if recipe else None
+        job = _job(config, shape, given)
     command = shlex.join([recipe, *(overrides or [])]) if recipe else ""
     _many_gpus(job, gpus, gpu, shape, command, as_json)
 

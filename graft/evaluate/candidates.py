@@ -40,7 +40,7 @@ def _meant(path: Path) -> str:
         return hint
     if recipe := nearest(str(path), bundled_recipes()):
         return f" {recipe!r} is a recipe: `graft train {recipe}` makes a run"
-    return f" {hub_hint(str(path))}"
+    return f" `graft runs` lists them; {hub_hint(str(path))}"
 
 
 def run_behind(path: Path) -> Path | None:

@@ -18,6 +18,8 @@ NOT_OF_ATTEMPTS = (
 """What attempts at tasks never read."""
 NOT_OF_A_STEP = ("task", "agent", "eval", "sft", "rollout.frozen", "engine.args", *SERVERS)
 """What a step that is computed again from its episodes never reads."""
+NOT_OF_A_PLAN = ("run.dir", "run.trackers", "engine.exchange")
+"""What a forecast, which writes nothing, never reads."""
 
 AnyConfig = TypeVar("AnyConfig", bound=Any)
 

@@ -177,7 +177,7 @@ def test_products_in_blocks_compute_the_same_function() -> None:
 def test_a_library_whose_rows_depend_on_their_number_is_found_out(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    decoder = tiny_decoder(ff=56)
+    decoder = ordered(ff=56)
     linear = torch.nn.functional.linear
 
     def by_rows(x: torch.Tensor, *args: Any) -> torch.Tensor:

@@ -31,6 +31,8 @@ COMMANDS: dict[str, list[str]] = {
     "export": ["theirs", "--out", "exported"],
     "plan": ["theirs/config.yaml", "--no-probe"],
     "explain": ["theirs"],
+    "init": ["theirs"],
+    "translate": ["theirs/config.yaml"],
     "runs": ["theirs"],
     "watch": ["theirs"],
     "report": ["theirs"],
