@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import json
+import os
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -89,8 +90,11 @@ def test_no_object_of_a_session_stays(monkeypatch: pytest.MonkeyPatch):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(2400)  # 11 minutes on two cores
+@pytest.mark.timeout(2400)
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs /proc")
-def test_memory_is_flat_over_20_000_sessions():
-    sizes = [size for _, size in measure([4_000, 8_000, 12_000, 16_000, 20_000])]
-    assert sizes[-1] - sizes[0] < 2.0, sizes  # megabytes
+def test_memory_is_flat_over_thousands_of_sessions():
+    """GRAFT_SESSIONS=20000 runs more of them: 11 minutes on two cores."""
+    total = int(os.environ.get("GRAFT_SESSIONS", "2500"))
+    sizes = [size for _, size in measure([total * part // 5 for part in (2, 3, 4, 5)])]
+    print(f"megabytes over {total} sessions: {sizes}")
+    assert sizes[-1] - sizes[0] < 2.0, sizes
