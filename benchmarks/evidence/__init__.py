@@ -1,0 +1,1 @@
+"""Which claims hold, measured: a script per claim, whose results are appended to results.jsonl beside it."""
