@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from graft.api.engine import PolicyEngine, engine_of
 from graft.api.environments import EnvLike, as_task, check_tasks, env_maker
+from graft.api.keywords import names_ours
 from graft.api.progress import ProgressLine
 from graft.api.settings import settings
 from graft.recipe.attempt_keys import EnvItem
@@ -37,6 +38,7 @@ TRUNCATION = "truncation"
 """Likewise: their top-k and top-p."""
 
 
+@names_ours
 def collect(
     engine: PolicyEngine,
     env: EnvLike | None = None,
@@ -94,6 +96,7 @@ def collect(
     return run(lambda: acollect(**arguments))
 
 
+@names_ours
 async def acollect(
     engine: PolicyEngine,
     env: EnvLike | None = None,

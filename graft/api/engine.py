@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 from weakref import finalize
 
+from graft.api.keywords import names_ours
 from graft.api.policy import Policy
 from graft.api.settings import settings
 from graft.user_code import UserCodeError, seen
@@ -31,6 +32,7 @@ class PolicyEngine:
     kv_tokens  tokens that the key-value cache holds; 0: chosen by the free memory
     """
 
+    @names_ours
     def __init__(self, policy: Policy, *, seed: int = 0, kv_tokens: int = 0) -> None:
         from graft.train.rollouts.rollout_engine import make_engine
 

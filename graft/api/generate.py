@@ -9,6 +9,7 @@ from typing import Any
 
 from graft.api.engine import PolicyEngine, engine_for
 from graft.api.environments import Prompt
+from graft.api.keywords import names_ours
 from graft.api.policy import Policy, load
 from graft.types import Sampling
 from graft.user_code import UserCodeError, seen
@@ -30,6 +31,7 @@ class Generation:
     """stop: a stop token or stop text; length: max_tokens or the model's window."""
 
 
+@names_ours
 def generate(
     policy: Policy | PolicyEngine | str | PathLike[str],
     prompts: str | Sequence[Prompt],

@@ -16,6 +16,7 @@ from graft.api.episode_checks import (
     temperature_of,
     truncation_of,
 )
+from graft.api.keywords import names_ours
 from graft.api.policy import Policy
 from graft.api.settings import settings
 from graft.types import Episode
@@ -68,6 +69,7 @@ class PolicyLearner:
     seed              of the order of mini-batches and new adapters
     """
 
+    @names_ours
     def __init__(
         self,
         policy: Policy,

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
+from graft.api.keywords import names_ours
 from graft.api.settings import settings
 from graft.config import Config, ConfigError, load_config
 from graft.user_code import seen
@@ -107,6 +108,7 @@ class Policy:
         )
 
 
+@names_ours
 def load(
     source: str | PathLike[str] | None = None,
     *,

@@ -335,3 +335,21 @@ def test_what_was_meant_by_a_name_that_is_nowhere_is_said(tmp_path: Path, monkey
     for path in (page, "Qwen3-0.6B"):  # as model.path of a recipe
         with pytest.raises(ModelFileError, match=r"Hugging Face hub .*Qwen3-0\.6B"):
             graft.train({"model": {"path": path}, "task": {"env": "calculator"}}, progress=False)
+
+
+@pytest.mark.parametrize(
+    ("call", "given", "ours"),
+    [
+        (lambda policy: graft.Learner(policy, learning_rate=1e-6), "learning_rate", "lr"),  # type: ignore
+        (lambda policy: graft.collect(policy, Letters, n_samples=2), "n_samples", "samples"),  # type: ignore
+        (
+            lambda policy: graft.generate(policy, "a", max_new_tokens=2),
+            "max_new_tokens",
+            "max_tokens",
+        ),  # type: ignore
+        (lambda policy: graft.Engine(policy, sed=1), "sed", "seed"),  # type: ignore
+    ],
+)
+def test_an_argument_of_another_library_is_answered_with_ours(policy, call, given, ours):
+    with pytest.raises(TypeError, match=rf"'{given}'; did you mean '{ours}'\?"):
+        call(policy)
