@@ -43,6 +43,9 @@ pytestmark = [
     ),
 ]
 
+VARIABLES = ("CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC", "DISABLE_AUTOUPDATER")
+"""Of Claude Code, which a recipe names in agent.variables."""
+
 
 class Bench:
     """A gateway with a written policy, and programs that attempt a task against it."""
@@ -51,7 +54,7 @@ class Bench:
         patch.setenv("HOME", str(home))  # Claude Code keeps its sessions there
         patch.chdir(home)
         write_files(home)
-        for name in ("CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC", "DISABLE_AUTOUPDATER"):
+        for name in VARIABLES:
             patch.setenv(name, "1")
         self.policy = WrittenPolicy(patch, RULES)
         self.gateway: Gateway = self.policy.gateway()
@@ -75,7 +78,7 @@ class Bench:
     async def attempt(self, trial: Trial, session: AgentSession) -> str:
         """The last line that the program prints."""
         file = trial.program if trial in PAGE else str(PROGRAMS / trial.program)
-        program = CommandAgent([str(PYTHON), file, "{task.prompt}", *trial.arguments])
+        program = CommandAgent([str(PYTHON), file, "{task.prompt}", *trial.arguments], VARIABLES)
         client = AgentClient(session, *self.address.urls(session))
         outcome = await program(session.task, client)
         session.end()
