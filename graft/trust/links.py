@@ -25,9 +25,11 @@ def check_links(folder: Path) -> None:
     if not folder.is_dir():
         return
     root = folder.resolve()
-    inner = (path for name in FOLDERS for path in (folder / name).glob("*"))
+    inside = [folder / name for name in FOLDERS]
+    # a folder that is a link itself is judged, not entered
+    inner = (path for one in inside if not one.is_symlink() for path in one.glob("*"))
     for path in sorted([*folder.iterdir(), *inner]):
-        if not SMALL.fullmatch(path.name):
+        if not SMALL.fullmatch(path.name) and path not in inside:
             continue
         try:
             target = path.resolve()

@@ -103,6 +103,8 @@ class MetricsLog:
             log = JsonlLog(alarms)
             _truncate_after(last, log)
             log.close()
+            if not alarms.stat().st_size:  # as if there had been none
+                remove(alarms)
         self._each_tracker(lambda tracker: tracker.truncate_after(phase, step))
 
     def sync(self) -> None:
