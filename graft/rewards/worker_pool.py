@@ -5,7 +5,8 @@
 
 The template is a fresh interpreter (this process may hold threads and a GPU) that has imported the slow
 libraries once, so a killed worker is replaced in milliseconds. A worker sets an alarm before each call, so
-that the kernel ends it past its limit. When this process dies the sockets close, and all workers end.
+that the kernel ends it past its limit. The limit is processor time: a reward must not depend on what else
+the machine does. When this process dies the sockets close, and all workers end.
 Requests and replies are JSON: nothing that a worker sends is executed in this process.
 """
 
@@ -27,7 +28,8 @@ from typing import Any
 from graft.registry import load
 
 START_LIMIT = 120.0  # seconds to import the libraries on a busy machine
-GRACE = 0.5  # seconds past the alarm until this side gives up on a worker
+WAIT = 20  # times its limit that a call may take by the clock, where other processes hold the processors
+GRACE = 0.5  # seconds past that until this side gives up on a worker
 MAX_MEMORY = 4 << 30  # bytes of address space of a worker
 _LENGTH = struct.Struct(">I")
 
@@ -74,7 +76,8 @@ class WorkerPool:
     def call(self, function: str, *args: Any, timeout: float) -> Any:
         """The result of `function` ("module:name") for these arguments; both must be JSON.
 
-        The limit is for the call alone; a wait for a free worker or for the first start is extra.
+        The limit is processor time of the call alone; a wait for a free worker, for the first start or
+        for a processor is extra.
         """
         request = json.dumps([function, args, timeout]).encode()
         with self._slots:
@@ -82,7 +85,7 @@ class WorkerPool:
                 worker = self._take()
                 started = time.monotonic()
                 try:
-                    reply = worker.call(request, timeout + GRACE)
+                    reply = worker.call(request, WAIT * timeout + GRACE)
                 except (OSError, EOFError) as error:
                     worker.kill()
                     if time.monotonic() - started >= 0.9 * timeout:
@@ -247,7 +250,8 @@ def serve(control_fd: int, warm: str) -> None:
 
 def work(channel: socket.socket) -> None:
     """The worker process: answer calls until the socket closes."""
-    signal.signal(signal.SIGALRM, signal.SIG_DFL)  # ends the process at once
+    for ends_at_once in (signal.SIGPROF, signal.SIGALRM):
+        signal.signal(ends_at_once, signal.SIG_DFL)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     send(channel, json.dumps(os.getpid()).encode())
     while True:
@@ -255,14 +259,19 @@ def work(channel: socket.socket) -> None:
             function, args, timeout = json.loads(receive(channel))
         except (EOFError, OSError):
             return
-        signal.setitimer(signal.ITIMER_REAL, timeout)
+        _set_alarms(timeout)
         try:
             reply = [load(function, "function")(*args), None]
             message = json.dumps(reply).encode()
         except Exception as error:  # the caller decides what to do about it
             message = json.dumps([None, f"{type(error).__name__}: {str(error)[:500]}"]).encode()
-        signal.setitimer(signal.ITIMER_REAL, 0)
+        _set_alarms(0)
         try:
             send(channel, message)
         except OSError:
             return
+
+
+def _set_alarms(timeout: float) -> None:
+    signal.setitimer(signal.ITIMER_PROF, timeout)
+    signal.setitimer(signal.ITIMER_REAL, WAIT * timeout)

@@ -285,9 +285,14 @@ def test_a_long_answer_is_right_only_as_the_same_text():
 
 
 def test_a_call_past_its_limit_is_ended_and_the_next_one_answered():
-    with pytest.raises(WorkerTimeout, match=r"time:sleep took more than 0\.2 s"):
-        WORKERS.call("time:sleep", 60, timeout=0.2)
+    with pytest.raises(WorkerTimeout):
+        WORKERS.call("time:sleep", 60, timeout=0.02)
     assert WORKERS.call("math:factorial", 5, timeout=20) == 120
+
+
+def test_a_call_that_waits_for_a_processor_is_not_past_its_limit():
+    # a busy machine made right answers wrong: the limit was one of the clock
+    assert WORKERS.call("time:sleep", 0.5, timeout=0.1) is None
 
 
 def test_a_loop_in_c_is_ended_too():
@@ -362,7 +367,7 @@ import json, os, signal, threading, time
 from graft.rewards.worker_pool import WorkerPool
 pool = WorkerPool("gc:freeze", size=2)
 first = pool.call("os:getpid", timeout=20)
-threading.Thread(target=lambda: pool.call("time:sleep", 60, timeout=2.0), daemon=True).start()
+threading.Thread(target=lambda: pool.call("time:sleep", 60, timeout=0.1), daemon=True).start()
 while pool._idle:
     time.sleep(0.01)  # until that thread has the first worker
 second = pool.call("os:getpid", timeout=20)

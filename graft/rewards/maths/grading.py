@@ -43,7 +43,7 @@ def grade(
     (True, False)
 
     Safe on any thread. `question`: an expression of it that is only repeated is no answer. `timeout` is
-    in seconds, for each gold that needs math-verify.
+    in seconds of processor time, for each gold that needs math-verify.
     """
     golds = [golds] if isinstance(golds, str) else golds
     if len(answer) <= MAX_TIDY and repeats(answer, question[-MAX_QUESTION:], golds, decide):

@@ -62,7 +62,11 @@ def _trees(text: str) -> tuple[Any, ...] | None:
 
 def warm() -> None:
     """Import what `math_equal` needs and let the LaTeX grammar build its tables, once."""
-    for answer, gold in ((r"\frac{\sqrt{2}}{2}+x^2", "x+1"), ("(1,2]", r"\{1,2\}"), ("x=1", "1<x")):
+    for answer, gold in (
+        (r"\frac{\sqrt{2}}{2}+x^2", "x+1"),
+        ("(1,2]", r"\{1,2\}"),
+        ("x=1", "3!<x"),
+    ):
         math_equal(answer, gold)
 
 
