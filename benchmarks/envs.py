@@ -86,7 +86,7 @@ def gem_python() -> Path:
 
 def word_lists(folder: Path) -> None:
     """The files that GEM would download with nltk, written from our own lists: same words for both."""
-    from graft.envs.games import words
+    from graft_envs.games import words
 
     corpus = folder / "corpora" / "words"
     corpus.mkdir(parents=True)

@@ -26,6 +26,8 @@ from functools import cache
 from pathlib import Path
 from typing import TypeVar
 
+from graft.ours import FOLDERS, ROOT
+
 T = TypeVar("T")
 
 GRACE = 1.0
@@ -138,10 +140,9 @@ def _is_ours(file: str) -> bool:
 def _is_no_library(file: str) -> bool:
     if file.startswith("<frozen"):
         return False
-    return file.startswith(_PACKAGE) or not file.startswith(_LIBRARIES)
+    return file.startswith(FOLDERS) or not file.startswith(_LIBRARIES)
 
 
-_PACKAGE = str(Path(__file__).parent) + "/"  # which may itself be installed among the libraries
 _LIBRARIES = tuple(
     str(folder) + "/"
     for folder in {
@@ -154,13 +155,13 @@ _LIBRARIES = tuple(
 
 def is_user_file(file: str) -> bool:
     """Whether a file is the user's: neither a library's nor graft's."""
-    return not file.startswith((_PACKAGE, "<")) and _is_no_library(file)
+    return not file.startswith((*FOLDERS, "<")) and _is_no_library(file)
 
 
 def short_file(file: str) -> str:
     """A file's name for messages: relative to the working folder, or with the folder it is in."""
     path = Path(file)
-    for base in (Path(_PACKAGE).parent, Path.cwd()):
+    for base in (ROOT, Path.cwd()):
         if path.is_relative_to(base):
             return path.relative_to(base).as_posix()
     return Path(*path.parts[-2:]).as_posix()

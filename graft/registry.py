@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from graft.deadlines import short_file
+from graft.plugins import Table, entries
 from graft.trust import check_name
 from graft.user_code import UserCodeError, raised, user_frame
 
@@ -74,6 +75,17 @@ def load(path: str, what: str = "object") -> Any:
     return target
 
 
+def load_service(name: str) -> Any:
+    """A function of a package beside graft that commands use: the sandbox, the search server."""
+    services = entries("graft.services")
+    if name not in services:
+        raise UnknownName(
+            f"no installed package brings {name!r} (entry point group graft.services); pip install graft-rl "
+            "brings all of graft's own"
+        )
+    return load(services[name], "service")
+
+
 def load_named(path: str, what: str) -> Any:
     """`load` for a name that settings give: refused where they are a stranger's."""
     check_name(path, what)
@@ -100,6 +112,8 @@ def resolve(name: str | Callable[..., Any], table: Mapping[str, Any], what: str)
     if not isinstance(name, str) and callable(name):
         return name
     if name in table:
+        if isinstance(table, Table) and table.is_foreign(name):
+            check_name(name, what)
         entry = table[name]
         return load(entry, what) if isinstance(entry, str) else entry
     if ":" in name:

@@ -23,8 +23,9 @@ from pathlib import Path
 from typing import Any
 
 from graft.deadlines import is_user_file, short_file
+from graft.ours import FOLDERS
 
-OURS = str(Path(__file__).parent), str(Path(asyncio.__file__).parent)
+OURS = *FOLDERS, str(Path(asyncio.__file__).parent)
 MAX_TEXT = 4_000
 """Characters of an exception's text that messages keep."""
 

@@ -17,9 +17,9 @@ import pytest
 from graft.serving import guard, listening
 from graft.serving.guard import Guard, Rules, local_token, stored_token
 from graft.serving.listening import most_connections, server_config
-from graft.tools.search import make_source
-from graft.tools.search.http import HttpSource
-from graft.tools.search.server import MAX_BODY, build_app
+from graft_search import make_source
+from graft_search.http import HttpSource
+from graft_search.server import MAX_BODY, build_app
 
 uvicorn = pytest.importorskip("uvicorn")
 pytest.importorskip("starlette")

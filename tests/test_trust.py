@@ -18,10 +18,10 @@ from graft.registry import resolve
 from graft.rewards import make_reward
 from graft.text.template import find_template
 from graft.tools import make_tools
-from graft.tools.sandbox.choice import choose
 from graft.train.run_dir.checkpoint import Checkpoint, checkpoints
 from graft.trust import NotTrusted, Source, check_address, check_pickle, reading
 from graft.trust.ownership import config_folder, remember, settings_from, sign, why_not_own
+from graft_sandbox.choice import choose
 from tests.train.test_torchrun import ALONE, Case, learner_for
 from tests.train.test_trainer_state import cloned, saver_in
 

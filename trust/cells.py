@@ -7,9 +7,9 @@ import threading
 import time
 from pathlib import Path
 
-from graft.tools.sandbox import hosts
-from graft.tools.sandbox.inside import usage
-from graft.tools.sandbox.running import DISK_MB, PROCESSES, SOCKET_BUFFER
+from graft_sandbox import hosts
+from graft_sandbox.inside import usage
+from graft_sandbox.running import DISK_MB, PROCESSES, SOCKET_BUFFER
 
 MEGABYTE = 1 << 20
 EVERY = 0.01

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import sys
 
-from graft.tools.sandbox.inside import seccomp
+from graft_sandbox.inside import seccomp
 
 GOT = "GOT THROUGH"
 PRINT_GOT = f"print(bytes.fromhex('{GOT.encode().hex()}').decode(), {{!r}})"

@@ -20,10 +20,10 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from graft.rewards.code import score_tests
 from graft.tools.errors import ToolError
-from graft.tools.python import PythonTool
-from graft.tools.sandbox import SandboxSession, choose, described, hosts, methods, run_python
+from graft_envs.code.grading import score_tests
+from graft_envs.code.python_tool import PythonTool
+from graft_sandbox import SandboxSession, choose, described, hosts, methods, run_python
 from trust.bank import Row
 from trust.cells import Sampler
 from trust.hostile import GOT, PROGRAMS

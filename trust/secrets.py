@@ -115,14 +115,14 @@ def recorder(
 
 
 def _mcp(url: str, canary: str) -> str:
-    from graft.tools.mcp import McpTools
+    from graft_search.mcp import McpTools
 
     McpTools(f"{url}/mcp", token=canary, headers={"X-Canary": canary}, retries=0, deadline=10)
     return ""
 
 
 def _mcp_command(url: str, canary: str) -> str:
-    from graft.tools.mcp import McpTools
+    from graft_search.mcp import McpTools
 
     program = "import os, sys; sys.exit('cannot log in with ' + os.environ['VALUE'])"
     entry = {"command": sys.executable, "args": ["-c", program], "env": {"VALUE": canary}}
@@ -139,7 +139,7 @@ def _judge(url: str, canary: str) -> str:
 
 
 def _search(url: str, canary: str) -> str:
-    from graft.tools.search import make_source
+    from graft_search import make_source
 
     os.environ["CANARY_NAMED"] = canary
     source = make_source("bing", url=url, api_key_env="CANARY_NAMED", retries=0)
@@ -147,7 +147,7 @@ def _search(url: str, canary: str) -> str:
 
 
 def _search_in_query(url: str, canary: str) -> str:
-    from graft.tools.search import make_source
+    from graft_search import make_source
 
     os.environ["CANARY_NAMED"] = canary
     source = make_source("serpapi", url=url, api_key_env="CANARY_NAMED", retries=0)
@@ -179,7 +179,7 @@ def _not_named(url: str, canary: str) -> str:
 
     from graft.engine.remote.endpoint import Endpoint
     from graft.rewards.judge.judge import Judge
-    from graft.tools.search import make_source
+    from graft_search import make_source
 
     os.environ["OPENAI_API_KEY"] = os.environ["BING_API_KEY"] = canary
     said = ""

@@ -14,13 +14,13 @@ from pathlib import Path
 
 from graft.config import load_config
 from graft.envs import make
-from graft.envs.earl.sorting_sets import all_permutations
 from graft.protocols import Env
 from graft.rollout.branches.branch import independent
 from graft.rollout.collect import collect
 from graft.train.build import build_run
 from graft.train.run_dir.checkpoint import latest_model
 from graft.types import Task
+from graft_envs.earl.sorting_sets import all_permutations
 
 
 def main(folder: str) -> None:

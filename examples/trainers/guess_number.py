@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from graft.envs.interop.verifiers_taskset import taskset
+from graft_interop.verifiers_taskset import taskset
 
 GuessTaskset, GuessHarness = taskset(
     "game:GuessTheNumber-v0",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from graft.envs.interop.openrlhf import agent_executor
+from graft_interop.openrlhf import agent_executor
 
 AgentExecutor = agent_executor(
     "game:GuessTheNumber-v0", wrappers={"tools": {"use": "calculator", "format": "gem"}}

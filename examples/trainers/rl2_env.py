@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from graft.envs.interop.rl2 import generator
+from graft_interop.rl2 import generator
 
 generate = generator("game:GuessTheNumber-v0", wrappers="concat")

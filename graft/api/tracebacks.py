@@ -11,11 +11,10 @@ and `%debug` still has them. Errors of your own code, and faults of graft, keep 
 from __future__ import annotations
 
 import os
-from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-PACKAGE = str(Path(__file__).parent.parent) + os.sep
+from graft.ours import FOLDERS
 
 
 def shorten_tracebacks() -> None:
@@ -56,6 +55,6 @@ def _short_lines(
 
 def _outside(trace: TracebackType | None) -> TracebackType | None:
     """The frames before the first one of graft, as a copy."""
-    if trace is None or trace.tb_frame.f_code.co_filename.startswith(PACKAGE):
+    if trace is None or trace.tb_frame.f_code.co_filename.startswith(FOLDERS):
         return None
     return TracebackType(_outside(trace.tb_next), trace.tb_frame, trace.tb_lasti, trace.tb_lineno)

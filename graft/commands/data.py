@@ -22,6 +22,7 @@ from graft.commands.options import (
     Wrappers,
     progress,
 )
+from graft.registry import load_service
 
 data = typer.Typer(help="Inspect rows, and make them.", no_args_is_help=True)
 cache = typer.Typer(help="Answers of searches in ARPO's JSON form.", no_args_is_help=True)
@@ -188,13 +189,10 @@ def import_answers(
     as_json: AsJson = False,
 ) -> None:
     """Store the results of a search_cache.json in a cache file: {search: {cache: FILE.db}} then uses them."""
-    from graft.tools.search import SearchCache, import_json
-
     if not Path(source).is_file():
         raise typer.BadParameter(f"there is no file {source!r}", param_hint="FILE")
     target = Path(to or Path(source).with_suffix(".db"))
-    with closing(SearchCache(target)) as stored:
-        done = import_json(stored, source)
+    done = load_service("import_search_cache")(source, target)
     line = {"cache": str(target), **asdict(done)}
     typer.echo(json.dumps(line) if as_json else f"{target}: {done.sentence}")
     if not done.stored:
@@ -210,11 +208,8 @@ def export_answers(
     as_json: AsJson = False,
 ) -> None:
     """Write a cache file as a search_cache.json, with the latest answer to each query."""
-    from graft.tools.search import SearchCache, export_json
-
     target = Path(to or Path(source).with_suffix(".json"))
-    with closing(SearchCache(source, read_only=True)) as stored:
-        count = export_json(stored, target)
+    count = load_service("export_search_cache")(source, target)
     line = {"file": str(target), "queries": count}
     typer.echo(json.dumps(line) if as_json else f"{target}: {count:,} queries")
 

@@ -9,9 +9,7 @@ from typing import Any
 from graft.config import read_arguments
 from graft.envs import ENVS, find
 from graft.envs.entry import family_of, missing
-from graft.envs.games.base import BOX, Game
 from graft.envs.table import build_env
-from graft.envs.webshop.env import WebShop
 from graft.types import Turn
 
 COMMANDS = (
@@ -64,7 +62,7 @@ def play(
     write(_as_text(observation))
     write(COMMANDS)
     total, count, turn = 0.0, 0, Turn()
-    is_boxed = isinstance(env.unwrapped, Game | WebShop)
+    box = getattr(env.unwrapped, "box", "")
     while not turn.is_over:
         action = _read(read, f"[{count + 1}] > ")
         if action is None:
@@ -75,8 +73,8 @@ def play(
         if action.strip() == ":random":
             action = env.sample_random_action()
             write(action)
-        elif is_boxed and BOX not in action and not action.rstrip().endswith(env.stop or ("\0",)):
-            action = f"{BOX}{action.strip()}}}"  # the user need not type the box
+        elif box and box not in action and not action.rstrip().endswith(env.stop or ("\0",)):
+            action = f"{box}{action.strip()}}}"  # the user need not type the box
         turn = env.step(action)
         count += 1
         total += turn.reward

@@ -6,11 +6,11 @@ import errno
 import os
 import sys
 import traceback
-from pathlib import Path
 
 import typer
 
 from graft.commands.options import flag_meant, setting_meant
+from graft.ours import FOLDERS, is_ours
 from graft.trust.masking import mask
 
 
@@ -71,13 +71,12 @@ DISK = {
 
 def is_for_the_user(error: Exception) -> bool:
     """Raised by graft on purpose: a class of graft, or a plain one raised in one of its files."""
-    if type(error).__module__.startswith("graft."):
+    if is_ours(type(error)):
         return True
     if isinstance(error, OSError) and error.errno in DISK and error.filename is not None:
         from graft.user_code import user_frame
 
         return not user_frame(error)
     frames = traceback.extract_tb(error.__traceback__)
-    ours = str(Path(__file__).parent.parent)
     plain = (ValueError, ImportError, OSError)
-    return bool(frames) and isinstance(error, plain) and frames[-1].filename.startswith(ours)
+    return bool(frames) and isinstance(error, plain) and frames[-1].filename.startswith(FOLDERS)

@@ -9,6 +9,7 @@ import typer
 
 from graft.commands.options import Overrides, Trust
 from graft.commands.train import run_recipe
+from graft.registry import load_service
 
 serve = typer.Typer(help="Serve a policy to agents, or searches to rollouts.", no_args_is_help=True)
 
@@ -81,8 +82,5 @@ def serve_search(
     port: Annotated[int, typer.Option(min=0, max=65535)] = 8000,
 ) -> None:
     """Serve searches of a corpus or of the web. POST /retrieve, in Search-R1's JSON and in GEM's msgpack."""
-    from graft.tools.search.server import serve as serve_source
-    from graft.tools.search.server import served_source
-
-    made = served_source(corpus, source, model=model, vectors=index, query_prefix=query_prefix)
-    serve_source(made, host=host, port=port, topk=topk)
+    dense = {"model": model, "vectors": index, "query_prefix": query_prefix}
+    load_service("serve_search")(corpus, source, dense, host=host, port=port, topk=topk)

@@ -11,6 +11,7 @@ import traceback
 from collections.abc import Callable, Iterable
 
 from graft.deadlines import within
+from graft.ours import is_ours
 from graft.train.monitor.check import FAIL, Check
 from graft.trust import NotTrusted
 
@@ -34,7 +35,7 @@ def checked(name: str, probe: Probe, deadline: float) -> list[Check]:
         if os.environ.get("GRAFT_DEBUG"):
             traceback.print_exception(error)
         text = str(error) or "no message"
-        if type(error).__module__.startswith("graft.") or type(error) is ValueError:
+        if is_ours(type(error)) or type(error) is ValueError:
             return [Check(name, FAIL, text)]  # errors of graft itself already name a remedy
         hint = "GRAFT_DEBUG=1 shows where it happened"
         return [Check(name, FAIL, f"{type(error).__name__}: {text}", hint)]

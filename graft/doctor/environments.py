@@ -115,7 +115,7 @@ def first_tasks(config: Config, count: int) -> list[Task]:
 def asks_a_service(reward: Any) -> bool:
     """Whether a reward waits for others, as a judge does; bundled ones that only compute do not."""
     parts = [one.reward for one in getattr(reward, "components", ())] or [reward]
-    ours = ("graft.rewards.answers", "graft.rewards.code")
+    ours = ("graft.rewards.answers", "graft_envs.code.grading")
     return any(
         getattr(one, "blocking", False) and getattr(source_of(one), "__module__", "") not in ours
         for one in parts

@@ -9,6 +9,7 @@ from importlib import metadata
 from importlib.util import find_spec
 
 from graft.doctor.deadline import checked
+from graft.registry import UnknownName, load_service
 from graft.train.monitor.check import FAIL, PASS, WARN, Check
 
 EXTRAS = {
@@ -74,15 +75,15 @@ def device() -> Check:
 
 
 def sandbox() -> Check:
-    from graft.tools.sandbox import SandboxUnavailable, choose, described, methods
-
-    tried = [(name, works, why) for name, works, why in methods() if name != "none"]
-    others = "; ".join(f"{name}: {'works' if works else why}" for name, works, why in tried)
     try:
-        return Check("sandbox", PASS, f"{described(choose())} ({others})")
-    except SandboxUnavailable:
-        remedy = "install bubblewrap, or allow user namespaces; code tasks are refused until then"
-        return Check("sandbox", WARN, f"no method works ({others})", remedy)
+        chosen, tried = load_service("sandbox")()
+    except UnknownName as error:
+        return Check("sandbox", WARN, str(error))
+    others = "; ".join(f"{name}: {'works' if works else why}" for name, works, why in tried)
+    if chosen:
+        return Check("sandbox", PASS, f"{chosen} ({others})")
+    remedy = "install bubblewrap, or allow user namespaces; code tasks are refused until then"
+    return Check("sandbox", WARN, f"no method works ({others})", remedy)
 
 
 def extras() -> Check:

@@ -78,7 +78,9 @@ def answer_of(tool: Any, name: str) -> Check:
     if is_ours and is_error(answer) and not is_replay:
         remedy = "the policy would get the same answer at every call: repair what the text names"
         return Check(name, FAIL, seen, remedy)
-    is_bundled = type(tool).__module__.startswith("graft.envs.")  # it works and refuses this input
+    is_bundled = type(tool).__module__.startswith(
+        ("graft.envs.", "graft_envs.")
+    )  # it works and refuses this input
     if not is_ours and is_error(answer) and not is_bundled:
         return Check(
             name, WARN, seen, "fine if the made-up input is the reason; else repair the tool"

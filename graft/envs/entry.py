@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from graft.data.hub import locate
-from graft.registry import load
+from graft.registry import load, load_service
 
 NOTHING: Mapping[str, Any] = MappingProxyType({})
 
@@ -63,7 +63,5 @@ def _lack(need: str) -> str:
             return ""
         # without a slash it is not on the hub
         return f"the dataset {name}, or data=PATH" if "/" in name else "a local file, data=PATH"
-    from graft.tools.sandbox import methods
-
-    works = any(works for method, works, _ in methods() if method != "none")
-    return "" if works else "a sandbox for untrusted code, see graft doctor"
+    chosen, _ = load_service("sandbox")()
+    return "" if chosen else "a sandbox for untrusted code, see graft doctor"

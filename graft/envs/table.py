@@ -14,37 +14,38 @@ from weakref import WeakKeyDictionary
 from graft.envs.base import BaseEnv, EnvSource, FirstSeed
 from graft.envs.checked import check_env
 from graft.envs.dataset import DATASETS
-from graft.envs.earl import EARL
 from graft.envs.entry import EnvEntry, family_of
-from graft.envs.games.variants import GAMES
-from graft.envs.multi_agent import SELF_PLAY
 from graft.envs.multi_agent.base import MultiAgentEnv
 from graft.envs.multi_agent.seat import SeatEnv
 from graft.envs.own_tools import with_own_tools
-from graft.envs.reasoning import REASONING
-from graft.envs.retail import RETAIL
-from graft.envs.terminal import TERMINAL
-from graft.envs.webshop import WEBSHOP
 from graft.envs.wrappers import Wrappers, wrap
+from graft.ours import is_ours
+from graft.plugins import Table, entries
 from graft.protocols import Env
-from graft.registry import UnknownName, check_options, load_named, nearest
+from graft.registry import UnknownName, check_options, load, load_named, nearest
+from graft.trust import check_name
 from graft.user_code import UserCodeError, named, naming, place_of, seen, source_of
 
-ENVS: dict[str, EnvEntry] = {
+BUNDLED: dict[str, EnvEntry] = {
     "arithmetic": EnvEntry("graft.envs.arithmetic:Arithmetic"),
     "calculator": EnvEntry("graft.envs.calculator:CalculatorTask", turns=6),
     "countdown": EnvEntry("graft.envs.countdown:Countdown"),
-    "hops": EnvEntry("graft.envs.hops.env:HopsTask", turns=7, needs=("sandbox",)),
     "prompts": EnvEntry("graft.envs.dataset.prompts:PromptsEnv", needs=("data:rows of your own",)),
-    **EARL,
-    **GAMES,
-    **REASONING,
     **DATASETS,
-    **WEBSHOP,
-    **TERMINAL,
-    **SELF_PLAY,
-    **RETAIL,
 }
+
+
+class EnvTable(Table):
+    """Every id, and how it is built."""
+
+    def find(self) -> dict[str, EnvEntry]:
+        found = {name: EnvEntry(place, turns=None) for name, place in super().find().items()}
+        for name, place in entries("graft.env_tables").items():
+            found |= load(place, f"table of environments {name!r}")
+        return found
+
+
+ENVS = EnvTable("graft.envs", BUNDLED)
 
 
 def make(
@@ -88,7 +89,7 @@ def _takes_seed(build: Any) -> bool:
 
 
 def _is_bundled(build: Any) -> bool:
-    return getattr(build, "__module__", "").startswith("graft.")
+    return is_ours(build)
 
 
 def build_env(
@@ -183,6 +184,8 @@ def find(env_id: str) -> EnvEntry:
             "MyEnv()"
         )
     if env_id in ENVS:
+        if ENVS.is_foreign(env_id):
+            check_name(env_id, "env")
         return ENVS[env_id]
     family = family_of(env_id).lower()
     if family not in _families(len(ENVS)):  # "your.module:Class"

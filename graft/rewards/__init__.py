@@ -20,13 +20,13 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from graft.plugins import Table
 from graft.protocols import Reward
 from graft.registry import check_options, resolve
 from graft.rewards.plugins import adapt, check_form, filled_parameters, name_of
 from graft.rewards.weighted import Component, WeightedSum
 
-REWARDS: dict[str, Any] = {
-    "code_tests": "graft.rewards.code:code_tests",
+OWN: dict[str, Any] = {
     "countdown": "graft.rewards.answers:countdown",
     "deep_research": "graft.rewards.deep_research:deep_research",
     "exact_match": "graft.rewards.answers:exact_match",
@@ -35,6 +35,7 @@ REWARDS: dict[str, Any] = {
     "judge": "graft.rewards.judge:Judge",
     "math_answer": "graft.rewards.answers:math_answer",
 }
+REWARDS = Table("graft.rewards", OWN)
 """Name -> "module:attribute" of the reward; `make_reward` builds an instance of a class."""
 
 RewardSpec = str | Mapping[str, Any] | Sequence[Any] | Callable[..., Any]

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from inspect import isawaitable
 
+from graft.ours import is_ours
 from graft.rollout.branches.branch import Branch
 from graft.rollout.episode_builder import EpisodeBuilder
 from graft.rollout.event_loop import run
@@ -57,8 +58,7 @@ async def _run_branch(builder: EpisodeBuilder, branch: Branch) -> None:
     running = branch(builder)
     if not isawaitable(running):
         raise refusal(UserObject(branch, "branch"), running, "an awaitable: write `async def`")
-    is_ours = getattr(source_of(branch), "__module__", "").startswith("graft.")
-    with nullcontext() if is_ours else naming(branch, "branch", RolloutFailure):
+    with nullcontext() if is_ours(source_of(branch)) else naming(branch, "branch", RolloutFailure):
         await running
 
 

@@ -16,7 +16,7 @@ from queue import SimpleQueue
 from typing import Any
 
 from graft.envs.checked import as_reset, as_turn, check_fork
-from graft.envs.interop.external import plain
+from graft.envs.plain import plain
 from graft.protocols import Env, Reward
 from graft.rewards.weighted import WeightedSum
 from graft.rollout.failure import boundary

@@ -18,19 +18,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from graft.plugins import Table
 from graft.registry import check_options, resolve
 from graft.tools.errors import ERROR, is_error
 
 __all__ = ["ERROR", "TOOLS", "has_state", "is_error", "make_tool", "make_tools"]
 
-TOOLS: dict[str, Any] = {
-    "browse": "graft.tools.pages.browse:BrowseTool",
-    "calculator": "graft.tools.calculator:Calculator",
-    "fetch": "graft.tools.pages:FetchTool",
-    "python": "graft.tools.python:PythonTool",
-    "search": "graft.tools.search:SearchTool",
-}
-"""Name -> "module:attribute" of the tool's class."""
+TOOLS = Table("graft.tools", {"calculator": "graft.tools.calculator:Calculator"})
+"""Name -> "module:attribute" of the tool's class; most come from the packages beside graft."""
 
 
 def has_state(tool: Any) -> bool:
@@ -47,7 +42,7 @@ def make_tool(what: Any, **arguments: Any) -> Any:
     if what == "mcp":
         raise ValueError(
             "'mcp' stands for all the tools of its servers and needs their addresses: write "
-            '{"mcp": "http://host:8000/mcp"} in a list of tools, or use graft.tools.mcp.McpTools'
+            '{"mcp": "http://host:8000/mcp"} in a list of tools, or use graft_search.mcp.McpTools'
         )
     target: Any = resolve(what, TOOLS, "tool") if isinstance(what, str) else what
     is_class = isinstance(target, type)
@@ -74,7 +69,7 @@ def make_tools(what: Any) -> list[Any]:
 
         ["python", {"search": {"topk": 3}}, "your.module:weather", {"mcp": "http://..."}]
 
-    "mcp" stands for all the tools of the configured servers; see `graft.tools.mcp`.
+    "mcp" stands for all the tools of the configured servers; see `graft_search.mcp`.
     """
     if isinstance(what, str):
         return [make_tool(name.strip()) for name in what.split(",") if name.strip()]
@@ -87,9 +82,7 @@ def make_tools(what: Any) -> list[Any]:
 
 def _named(name: str, arguments: Any) -> list[Any]:
     if name == "mcp":
-        from graft.tools.mcp import McpTools
-
-        return list(McpTools(arguments))
+        return list(resolve("mcp", TOOLS, "tool")(arguments))
     if not isinstance(arguments, Mapping | None):
         raise ValueError(f"tool {name!r}: arguments must be {{name: value}}, not {arguments!r}")
     return [make_tool(name, **(arguments or {}))]

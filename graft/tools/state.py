@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from graft.ours import is_ours
 from graft.tools import has_state
 from graft.tools.calling import call_tool
 from graft.tools.function import FunctionTool
@@ -31,7 +32,7 @@ def is_rebound(tool: Any) -> bool:
     """Whether a fork searches a tool for parts of its environment; graft's own tools have none."""
     if isinstance(tool, FunctionTool):
         return not tool.shared
-    return not type(tool).__module__.startswith("graft.") and getattr(tool, "is_stateful", True)
+    return not is_ours(type(tool)) and getattr(tool, "is_stateful", True)
 
 
 def forked(tool: Any, memo: Memo) -> Any:

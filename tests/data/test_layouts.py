@@ -15,7 +15,7 @@ from graft.data.chats import open_chats
 from graft.data.errors import DataError
 from graft.data.layouts import LAYOUTS, MIXED, detect_layout, matching_layouts
 from graft.envs import make
-from tests.envs.earl_rows_kit import sorting
+from tests.graft_envs.earl.earl_rows_kit import sorting
 
 USER = {"role": "user", "content": "2+3="}
 ASSISTANT = {"role": "assistant", "content": "5"}

@@ -19,7 +19,7 @@ PAGE = (ROOT / "docs" / "originals.md").read_text(encoding="utf-8")
 STARTS = "tests/recipes/test_recipes.py::test_a_recipe_starts_with_the_rows_of_the_original"
 HERE = "tests/docs/test_originals.py::"
 RULES = "tests/rewards/test_original_rules.py::"
-GEM = "tests/envs/interop/test_gem_prompts.py::"
+GEM = "tests/graft_interop/test_gem_prompts.py::"
 CPO = "tests/rollout/test_rollout_counterfactual.py::"
 FORKS = "tests/rollout/test_rollout_branching.py::"
 EVAL = "tests/train/test_eval_settings.py::"
@@ -37,7 +37,7 @@ CLAIMS = {
     "`earl.training.tools=[swap]`": f"{HERE}test_tools_that_cpo_forces_are_not_the_tools_of_the_head",
     "`earl.training.loss": f"{HERE}test_the_sft_stage_of_earl_has_its_kl",
     "`examples/earl_dataset": (
-        "tests/envs/test_earl_rows.py::test_made_tasks_are_rows_of_the_original_and_are_read_back"
+        "tests/graft_envs/earl/test_earl_rows.py::test_made_tasks_are_rows_of_the_original_and_are_read_back"
     ),
     "`trainer.val_only": "tests/evaluate/test_sets.py::test_the_rows_of_the_run_stay_its_own",
     "the analysis of countdown": "tests/evaluate/test_countdown_use.py::test_files_of_earls_validation",
@@ -65,7 +65,7 @@ CLAIMS = {
     "`--prompt_template": "tests/text/test_gem_templates.py::test_a_prompt_is_gems",
     "`train_oat_mt.py`": "tests/train/test_turn_critic.py::test_a_toy_run_learns",
     "the retrieval server": (
-        "tests/tools/search/test_search_dense.py::"
+        "tests/graft_search/test_search_dense.py::"
         "test_a_prebuilt_index_is_served_to_gems_and_search_r1s_clients"
     ),
     "two environments": (
@@ -123,7 +123,7 @@ CLAIMS = {
         "tests/envs/test_prompts_env.py::test_one_bad_row_among_many_is_left_out_with_a_warning"
     ),
     "`search_cache.json`": (
-        "tests/tools/search/test_search_cache.py::test_the_command_imports_and_exports_a_cache"
+        "tests/graft_search/test_search_cache.py::test_the_command_imports_and_exports_a_cache"
     ),
     "`infer.sh`": (
         "tests/evaluate/test_benchmarks.py::"

@@ -18,7 +18,7 @@ import pytest
 import graft
 from graft.envs import ENVS
 from graft.evaluate.benchmarks import BENCHMARKS
-from graft.tools.sandbox.choice import probe
+from graft_sandbox.choice import probe
 from tests.docs.pages import BLOCKS, ROOT, Block, unload_modules, write_files
 
 HAS_OWN_FILES = ("bubblewrap", "namespaces")

@@ -15,10 +15,10 @@ import pytest
 
 from graft.envs import ENVS, make
 from graft.envs.entry import family_of
-from graft.envs.terminal.sandboxed import is_available
 from graft.types import Author, Turn
-from tests.envs.earl_rows_kit import CALC, calc_bench
-from tests.envs.terminal.terminal_kit import write_task
+from graft_envs.terminal.sandboxed import is_available
+from tests.graft_envs.earl.earl_rows_kit import CALC, calc_bench
+from tests.graft_envs.terminal.terminal_kit import write_task
 
 MATH = [
     {

@@ -25,9 +25,9 @@ from graft.envs.dataset.geometry import image_url
 from graft.envs.splits import split_of
 from graft.evaluate.benchmarks.questions import BenchmarkQuestions
 from graft.rewards.answers import word_f1
-from graft.rewards.code import table_of
 from graft.text.template import CHATML, PLAIN, TemplateError, render
 from graft.types import Task
+from graft_envs.code.grading import table_of
 
 MATH_ROWS = [{"problem": f"What is {n} plus {n}?", "answer": str(2 * n)} for n in range(12)]
 QA_ROWS = [
@@ -359,7 +359,7 @@ def graded(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         calls.append((code, tests, options))
         return float("sum" in code)
 
-    monkeypatch.setattr("graft.envs.dataset.programs.score_tests", score_tests)
+    monkeypatch.setattr("graft_envs.code.programs.score_tests", score_tests)
     return calls
 
 

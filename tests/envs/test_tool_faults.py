@@ -14,9 +14,9 @@ from graft.envs.wrappers import wrap
 from graft.tools import calling, make_tools
 from graft.tools.calling import call_tool
 from graft.tools.errors import ToolError
-from graft.tools.python import PythonTool
-from graft.tools.search import SearchTool
 from graft.types import Turn
+from graft_envs.code.python_tool import PythonTool
+from graft_search import SearchTool
 
 
 class Talk(BaseEnv):

@@ -14,10 +14,10 @@ import pytest
 
 from graft.commands.recipes import RecipeHeader, list_recipes, read_header, table
 from graft.config import bundled_recipes, load_config
-from graft.tools.search import make_source
-from graft.tools.search.server import build_app
+from graft_search import make_source
+from graft_search.server import build_app
+from tests.graft_search.search_helpers import serving
 from tests.recipes.original_rows import write_original_rows
-from tests.tools.search.search_helpers import serving
 from tests.training import train_recipe
 
 RECIPES = bundled_recipes()

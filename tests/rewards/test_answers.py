@@ -22,9 +22,9 @@ from graft.rewards.answers import (
     same_text,
     same_words,
 )
-from graft.rewards.code import code_tests
 from graft.rewards.numbers import parse_number, same_number
 from graft.types import Author, Episode, Leaf, Span, Task, Trajectory
+from graft_envs.code.grading import code_tests
 
 
 def trajectory(*texts: str, answer: object = None) -> tuple[Task, Trajectory]:

@@ -16,13 +16,13 @@ from typing import Any
 
 from graft.config import load_config
 from graft.envs.dataset.maths import MathEnv
-from graft.envs.dataset.programs import ProgramEnv
 from graft.envs.dataset.questions import QuestionEnv
 from graft.rewards import make_reward
 from graft.rewards.deep_research import score_deep_research
 from graft.rewards.numbers import parse_number
 from graft.rewards.sources import grade_by_source
 from graft.types import Author, Episode, Leaf, Span, Task, Trajectory
+from graft_envs.code.programs import ProgramEnv
 
 SIGNS = "+-*/"
 

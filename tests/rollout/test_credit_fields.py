@@ -10,7 +10,6 @@ import torch
 
 import graft
 from graft.algos.credits.baselines import remax
-from graft.envs.games.guess import GuessTheNumber
 from graft.rewards.weighted import Component, WeightedSum
 from graft.rollout.batching import stable_number, to_batch, trajectories_of
 from graft.rollout.branches.branch import independent
@@ -19,6 +18,7 @@ from graft.rollout.collect import collect, is_flat, missing_share
 from graft.rollout.user_calls import state_of
 from graft.train.step_metrics import describe
 from graft.types import Episode, Leaf, Span, Status, Task, Turn
+from graft_envs.games.guess import GuessTheNumber
 from tests.rollout.test_episode_builder import TASKS, Echo, make_setup
 from tests.trees import group
 

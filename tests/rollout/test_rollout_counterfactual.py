@@ -202,8 +202,8 @@ def test_the_sorting_task_is_replayed_too(monkeypatch):
     factual = [call("swap", "A", "B"), call("swap", "B", "A"), DONE]
 
     # letters that the scripted tokenizer has
-    monkeypatch.setattr("graft.envs.earl.sorting.sort_question", lambda *given: "S?")
-    monkeypatch.setattr("graft.envs.earl.sorting.system_text", lambda *given: "S")
+    monkeypatch.setattr("graft_envs.earl.sorting.sort_question", lambda *given: "S?")
+    monkeypatch.setattr("graft_envs.earl.sorting.system_text", lambda *given: "S")
 
     def brief():
         return make("earl:sort", syntax="actions", items=[1, 0], reverse=False)

@@ -34,10 +34,10 @@ from graft.text.template import TEMPLATES
 from graft.text.tokenizer import FastTokenizer, UnknownCharacter
 from graft.tools import calling
 from graft.tools.function import FunctionTool
-from graft.tools.python import PythonTool
-from graft.tools.sandbox import hosts
-from graft.tools.search import SearchTool
 from graft.types import Author, Completion, Episode, Finish, Leaf, Sampling, Status, Task, Turn
+from graft_envs.code.python_tool import PythonTool
+from graft_sandbox import hosts
+from graft_search import SearchTool
 
 BYTES = FastTokenizer.bytes()
 ANSWER = "<answer>42</answer>"

@@ -21,18 +21,18 @@ from graft.envs.tool_env import ToolEnv
 from graft.protocols import Tool
 from graft.tools import event_loop, make_tools, mcp_bounds, mcp_link, mcp_time
 from graft.tools.errors import ToolError
-from graft.tools.mcp import McpTools, read_config
 from graft.trust.masking import mask
 from graft.types import Turn
+from graft_search.mcp import McpTools, read_config
 from tests.held import open_files
 from tests.web_server import Reply, answering
 
 pytest.importorskip("mcp")
 
-TIME = [sys.executable, "-m", "graft.tools.mcp_time"]
+TIME = [sys.executable, "-m", "graft_search.mcp_time"]
 ODD_SERVER = """
 import os, time
-from graft.tools.mcp_link import serve
+from graft_search.mcp_link import serve
 
 def pid() -> int:
     "The server's process."
@@ -302,7 +302,7 @@ def test_keys_of_other_programs_are_ignored():
 
 
 def test_a_command_that_never_answered_is_cancelled_at_once(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("graft.tools.mcp_link.MAX_CLOSE", 3600.0)  # to wait for it would be seen
+    monkeypatch.setattr("graft_search.mcp_link.MAX_CLOSE", 3600.0)  # to wait for it would be seen
     with pytest.raises(ToolError, match=r"no answer within 0\.2 s"):
         McpTools(["sleep", "100"], deadline=0.2, retries=0)
 

@@ -57,7 +57,7 @@ def test_environments_are_made_and_closed_one_after_the_other(tmp_path):
     [
         ({"env": "calculator"}, {}),
         ({"env": "calculator", "args": {"syntax": "actions"}}, {"file": "compact"}),
-        ({"env": ["calculator", "graft.envs.games.guess:CompactGuess"], "prefill": "1"}, {}),
+        ({"env": ["calculator", "graft_envs.games.guess:CompactGuess"], "prefill": "1"}, {}),
     ],
 )
 def test_a_step_has_the_demonstration_of_each_of_its_tasks(tmp_path, task, actions):

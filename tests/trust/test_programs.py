@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from graft.tools.sandbox import choose
+from graft_sandbox import choose
 from trust import cells, programs
 from trust.hostile import GOT, PROGRAMS
 

@@ -22,8 +22,6 @@ from graft.algos.shaping import SHAPINGS
 from graft.algos.weights import WEIGHTS
 from graft.config import Config, load_config
 from graft.engine import ENGINES
-from graft.envs.games.wiki.game import BACKENDS
-from graft.envs.retail.customer import CUSTOMERS
 from graft.envs.table import ENVS
 from graft.envs.tool_env import ToolEnv
 from graft.envs.wrappers import WRAPPERS
@@ -34,12 +32,14 @@ from graft.rewards import REWARDS
 from graft.rollout.branches.branch import BRANCHES
 from graft.tools import TOOLS
 from graft.tools.function import FunctionTool
-from graft.tools.mcp import McpTools
-from graft.tools.pages.summary import Summariser
-from graft.tools.search.source import SOURCES
 from graft.train.run_dir.trackers import TRACKERS
 from graft.trust import NotTrusted, Source, reading
 from graft.trust.settings import ARGUMENTS, KEYS, NAMES, Effect, check_settings
+from graft_envs.games.wiki.game import BACKENDS
+from graft_envs.retail.customer import CUSTOMERS
+from graft_search.mcp import McpTools
+from graft_search.pages.summary import Summariser
+from graft_search.source import SOURCES
 
 TABLES: dict[str, Mapping[str, Any]] = {
     "ENVS": {name: entry.builder for name, entry in ENVS.items()},

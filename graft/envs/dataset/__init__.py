@@ -1,4 +1,4 @@
-"""Environments over datasets: mathematics, questions, logic, programs; one turn each.
+"""Environments over datasets: mathematics, questions, logic; one turn each (programs: graft_envs).
 
 Every id here is a dataset of the hub. `data=` takes your own file or folder instead, with the same
 columns or with `question_key=`, `answer_key=`, `test_key=`:
@@ -15,12 +15,10 @@ from graft.envs.entry import EnvEntry
 MATHS = "graft.envs.dataset.maths:MathEnv"
 GEOMETRY = "graft.envs.dataset.geometry:GeometryEnv"
 QUESTIONS = "graft.envs.dataset.questions:QuestionEnv"
-PROGRAMS = "graft.envs.dataset.programs:ProgramEnv"
 
 
 def entry(build: str, hub: str, hub_split: str | None = None, **args: Any) -> EnvEntry:
-    needs = (f"data:{hub}", "sandbox") if build == PROGRAMS else (f"data:{hub}",)
-    return EnvEntry(build, {"hub": hub, "hub_split": hub_split, **args}, needs=needs)
+    return EnvEntry(build, {"hub": hub, "hub_split": hub_split, **args}, needs=(f"data:{hub}",))
 
 
 DATASETS: dict[str, EnvEntry] = {
@@ -41,9 +39,6 @@ DATASETS: dict[str, EnvEntry] = {
         )
         for depth in (0, 1, 2, 3, 5)
     },
-    "code:CodeContest": entry(PROGRAMS, "axon-rl/CodeContest", "train"),
-    "code:Taco8k": entry(PROGRAMS, "axon-rl/TACO-8k", "train"),
-    "code:PrimeIntellect15k": entry(PROGRAMS, "axon-rl/PrimeIntellect-15k", "train"),
     **{
         f"eval:{name}": entry(MATHS, "axon-rl/math-eval", split, evaluation=True)
         for name, split in {
@@ -54,7 +49,6 @@ DATASETS: dict[str, EnvEntry] = {
             "AIME24": "aime24",
         }.items()
     },
-    "eval:CodeContest": entry(PROGRAMS, "axon-rl/CodeContest", "test", evaluation=True),
     "eval:QaOpen": entry(
         QUESTIONS, "google-research-datasets/nq_open", "validation", evaluation=True
     ),

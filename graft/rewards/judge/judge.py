@@ -27,9 +27,9 @@ from graft.rewards.answers import accepted_answers, in_words, last_answer, quest
 from graft.rewards.judge.agreement import Agreement, JudgedItem
 from graft.rewards.judge.prompt import Grade, JudgePrompt
 from graft.text.parse import last_boxed
+from graft.tools.answer_cache import CacheBroken, SearchCache
 from graft.tools.chat_model import ChatModel
 from graft.tools.errors import ToolError
-from graft.tools.search.cache import CacheBroken, SearchCache
 from graft.types import Task, Trajectory
 
 log = logging.getLogger(__name__)

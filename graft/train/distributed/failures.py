@@ -22,6 +22,7 @@ from typing import NoReturn
 import torch.distributed as dist
 
 from graft.deadlines import Wait, skip_frames_in, within
+from graft.ours import FOLDERS, is_ours
 from graft.train.distributed.heartbeat import ProcessesLost, ProcessFailure, RankHeartbeat
 from graft.train.distributed.rank_status import name_ranks
 from graft.trust.masking import mask
@@ -37,11 +38,8 @@ def describe(error: BaseException) -> str:
     """The text of an error of graft's; of any other also its traceback."""
     text = f"{error}" if str(error) else type(error).__name__
     frames = traceback.extract_tb(error.__traceback__)
-    package = str(Path(__file__).parents[2])
     is_plain = isinstance(error, ValueError | ImportError | OSError)
-    if type(error).__module__.startswith("graft.") or (
-        is_plain and frames and frames[-1].filename.startswith(package)
-    ):
+    if is_ours(type(error)) or (is_plain and frames and frames[-1].filename.startswith(FOLDERS)):
         return text
     trace = "".join(traceback.format_exception(error)).rstrip()
     return f"{type(error).__name__}: {text}\n{trace}"

@@ -9,10 +9,10 @@ import pytest
 
 import graft
 from graft.envs.multi_agent.base import MultiAgentEnv
-from graft.envs.multi_agent.split import SplitItems
-from graft.envs.multi_agent.tictactoe import TicTacToe
 from graft.types import Turn
 from graft.user_code import UserCodeError
+from graft_envs.selfplay.split import SplitItems
+from graft_envs.selfplay.tictactoe import TicTacToe
 
 
 class CountUp(MultiAgentEnv):

@@ -1,1 +1,0 @@
-"""Questions about an invented town that take several searches and a multiplication."""
