@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 
+from graft.plugins import Table
 from graft.rollout.episode_builder import EpisodeBuilder
 from graft.rollout.failure import concurrently
 from graft.types import Task
@@ -42,10 +43,13 @@ def attempts_of(task: Task) -> int:
     return wanted
 
 
-BRANCHES: dict[str, Callable[..., Branch] | str] = {
-    "independent": independent,
-    "arpo": "graft.rollout.branches.entropy:arpo",
-    "aepo": "graft.rollout.branches.entropy:aepo",
-    "greedy_baseline": "graft.rollout.branches.greedy:greedy_baseline",
-    "counterfactual": "graft.rollout.branches.counterfactual:Counterfactual",
-}
+BRANCHES = Table(
+    "graft.branches",
+    {
+        "independent": independent,
+        "arpo": "graft.rollout.branches.entropy:arpo",
+        "aepo": "graft.rollout.branches.entropy:aepo",
+        "greedy_baseline": "graft.rollout.branches.greedy:greedy_baseline",
+        "counterfactual": "graft.rollout.branches.counterfactual:Counterfactual",
+    },
+)

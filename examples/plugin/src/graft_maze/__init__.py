@@ -1,0 +1,1 @@
+"""A small package for graft: `pip install ./examples/plugin`, then `graft envs maze`."""
