@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import pickle
 import shutil
 from pathlib import Path
 from typing import Any
@@ -18,12 +17,11 @@ from graft.registry import resolve
 from graft.rewards import make_reward
 from graft.text.template import find_template
 from graft.tools import make_tools
-from graft.train.run_dir.checkpoint import Checkpoint, checkpoints
-from graft.trust import NotTrusted, Source, check_address, check_pickle, reading
+from graft.trust import NotTrusted, Source, check_address, reading
 from graft.trust.ownership import config_folder, remember, settings_from, sign, why_not_own
-from graft_sandbox.choice import choose
+from graft_envs.code.python_tool import PythonTool
 from tests.train.test_torchrun import ALONE, Case, learner_for
-from tests.train.test_trainer_state import cloned, saver_in
+from tests.train.test_trainer_state import saver_in
 
 MODULE = "open('ran', 'w').close()\nclass Env: ...\ndef reward(task, trajectory): return 1.0\n"
 
@@ -49,7 +47,7 @@ NAMED: dict[str, Any] = {
     "tool": lambda: make_tools(["strangers_module:Env"]),
     "program": lambda: make_tools([{"mcp": ["touch", "ran"]}]),
     "programs": lambda: make_tools([{"mcp": {"mcpServers": {"a": {"command": "touch"}}}}]),
-    "no sandbox": lambda: choose("none"),
+    "no sandbox": lambda: PythonTool(sandbox="none"),
     "any table": lambda: resolve("strangers_module:Env", {"grpo": 1}, "credit"),
     "file": lambda: find_template("strangers_module.py"),
 }
@@ -324,62 +322,10 @@ def test_training_a_recipe_is_a_yes_and_training_a_strangers_run_is_not(folder: 
 # the state of a trainer
 
 
-class Payload:
-    def __reduce__(self) -> tuple[Any, ...]:
-        return (Path.touch, (Path("ran"),))
-
-
-def pickled(saved: Checkpoint) -> None:
-    """The checkpoint as older versions wrote it."""
-    import torch
-    from torch.distributed.checkpoint.state_dict_saver import save
-
-    from graft.train.run_dir.small_state import load_small
-
-    learner = learner_for(ALONE, None, Case(), saved)
-    torch.save(load_small(saved.path / "trainer"), saved.path / "trainer.pt")
-    tensors = cloned(learner)
-    shutil.rmtree(saved.path / "trainer")
-    save(tensors, checkpoint_id=saved.path / "trainer", no_dist=True)
-
-
-def test_a_pickled_state_is_refused_without_trust(folder: Path) -> None:
-    learner = learner_for(ALONE, None, Case())
-    saver_in(folder / "run" / "checkpoints").save("rl", 1, learner, {})
-    (saved,) = checkpoints(folder / "run" / "checkpoints")
-    (saved.path / "trainer" / ".metadata").write_bytes(pickle.dumps(Payload()))
-    with pytest.raises(NotTrusted, match=r"\.metadata' is a pickle.*--trust"):
-        saved.restore(learner)
-    assert not (folder / "ran").exists()
-
-
-@pytest.mark.slow  # importing torch's checkpoints takes seconds
-@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
-def test_a_pickled_state_is_read_only_with_trust(folder: Path) -> None:
-    import torch
-
-    from tests.train.test_torchrun import update
-
-    learner = learner_for(ALONE, None, Case())
-    update(learner, Case(), 1)
-    saver_in(folder / "run" / "checkpoints").save("rl", 1, learner, {})
-    (saved,) = checkpoints(folder / "run" / "checkpoints")
-    pickled(saved)
-    with pytest.raises(NotTrusted, match=r"\.metadata' is a pickle.*--trust"):
-        learner_for(ALONE, None, Case(), saved)
-    with reading(Source("run", is_said=True)):
-        again = learner_for(ALONE, None, Case(), saved)
-    before, after = cloned(learner), cloned(again)
-    assert before.keys() == after.keys()
-    assert all(torch.equal(before[name], after[name]) for name in before)
-
-
 def test_no_file_of_a_checkpoint_is_a_pickle(folder: Path) -> None:
     saver_in(folder / "saved").save("rl", 1, learner_for(ALONE, None, Case()), {})
     files = [file for file in (folder / "saved").rglob("*") if file.is_file()]
     assert {file.suffix for file in files} <= {".json", ".safetensors", ".jinja"}
-    with pytest.raises(NotTrusted):
-        check_pickle("trainer.pt")
 
 
 def test_a_run_is_signed_when_it_starts(folder: Path) -> None:

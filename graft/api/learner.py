@@ -198,13 +198,9 @@ class PolicyLearner:
         )
         return Path(folder) / "checkpoints" / f"rl-{policy.version:06d}"
 
-    def restore(self, folder: str | PathLike[str], *, trust: bool = False) -> None:
-        """Go on from the newest checkpoint that `save` wrote; its policy was loaded from there too.
-
-        trust   read an older checkpoint, whose state is a pickle
-        """
+    def restore(self, folder: str | PathLike[str]) -> None:
+        """Go on from the newest checkpoint that `save` wrote; its policy was loaded from there too."""
         from graft.train.run_dir.checkpoint import checkpoints
-        from graft.trust import Source, reading
 
         found = checkpoints(Path(folder) / "checkpoints")
         if not found:
@@ -216,8 +212,7 @@ class PolicyLearner:
                 f"this learner's policy was loaded from {self.policy.path}, and the checkpoint is "
                 f"{found[-1].path}; load it first: policy = graft.load('{folder}')"
             )
-        with reading(Source(str(folder), is_said=trust)):
-            found[-1].restore(self.trainer)
+        found[-1].restore(self.trainer)
         state = found[-1].state()
         self.components.algo.restore(state)
         self.steps = state["steps"]

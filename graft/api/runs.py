@@ -58,8 +58,7 @@ def train(
     recipe     a bundled name, a YAML file, or a dict: {"model": {...}, "task": {"env": "calculator"}}
     overrides  changes of single keys: "train.lr=1e-4", or {"train.lr": 1e-4}
     progress   None: in a terminal or a notebook; True or False: always, never
-    trust      train from the config.yaml of a run that you did not start, or resume from an older checkpoint,
-               whose state is a pickle
+    trust      train from the config.yaml of a run that you did not start
     """
     return _run(recipe, overrides, progress, trust)
 

@@ -18,8 +18,7 @@ TrustState = Annotated[
     bool,
     typer.Option(
         "--trust",
-        help="Train from the config.yaml of a run that you did not start, or resume from an older "
-        "checkpoint, whose state is a pickle.",
+        help="Train from the config.yaml of a run that you did not start.",
     ),
 ]
 Recipe = Annotated[str, typer.Argument(help="A YAML file, or the name of a bundled recipe.")]

@@ -61,12 +61,12 @@ def read_earlier(where: str) -> EarlierEvaluation:
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(
             f"--against '{path}' is not the JSON file of a `graft eval` ({type(error).__name__}: "
-            f"{error}); tables of older versions lack the single attempts: evaluate again"
+            f"{error}); evaluate again"
         ) from error
 
 
 STORED = {field.name for field in fields(EvalResult)} & set(SUMMARY) - {"missing"}
-"""Fields of a result that a table's JSON has; those of older tables are fewer."""
+"""Fields of a result that a table's JSON has."""
 
 
 def _results(row: Mapping[str, Any], table: Mapping[str, Any]) -> dict[str, EvalResult]:
@@ -82,7 +82,7 @@ def _results(row: Mapping[str, Any], table: Mapping[str, Any]) -> dict[str, Eval
             sources=[""] * len(attempts),
             rewards=[[float(reward) for reward in one["rewards"]] for one in attempts.values()],
             votes=[[int(vote) for vote in one["votes"]] for one in attempts.values()],
-            **{name: scores[name] for name in STORED if name in scores},
+            **{name: scores[name] for name in STORED},
         )
     return results
 

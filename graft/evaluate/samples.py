@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -102,10 +102,7 @@ class SampleFile:
 def read_sample(line: bytes | str) -> StoredSample | None:
     """A line of a sample file; None for its head and for unreadable lines."""
     try:
-        values = json.loads(line)
-        # older files lack the latest fields
-        known = [one.name for one in fields(StoredSample) if one.name in values]
-        sample = StoredSample(**{name: values[name] for name in known})
+        sample = StoredSample(**json.loads(line))
         Status(sample.status)
     except (ValueError, KeyError, TypeError):
         return None

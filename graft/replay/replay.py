@@ -188,7 +188,7 @@ def _why_inexact(records: Sequence[StepRecord | None], learner: Learner) -> str:
     device, kind = learner.policy.device, str(learner.policy.dtype).removeprefix("torch.")
     for record in records:
         if record is None:
-            return "the run did not record its machine (it was made by an older version)"
+            return "the run did not record its machine"
         if record.world > 1:
             return f"{record.world} processes trained, and this is one"
         if record.device != device_name(device):

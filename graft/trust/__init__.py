@@ -17,7 +17,6 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain
-from os import PathLike
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -37,8 +36,6 @@ class Source:
     """Why its author is a stranger; "": the user's own, or the user said --trust."""
     typed: frozenset[str] = frozenset()
     """Names in the user's command: these are the user's own."""
-    is_said: bool = False
-    """Whether the user said --trust, which opens pickles too."""
 
 
 SERVER = re.compile(r"\w+://[^\s/?#,'\"\]}]+")
@@ -115,13 +112,3 @@ def check_written(folder: Path) -> None:
                 f"'{path}' is a link or a device, where results would be written, and {source.why}. "
                 f"Remove it. {HOW}"
             )
-
-
-def check_pickle(file: str | PathLike[str]) -> None:
-    """Raise NotTrusted unless the user said --trust: to read a pickle is to run it."""
-    if not any(source.is_said for source in _sources):
-        raise NotTrusted(
-            f"'{file}' is a pickle, which can run code when it is read: an older version of graft wrote the "
-            "trainer's state like this. If you wrote it, or trust its author, add --trust once (from "
-            "Python: trust=True); the next checkpoint has no pickle"
-        )

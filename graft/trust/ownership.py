@@ -179,5 +179,5 @@ def settings_from(
             why = why_not_own(path)
         if trust or (is_trained and not why):
             remember(path)
-    with reading(Source(str(file), why, names_in(map(str, typed)), is_said=trust)):
+    with reading(Source(str(file), why, names_in(map(str, typed)))):
         yield

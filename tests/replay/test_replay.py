@@ -198,7 +198,7 @@ def test_a_run_without_a_record_of_its_weights_is_compared_by_numbers(copy):
     for path in copy.glob("learned/step_*.json"):
         path.unlink()
     found = replay(copy, 5)
-    assert found.tolerance == 1e-4 and "older version" in found.inexact
+    assert found.tolerance == 1e-4 and "machine" in found.inexact
     assert verdicts(found)["weights after"] == UNKNOWN
     assert verdicts(found)["grad_norm"] == PASS and found.first is None
     change_reward(copy, step=5, line=2, leaf=1)

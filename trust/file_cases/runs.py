@@ -132,20 +132,6 @@ def logs_without_end(folder: Path, rng: Random, base: Path, variant: Any) -> lis
     return [["runs", "."], ["report", "theirs", "--out", "r.html"]]
 
 
-@case("states")
-def pickled_state(folder: Path, rng: Random, base: Path, variant: Any) -> list[Command]:
-    """The state as older versions wrote it."""
-    run = run_copy(folder, base)
-    place = checkpoint(run)
-    shutil.rmtree(place / "trainer")
-    (place / "trainer").mkdir()
-    (place / "trainer" / ".metadata").write_bytes(pickle.dumps(Payload()))
-    (place / "trainer.pt").write_bytes(pickle.dumps(Payload()))
-    own = base / "recipe.yaml"
-    train = ["train", str(own), "run.dir=.", "run.name=theirs", "train.steps=3"]
-    return [["replay", "theirs", "--step", "2"], train]
-
-
 @case("states", range(8))
 def damaged_state(folder: Path, rng: Random, base: Path, variant: Any) -> list[Command]:
     run = run_copy(folder, base)

@@ -55,11 +55,6 @@ def make_vec(
         raise ValueError(f"n={n} with a list of ids: write the list out, or give one id")
     if not ids:
         raise ValueError("a vector needs at least one env")
-    if str(mode) == "processes":
-        raise ValueError(
-            "mode='processes' no longer exists: use mode='threads' for envs that wait, mode='serial' "
-            "for envs that compute, or several programs with a vector each"
-        )
     for name, given, known in (("mode", mode, Mode), ("autoreset", autoreset, Autoreset)):
         if given not in get_args(known):
             raise ValueError(f"{name}={given!r}: must be one of {', '.join(get_args(known))}")

@@ -27,11 +27,9 @@ from graft.train.learner import Learner
 from graft.train.run_dir.folder import RunStopped
 from graft.train.run_dir.metrics_log import episode_line
 from graft.train.run_dir.names import named
-from graft.train.run_dir.old_state import OLD_METADATA, load_old_small, load_old_tensors
 from graft.train.run_dir.optimizer_state import find_unusable_state, load_tensors, tensors_of
 from graft.train.run_dir.small_state import load_small, set_random_states
 from graft.train.run_dir.trackers import PHASES, Phase
-from graft.trust import check_pickle
 from graft.trust.bounds import parse_json, read_bytes
 from graft.types import Episode
 
@@ -81,19 +79,13 @@ class Checkpoint:
         trainer = self.path / TRAINER_FOLDER
         if not trainer.is_dir():
             raise RunStopped(
-                f"{self.path} has no folder {TRAINER_FOLDER!r}: an older version of graft wrote it. Its "
-                "weights are fine: start a new run with model.path set to it"
+                f"{self.path} has no folder {TRAINER_FOLDER!r}, which holds the optimizer's state. To use "
+                "its weights, start a new run with model.path set to it"
             )
-        is_old = (trainer / OLD_METADATA).exists()
-        if is_old:
-            check_pickle(trainer / OLD_METADATA)
-        saved = load_old_small(self.path) if is_old else load_small(trainer)
+        saved = load_small(trainer)
         learner.reference_moved = saved.get("reference_moved", False)
         with learner.processes.together("the optimizer's state of all ranks"):
-            if is_old:
-                load_old_tensors(tensors_of(learner), trainer, learner.processes.world == 1)
-            else:
-                load_tensors(tensors_of(learner), trainer)
+            load_tensors(tensors_of(learner), trainer)
         found = find_unusable_state(learner, saved.get("anchor") or {})
         if learner.processes.any(bool(found), "whether the state of all ranks is finite"):
             why = found or "the part of another process is not finite"

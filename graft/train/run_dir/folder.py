@@ -216,9 +216,9 @@ class RunFolder:
 
 
 def differences(old: dict[str, Any], new: Config) -> dict[str, tuple[Any, Any]]:
-    """Keys whose values differ; a key that an older version did not have counts as its default.
+    """Keys whose values differ; a key that the file lacks counts as its default.
 
-    Secrets are compared as they are written. Older versions wrote what references stand for.
+    Secrets are compared as they are written.
     """
     found: dict[str, tuple[Any, Any]] = {}
     defaults = {name: info.default for name, info in Config.model_fields.items()}

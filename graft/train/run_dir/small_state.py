@@ -4,7 +4,7 @@
     trainer/state.safetensors    random/python, random/torch, ...; anchor/NAME: the reference of a KL term
 
 They are not beside the weights, where other software would read the tensors as the model's. Neither file
-can hold code. Older checkpoints have a pickle, `trainer.pt`, instead (`old_state`).
+can hold code.
 """
 
 from __future__ import annotations

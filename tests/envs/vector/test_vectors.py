@@ -307,7 +307,6 @@ def test_mistakes_of_the_caller_are_refused(vectors: Any, mode: str):
         ({"mode": "fast"}, "mode='fast'"),
         ({"autoreset": "never"}, "autoreset='never'"),
         ({"timeout": 0}, "timeout=0"),
-        ({"mode": "processes"}, "mode='processes' no longer exists: use mode='threads'"),
         ({"timeout": 1.0, "mode": "serial"}, "cannot interrupt"),
         ({"async_mode": True, "mode": "serial"}, "async_mode"),
         ({"workers": 2}, "no argument 'workers'"),
