@@ -20,10 +20,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from graft.models.shape import ModelShape
-from graft.planning.hardware import GPUS, SHAPES
-from graft.planning.planner import Planner
-from graft.planning.scaling import (
+from benchmarks.fleet.hardware import GPUS, SHAPES
+from benchmarks.fleet.planner import Planner
+from benchmarks.fleet.scaling import (
     BF16,
     HOST,
     Replica,
@@ -34,6 +33,7 @@ from graft.planning.scaling import (
     slots_in,
     stream_seconds,
 )
+from graft.models.shape import ModelShape
 from graft.planning.step_time import (
     SHARES,
     Rates,
@@ -145,7 +145,7 @@ class Verl:
 
 
 def derived_rates() -> tuple[float, dict[int, float], dict[int, float], float]:
-    """LAUNCH, DECODED, TRAINED and HOST of `graft.planning.scaling`, from the measurements above.
+    """LAUNCH, DECODED, TRAINED and HOST of `benchmarks.fleet.scaling`, from the measurements above.
 
     A decoding step takes layers x a + bytes / r. With 0.6B two rollouts are known, so a and r follow. The
     host's share is what the rollout of a whole step took beyond the engine alone.

@@ -7,10 +7,10 @@ import math
 import torch
 from torch import nn
 
+from benchmarks.fleet import hardware as fleet
 from graft.models.decoder import Decoder
 from graft.models.order_probe import find_order
 from graft.models.shape import ModelShape
-from graft.planning import hardware as fleet
 
 SHAPES = {
     **{

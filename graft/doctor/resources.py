@@ -40,11 +40,11 @@ def memory_check(config: Config, is_split: bool) -> tuple[Check, bool]:
     if memory.fits:
         return Check("memory", WARN, seen, "close: `graft plan RECIPE` shows what takes it"), True
     if is_split:
-        seen, way_out = f"{seen} in one process", "`graft plan RECIPE --gpus N`"
-        return Check("memory", WARN, seen, way_out), False
+        return Check("memory", WARN, f"{seen} in one process"), False
     way_out = remedy(config, shape, dtype, memory_here)
-    more = "torchrun splits it over several devices (`graft plan RECIPE --gpus N`)"
-    return Check("memory", FAIL, seen, f"{way_out}, or {more}"), False
+    return Check(
+        "memory", FAIL, seen, f"{way_out}, or split it over several devices with torchrun"
+    ), False
 
 
 def checkpoint_check(config: Config, run: RunSection) -> Check:

@@ -1,11 +1,10 @@
-"""What `graft plan` prints: a forecast for this device, or layouts of many GPUs and their numbers."""
+"""What `graft plan` prints: a forecast for this device."""
 
 from __future__ import annotations
 
 import io
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import TextIO
 
 from rich.box import SIMPLE
@@ -13,26 +12,15 @@ from rich.console import Console
 from rich.table import Table
 
 from graft.planning.forecast import Forecast
-from graft.planning.hardware import GPUS, NODE, can_shard, runs_under_torchrun, tp_sizes
-from graft.planning.planner import (
-    COLOCATED,
-    DISK,
-    REPLICAS,
-    SERVERS,
-    WORKERS,
-    LayoutEstimate,
-    Planner,
-)
-from graft.planning.scaling import BF16, JOIN, SPLIT, learner_bytes, slowest_share
-from graft.planning.step_time import StepTime, decode_step_bytes, known_rates
-from graft.train.memory.footprint import gigabytes, kv_bytes, num_parameters
+from graft.planning.step_time import StepTime, known_rates
+from graft.train.memory.footprint import gigabytes, num_parameters
 from graft.train.memory.plan import MemoryPlan
 from graft.train.memory.workload import SFT_CHECK_EVERY
 from graft.train.monitor.formatting import clock_face
 
 
 def show_forecast(found: Forecast, stream: TextIO | None = None) -> None:
-    console, memory = _console(stream), found.memory
+    console, memory = plain_console(stream), found.memory
     dtype = str(found.dtype).removeprefix("torch.")
     console.print(
         f"{found.name}: {num_parameters(found.shape):,} parameters in {dtype} on {found.device_memory.name}"
@@ -59,131 +47,7 @@ def show_forecast(found: Forecast, stream: TextIO | None = None) -> None:
     console.print(f"{verdict}: {numbers}{advice}", style="green" if memory.fits else "red")
 
 
-def show_layouts(planner: Planner, best: LayoutEstimate, name: str, recipe: str) -> None:
-    console = _console()
-    console.width = max(console.width, 100)
-    job, work, layout = planner.job, planner.job.work, best.layout
-    console.print(
-        f"{name}: {num_parameters(job.shape):,} parameters in bfloat16 on {planner.gpus} x "
-        f"{planner.gpu.name}: computed, not measured"
-    )
-    console.print(
-        f"a step: {work.groups} tasks x {work.samples} answers, {work.prompt:,} -> {work.sampled:,} "
-        f"tokens on average, {int(job.lengths[-1]):,} at the longest; tools {job.tool_seconds:g} s"
-    )
-    console.print(_layout_table(planner, best))
-    is_stale = any(one.layout.staleness > job.staleness for one in planner.per_kind)
-    is_shown = layout.samplers or layout.sampler_tp > 1
-    samplers = _gpus(layout.samplers or layout.learners, layout.sampler_tp)
-    sampling = f", {samplers} sample" * bool(is_shown)
-    bracketed = "; layouts in brackets need a larger --staleness" * is_stale
-    learning = f"{_gpus(layout.learners, layout.learner_tp)} learn"
-    console.print(f"best: {layout.name}, {learning}{sampling}{bracketed}")
-    for command in layout.commands(recipe or "RECIPE"):
-        console.print(f"  {command}", markup=False)
-    if layout.kind == SERVERS:
-        console.print(
-            "servers were tested on a CPU only; they are assumed to decode as fast as the native engine"
-        )
-    console.print(_memory_of_layout(best, planner.gpu.device_memory.usable))
-    for line in formula(planner, best):
-        console.print(line)
-    console.print(
-        "Rates were measured on one H200, where rows that set no rate are off by up to 17%. Links, "
-        "overlap and other GPUs are assumed: docs/planning.md",
-        style="dim",
-    )
-
-
-def formula(planner: Planner, one: LayoutEstimate) -> list[str]:
-    """The formulas of an estimate with its numbers."""
-    job, rates, layout, learning = planner.job, planner.rates, one.layout, one.learning
-    work, shape, bound = job.work, job.shape, layout.staleness
-    learn, sampling = learning.seconds, layout.samplers or layout.learners
-    if not bound:
-        step = f"rollout {one.rollout:.2f} + learn {learn:.2f}"
-    else:
-        longest = f", longest {one.longest:.2f} / {bound}" if one.longest else ""
-        step = f"max(rollout {one.rollout:.2f}, learn {learn:.2f}{longest})"
-    launch, join = rates.step * 1e6, JOIN * 1e6 * (layout.sampler_tp > 1)
-    weights = decode_step_bytes(shape, BF16, 0, 0)
-    logits = decode_step_bytes(shape, BF16, 1, 0) - weights
-    ranks = layout.learners // layout.learner_tp
-    busiest = slowest_share(job, ranks)
-    rate = rates.train * (1.0 if layout.learners == 1 or layout.kind == REPLICAS else SPLIT)
-    flops = learning.compute * layout.learners * rate / busiest
-    hidden = learning.compute + learning.gather + learning.join + learning.optimizer - learn
-    far = "NVLink" if planner.gpus <= NODE else "network"
-    size = f"{2 * num_parameters(shape) / 1e9:.1f} GB"
-    synced = {
-        COLOCATED: f"{size} gathered by each of {layout.learners} for its engine",
-        REPLICAS: "none: engines sample from the learners' tensors",
-        WORKERS: f"{size} gathered by {layout.learners} and broadcast over {far}",
-        SERVERS: f"{size} gathered by {layout.learners}, written to files and read again at "
-        f"{DISK / 1e9:.0f} GB/s",
-    }[layout.kind]
-    return [
-        f"step     = {step} + sync {one.sync:.3f} = {one.step:.2f} s, decided by {one.decided_by}",
-        f"rollout  = {sampling // layout.sampler_tp} engines x {one.replica.groups} tasks x "
-        f"{work.samples}, {one.replica.slots} rows at once at most; a decoding step of B rows = "
-        f"{shape.layers} layers x ({launch:.0f} + {join:.0f} us) + ({weights / 1e9:.2f} GB + "
-        f"B x {logits / 1e6:.2f} MB + {kv_bytes(shape, BF16) / 1e3:.0f} kB x tokens seen) / "
-        f"({layout.sampler_tp} x {rates.decode / 1e12:.2f} TB/s)",
-        f"learn    = {flops:.3g} FLOPs / ({layout.learners} x {rate / 1e12:.0f}e12) x "
-        f"{busiest:.2f} (busiest rank) = {learning.compute:.2f} s + gathering "
-        f"{learning.gather:.2f} s - hidden {hidden:.2f} s + sums {learning.join:.2f} s "
-        f"+ optimizer {learning.optimizer:.3f} s; micro-batches of {one.micro.tokens:,} tokens, "
-        f"activations {'computed twice' if one.micro.recompute else 'kept'}",
-        f"sync     = {synced}",
-    ]
-
-
-def why_not(planner: Planner) -> str:
-    """What does not fit, where no layout does."""
-    usable = planner.gpu.device_memory.usable
-    if not runs_under_torchrun(planner.gpus):
-        return (
-            f"{planner.gpus} GPUs are not whole nodes of {NODE}, which torchrun needs, and layouts "
-            "with Ray do not fit"
-        )
-    held = [
-        learner_bytes(planner.job, planner.gpus, tp)
-        for tp in tp_sizes(planner.job.shape)
-        if can_shard(planner.job.shape, planner.gpus, tp)
-    ]
-    least = min(sum(one.values()) for one in held)
-    if least > usable:
-        return (
-            f"A learner split over all {planner.gpus} holds {gigabytes(least)} on each GPU, and "
-            f"{gigabytes(usable)} are usable"
-        )
-    return "The learner, the engine's weights and the longest answer do not fit together"
-
-
-def what_fits(planner: Planner) -> str:
-    """Single changes with which a layout fits, the cheapest of each kind."""
-    ways: list[str] = []
-    for count in (planner.gpus * 2**power for power in range(1, 7)):
-        if replace(planner, gpus=count).best is not None:
-            ways.append(f"{count} of these GPUs")
-            break
-    for name, gpu in GPUS.items():
-        if gpu.memory > planner.gpu.memory and Planner(planner.job, gpu, planner.gpus).best:
-            ways.append(f"--gpu {name}")
-            break
-    longest, least = int(planner.job.lengths[-1]) // 2, planner.job.work.sampled
-    while longest > least:
-        shorter = replace(planner.job, longest=longest)
-        if replace(planner, job=shorter).best is not None:
-            ways.append(f"answers of at most {longest:,} tokens")
-            break
-        longest //= 2
-    if ways:
-        return f"What fits: {', or '.join(ways)}"
-    return "No single change fits: use more GPUs with more memory, or a smaller model"
-
-
-def _console(stream: TextIO | None = None) -> Console:
+def plain_console(stream: TextIO | None = None) -> Console:
     """Plain text where the output is not a terminal."""
     out = stream or sys.stdout
     if isinstance(out, io.TextIOWrapper) and "utf" not in out.encoding.lower():
@@ -191,7 +55,7 @@ def _console(stream: TextIO | None = None) -> Console:
     return Console(file=out, highlight=False, soft_wrap=True)
 
 
-def _table(texts: Sequence[str], numbers: Sequence[str]) -> Table:
+def number_table(texts: Sequence[str], numbers: Sequence[str]) -> Table:
     """Columns of texts, then columns of numbers."""
     table = Table(*texts, box=SIMPLE)
     for title in numbers:
@@ -200,7 +64,7 @@ def _table(texts: Sequence[str], numbers: Sequence[str]) -> Table:
 
 
 def _memory_table(memory: MemoryPlan) -> Table:
-    table = _table(["memory", "when", "changed by"], ["bytes"])
+    table = number_table(["memory", "when", "changed by"], ["bytes"])
     for item in memory.items:
         table.add_row(item.name, item.when, item.key, gigabytes(item.bytes))
     table.add_section()
@@ -213,7 +77,7 @@ def _probe_table(found: Forecast) -> Table:
     """Predicted and measured seconds of the probe."""
     measured, known = found.measured, known_rates(found.device_memory.name)
     assert measured is not None
-    table, rates = _table(["probe"], ["predicted", "measured"]), measured.rates
+    table, rates = number_table(["probe"], ["predicted", "measured"]), measured.rates
     for name, seconds, kind in (
         (f"learn {measured.tokens:,} tokens", measured.learn, "train"),
         ("optimizer step", measured.optimizer, "optimizer"),
@@ -232,7 +96,7 @@ def _time_table(likely: StepTime | None, most: StepTime) -> Table:
     """Seconds with attempts as long as the examples, if there are some, and with the longest attempts."""
     columns = {"likely": likely, "at most": most}
     shown = {name: one for name, one in columns.items() if one is not None}
-    table = _table(["time"], list(shown))
+    table = number_table(["time"], list(shown))
 
     def row(name: str, seconds: Callable[[StepTime], float]) -> None:
         table.add_row(name, *(_span(seconds(one)) for one in shown.values()))
@@ -269,48 +133,6 @@ def _about_time(found: Forecast, most: StepTime) -> list[str]:
     if most.shortest_sft < most.sft:
         lines.append(f"sft.stop_at may end the warm-up from step {SFT_CHECK_EVERY} on")
     return lines
-
-
-def _layout_table(planner: Planner, best: LayoutEstimate) -> Table:
-    numbers = ["rollout s", "learn s", "sync s", "step s", "tokens/s"]
-    table = _table(["layout", "learn", "sample"], numbers)
-    for one in sorted(planner.per_kind, key=lambda one: -one.step):
-        layout = one.layout
-        is_allowed = layout.staleness <= planner.job.staleness
-        seconds = (one.rollout, one.learning.seconds, one.sync, one.step)
-        table.add_row(
-            layout.name if is_allowed else f"({layout.name})",
-            _gpus(layout.learners, layout.learner_tp),
-            _gpus(layout.samplers or layout.learners, layout.sampler_tp),
-            *(f"{x:,.3g}" if x < 100 else f"{x:,.0f}" for x in seconds),
-            f"{one.tokens_per_second:,.0f}",
-            style="bold" if one is best else None,
-        )
-    return table
-
-
-def _memory_of_layout(best: LayoutEstimate, usable: int) -> Table:
-    sides = (best.learner_memory, best.sampler_memory)
-    learner = "learner" if best.sampler_memory else "learns and samples"
-    table = _table(["memory of one GPU"], [learner, "sampler"])
-
-    def row(name: str, sizes: Sequence[float]) -> None:
-        table.add_row(name, *(gigabytes(size) if size else "" for size in sizes))
-
-    for item in {**best.learner_memory, **best.sampler_memory}:
-        row(item, [side.get(item, 0.0) for side in sides])
-    table.add_section()
-    row("total", [sum(side.values()) for side in sides])
-    row("usable", [usable if side else 0 for side in sides])
-    return table
-
-
-def _gpus(count: int, tp: int) -> str:
-    """
-    >>> _gpus(48, 8), _gpus(16, 1)
-    ('48 (tp 8)', '16')
-    """
-    return f"{count}" if tp == 1 else f"{count} (tp {tp})"
 
 
 def _span(seconds: float) -> str:

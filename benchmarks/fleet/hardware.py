@@ -23,6 +23,7 @@ from graft.models.io.hub import split_name
 from graft.models.io.load import read_config, shape_of
 from graft.models.parallel.layout import check_sizes
 from graft.models.shape import ModelShape, UnsupportedModel
+from graft.planning.step_time import ROOFS
 from graft.registry import nearest
 from graft.train.memory.device_memory import DeviceMemory
 
@@ -64,13 +65,12 @@ class Gpu:
 
 
 GPUS = {
-    "h200": Gpu("H200", 141e9, 4.55e12, 763e12),
-    "h100": Gpu("H100", 80e9, 3.1e12, 780e12),
+    "h200": Gpu("H200", 141e9, *ROOFS["H200"]),
+    "h100": Gpu("H100", 80e9, *ROOFS["H100"]),
     "a100": Gpu("A100", 80e9, 1.9e12, 253e12, nvlink=300e9, network=25e9),
     "h20": Gpu("H20", 96e9, 3.8e12, 138e12),
 }
-"""The H200's roofs are measured. The others' are the vendor's, reduced by the share that the H200 misses of
-its own; an H20, whose products are slow for its power, is assumed to reach 0.93 of them."""
+"""Roofs as in `ROOFS`; an H20, whose products are slow for its power, is assumed to reach 0.93 of them."""
 
 
 def _qwen3(width: int, layers: int, heads: int, ff: int, *, tied: bool = False) -> ModelShape:
@@ -112,12 +112,6 @@ SHAPES = {
 """135M is SmolLM2, 70B Llama 3, 0.5B, 1.5B, 3B and 7B Qwen2.5, the others Qwen3. Numbers: vocabulary, width,
 layers, heads, KV heads, size of a head, MLP; for Qwen2.5 width, layers, heads, KV heads, MLP; for Qwen3
 width, layers, heads, MLP."""
-
-
-def gpu_named(name: str) -> Gpu:
-    if name.lower() not in GPUS:
-        raise ConfigError(f"--gpu {name}: its rates are not known; known: {', '.join(GPUS)}")
-    return GPUS[name.lower()]
 
 
 def shape_named(name: str) -> ModelShape:

@@ -22,11 +22,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from graft.models.parallel.sampler import slice_of
-from graft.planning.hardware import NODE, Gpu, can_shard, runs_under_torchrun, tp_sizes
-from graft.planning.scaling import (
+from benchmarks.fleet.hardware import NODE, Gpu, can_shard, runs_under_torchrun, tp_sizes
+from benchmarks.fleet.scaling import (
     BF16,
-    KINDS,
     PAGE,
     SPLIT,
     Learning,
@@ -43,12 +41,14 @@ from graft.planning.scaling import (
     slots_in,
     stream_seconds,
 )
+from graft.models.parallel.sampler import slice_of
 from graft.planning.step_time import Rates
 from graft.train.memory.footprint import kv_bytes, num_parameters
 from graft.train.memory.plan import GPU_MICROS, RUNTIME, MicroBatchSize
 
-TOGETHER, WORKERS, SERVERS = KINDS
-COLOCATED, REPLICAS = "colocated", "replicas"
+COLOCATED, REPLICAS, WORKERS, SERVERS = "colocated", "replicas", "workers", "servers"
+"""How graft uses many GPUs: all learn and sample, from a split learner or whole ones; some sample as Ray
+workers; some as vLLM or SGLang."""
 DISK = 2e9
 """Bytes per second of the folder through which servers get weights, written and read. Assumed."""
 SHOWN_STALENESS = 2
@@ -136,28 +136,6 @@ class LayoutEstimate:
         phases = self.phases
         return max(phases, key=lambda name: phases[name])
 
-    def to_json(self) -> dict[str, Any]:
-        return {
-            **self.layout._asdict(),
-            "layout": self.layout.name,
-            "replicas": (self.layout.samplers or self.layout.learners) // self.layout.sampler_tp,
-            "rows_together": self.replica.slots,
-            "tokens_per_micro": self.micro.tokens,
-            "recompute": self.micro.recompute,
-            "seconds": {
-                "step": self.step,
-                "rollout": self.rollout,
-                "longest": self.longest,
-                "learn": self.learning.seconds,
-                **self.learning._asdict(),
-                "sync": self.sync,
-            },
-            "decided_by": self.decided_by,
-            "tokens_per_second": self.tokens_per_second,
-            "learner_bytes": self.learner_memory,
-            "sampler_bytes": self.sampler_memory,
-        }
-
 
 @dataclass(frozen=True)
 class Planner:
@@ -190,11 +168,10 @@ class Planner:
     def _apart(self) -> Iterator[LayoutEstimate]:
         """Some GPUs learn, the others sample. All numbers of learners are tried on up to 64 GPUs, else
         whole nodes or several."""
-        job = self.job
         every = 1 if self.gpus <= 64 else NODE * math.ceil(self.gpus / 512)
-        most_stale = max(job.staleness, SHOWN_STALENESS) if job.can_run_ahead else 0
+        most_stale = max(self.job.staleness, SHOWN_STALENESS)
         for kind in (WORKERS, SERVERS):
-            for learners in range(every, self.gpus, every) if kind in job.kinds else ():
+            for learners in range(every, self.gpus, every):
                 if kind == WORKERS or runs_under_torchrun(learners):
                     tried = (self.split(kind, learners, n) for n in range(most_stale + 1))
                     yield from filter(None, tried)
@@ -304,7 +281,7 @@ class Planner:
     def _together(self) -> Iterator[LayoutEstimate]:
         """Every GPU learns and samples in turns: the learner is split, or each holds a whole one."""
         gpus, job = self.gpus, self.job
-        if TOGETHER not in job.kinds or not runs_under_torchrun(gpus):
+        if not runs_under_torchrun(gpus):
             return
         for sampler_tp in tp_sizes(job.shape) if gpus > 1 else ():
             if found := list(self._colocated(sampler_tp)):

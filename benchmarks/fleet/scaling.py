@@ -32,9 +32,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from benchmarks.fleet.hardware import GPUS, NODE, Gpu
 from graft.models.parallel.sampler import slice_of
 from graft.models.shape import ModelShape
-from graft.planning.hardware import GPUS, NODE, Gpu
 from graft.planning.step_time import (
     LAUNCH,
     SHARES,
@@ -66,8 +66,6 @@ JOIN = 20e-6
 SPLIT = 16_400 / 35_100
 """Speed of a split learner relative to a whole one: its products do not add to sums of gradients in place.
 Measured on one H200 (docs/scale.md)."""
-KINDS = ("torchrun", "workers", "servers")
-"""How graft uses many GPUs: all learn and sample; some sample as Ray workers; some as vLLM or SGLang."""
 PAGE = 64
 """Tokens of the last, half empty page and of the copied page that a row holds beside its own."""
 
@@ -85,17 +83,11 @@ class TrainingJob:
     tool_seconds: float = 0.0
     """Seconds that an attempt waits for tools in total."""
     staleness: int = 0
-    can_run_ahead: bool = True
-    """Whether sampling may run ahead: not with dynamic sampling."""
     updates: int = 1
     """Optimizer steps per step."""
     epochs: int = 1
     passes: int = 0
     """Forward passes beside training: of a reference, and of old log-probs before several updates."""
-    copies: int = 0
-    """Further models that the learner holds: the reference."""
-    kinds: tuple[str, ...] = KINDS
-    """The kinds that can run it: servers have no actions beyond the vocabulary."""
 
     @cached_property
     def lengths(self) -> NDArray[np.float64]:
@@ -332,17 +324,13 @@ def replica_seconds(
 
 
 def learner_bytes(job: TrainingJob, gpus: int, tp: int) -> dict[str, float]:
-    """What a learner always holds: 1 / gpus of everything, and two whole layers at a time.
-
-    A part of a split reference is fp32, like the policy's.
-    """
+    """What a learner always holds: 1 / gpus of everything, and two whole layers at a time."""
     shape = job.shape
     part, ranks = num_parameters(slice_of(shape, tp)), gpus // tp
     held = {
         "weights": part * 2 / ranks,
         "masters and moments": optimizer_state_bytes(part, BF16) / ranks,
         "gradients": gradient_bytes(part, BF16, True) / ranks,
-        "reference": job.copies * part * (2 if gpus == 1 else 4) / ranks,
     }
     if ranks > 1:
         ends = slice_of(shape, tp).head_rows * shape.width * (1 if shape.tied else 2)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 from contextlib import nullcontext
 from dataclasses import replace
@@ -11,25 +10,11 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-import typer
-from typer.testing import CliRunner
 
-from benchmarks.scaling import (
-    ANCHOR,
-    FITTED,
-    derived_rates,
-    growth,
-    ratio_rows,
-    single_device_checks,
-)
-from graft.commands.plan import plan
-from graft.config import ConfigError, load_config
-from graft.models.parallel.layout import check_mesh, check_sizes
-from graft.models.parallel.sampler import slice_of
-from graft.models.shape import UnsupportedModel
-from graft.planning.hardware import GPUS, SHAPES, gpu_named, shape_named, tp_sizes
-from graft.planning.planner import GpuLayout, Planner
-from graft.planning.scaling import (
+from benchmarks.fleet.__main__ import main
+from benchmarks.fleet.hardware import GPUS, SHAPES, shape_named, tp_sizes
+from benchmarks.fleet.planner import GpuLayout, Planner
+from benchmarks.fleet.scaling import (
     DECODED,
     HOST,
     LAUNCH,
@@ -47,6 +32,18 @@ from graft.planning.scaling import (
     slowest_share,
     stream_seconds,
 )
+from benchmarks.scaling import (
+    ANCHOR,
+    FITTED,
+    derived_rates,
+    growth,
+    ratio_rows,
+    single_device_checks,
+)
+from graft.config import ConfigError, load_config
+from graft.models.parallel.layout import check_mesh, check_sizes
+from graft.models.parallel.sampler import slice_of
+from graft.models.shape import UnsupportedModel
 from graft.planning.step_time import Rates
 from graft.rollout.branches.branch import independent
 from graft.train.build import refuse_layout
@@ -339,13 +336,6 @@ def test_learners_are_split_only_as_the_sharded_decoder_allows(gpus: int, vocab_
             check_mesh(shape, mesh)
 
 
-def test_dynamic_sampling_never_runs_ahead():
-    found = json.loads(run("quickstart", "algo.name=dapo", "--gpus", "8", "--json").stdout)
-    assert {one["staleness"] for one in found["layouts"]} == {0}
-    with pytest.raises(ConfigError, match="use --staleness 0"):
-        raise run("quickstart", "algo.name=dapo", "--gpus", "8", "--staleness", "1").exception
-
-
 def test_a_sync_is_priced_as_it_happens():
     size, planner = 2 * num_parameters(SMALL), Planner(job(), H200, 8)
     by_kind = {one.layout.name: one for one in planner.per_kind}
@@ -387,19 +377,6 @@ def test_the_commands_of_a_layout_have_keys_that_exist(kind: str, gpus: int):
         nodes = int(arguments[arguments.index("--nnodes") + 1]) if "--nnodes" in arguments else 1
         assert nodes * int(arguments[arguments.index("--nproc-per-node") + 1]) == layout.learners
     assert bool(served) == (kind == "servers") == bool(config.engine.url)
-
-
-def test_actions_exclude_servers_and_counterfactuals_exclude_separate_samplers():
-    plain = run("quickstart", "--gpus", "8", "--json")
-    acting = run("expa/toy-earl", "algo.name=grpo", "--gpus", "8", "--json")
-    forced = run("expa/toy-earl", "--gpus", "8", "--json")
-
-    def kinds(result) -> set[str]:
-        return {one["kind"] for one in json.loads(result.stdout.splitlines()[-1])["layouts"]}
-
-    assert kinds(plain) == {"colocated", "replicas", "workers", "servers"}
-    assert kinds(acting) == {"colocated", "replicas", "workers"}
-    assert kinds(forced) == {"colocated", "replicas"}
 
 
 # what others and we measured
@@ -452,77 +429,33 @@ def test_more_gpus_stop_helping_where_sampling_takes_turns():
 # the command
 
 
-def run(*args: str):
-    app = typer.Typer()
-    app.command()(plan)
-    return CliRunner().invoke(app, list(args))
-
-
-def test_the_command_prints_layouts_memory_formula_and_calibration():
-    result = run("--gpus", "64", "--shape", "8B")
-    assert result.exit_code == 0
-    for part in (
-        "64 x H200: computed, not measured",
-        "colocated",
-        "step     =",
-        "measured on one H200",
-    ):
-        assert part in result.stdout
-    assert "engine.name=vllm 'engine.url=[http://HOST:8000, ...]'" in result.stdout
-    assert "servers were tested on a CPU only" in result.stdout
-
-
-def test_json_has_is_measured_false_without_measurements():
-    result = run("--gpus", "8", "--shape", "1.7B", "--gpu", "h100", "--staleness", "1", "--json")
-    found = json.loads(result.stdout.splitlines()[-1])
-    assert found["is_measured"] is False and found["fits"] is True
-    seconds = found["best"]["seconds"]
-    assert found["best"]["tokens_per_second"] == pytest.approx(1024 * 4096 / seconds["step"])
-
-
-def test_a_model_that_does_not_fit_gets_advice():
-    result = run("--gpus", "8", "--shape", "70B", "--gpu", "h100")
-    assert result.exit_code == 1
-    assert result.stdout.startswith(
-        "70B does not fit on 8 x H100. A learner split over all 8 holds 158"
-    )
-    assert result.stdout.endswith("What fits: 64 of these GPUs\n")
-    result = run("--gpus", "16", "--shape", "70B")
-    assert result.exit_code == 1
-    assert "engine's weights and the longest answer do not fit together" in result.stdout
-    assert "answers of at most 8,192 tokens" in result.stdout
+def test_the_command_prints_layouts_memory_and_formula(capsys):
+    assert main(["--gpus", "64", "--shape", "8B"]) == 0
+    printed = capsys.readouterr().out
+    for part in ("64 x H200", "colocated", "KV pool", "step     =", "engine.name=vllm"):
+        assert part in printed
 
 
 @pytest.mark.parametrize(
-    ("args", "text"),
-    [
-        (("--gpus", "0", "--shape", "8B"), "--gpus 0: needs 1 to"),
-        (("--gpus", "8", "--shape", "9X"), "--shape 9X: neither a known size"),
-        (("--gpus", "8"), "--gpus needs a model"),
-        (("--shape", "8B"), "needs --gpus"),
-        ((), "give a recipe"),
-        (("--gpus", "8", "--shape", "8B", "--gpu", "v100"), "--gpu v100: its rates"),
-        (("--gpus", "8", "--shape", "8B", "--tasks", "0"), "--tasks 0: needs 1"),
-        (("--gpus", "8", "--shape", "8B", "--spread", "nan"), "--spread nan"),
-        (("--gpus", "8", "--shape", "8B", "--max-response", "10"), "below the average"),
-        (("train.lr=1", "--gpus", "8", "--shape", "8B"), "name the recipe first"),
-    ],
+    ("gpus", "gpu", "fits"),
+    [("8", "h100", "64 of these GPUs"), ("16", "h200", "answers of at most 8,192 tokens")],
 )
-def test_wrong_input_is_one_line(args: tuple[str, ...], text: str):
-    result = run(*args)
-    assert isinstance(result.exception, ConfigError)
-    assert text in str(result.exception) and "\n" not in str(result.exception)
+def test_a_model_that_does_not_fit_gets_advice(capsys, gpus: str, gpu: str, fits: str):
+    assert main(["--gpus", gpus, "--shape", "70B", "--gpu", gpu]) == 1
+    assert fits in capsys.readouterr().out
 
 
-def test_a_recipe_may_be_planned_for_many_gpus():
-    result = run("quickstart", "rollout.tasks=32", "--gpus", "2", "--json")
-    found = json.loads(result.stdout.splitlines()[-1])
-    assert found["job"]["tasks"] == 32 and found["job"]["spread"] == 0.0
-    with pytest.raises(ConfigError, match="only a policy without critic"):
-        raise run("quickstart", "algo.name=ppo", "--gpus", "2").exception or AssertionError
+@pytest.mark.parametrize(
+    "option",
+    [("--gpus", "0"), ("--gpu", "v100"), ("--tasks", "0"), ("--max-response", "10")],
+)
+def test_wrong_options_are_refused(capsys, option: tuple[str, str]):
+    with pytest.raises(SystemExit):
+        main(["--gpus", "8", "--shape", "8B", *option])
+    assert option[0] in capsys.readouterr().err
 
 
-def test_gpus_are_known_by_name():
-    assert gpu_named("H200") is H200
-    with pytest.raises(ConfigError, match="known: h200"):
-        gpu_named("tpu")
+def test_shapes_are_known_by_name():
+    assert shape_named("8b") is EIGHT
+    with pytest.raises(ConfigError, match="--shape 9X"):
+        shape_named("9X")

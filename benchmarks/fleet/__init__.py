@@ -1,0 +1,1 @@
+"""The estimate of a step on many GPUs, none of which is here."""
