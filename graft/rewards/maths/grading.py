@@ -7,6 +7,10 @@ r"""Grade a mathematical answer: at once where the result is certain, else by ma
 
 Most wrong answers are decided here; the rest goes to a pool of processes that are killed when they
 exceed the limit. An answer that cannot be decided in time is wrong.
+
+Without `decide`, beyond texts that are equal when tidied, math-verify grades 47 instead of 1,942 answers a
+second (200 integers, 59 fractions and 58 radicals, half of them wrong, two busy cores of an Intel Xeon), and
+changes 28 of the 132 verdicts in `test_grading.py`: "5 or more" is then 5, and "1 1/2" is not 1.5.
 """
 
 from __future__ import annotations
