@@ -117,8 +117,6 @@ MORE_THAN_ONE_FILE: dict[str, set[str]] = {
         "graft/models/transformers/files.py",
         "graft/text/tokenizer_files.py",
     },
-    # one reads such files, the other writes them
-    "gguf": {"graft/models/io/gguf_read.py", "graft/models/io/gguf_write.py"},
     # two servers that have nothing in common: documents for rollouts, pages for people
     "starlette": {"graft_search/server.py", "graft/viewer/server.py"},
     # its server, and its connections

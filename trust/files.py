@@ -22,6 +22,7 @@ from typing import Any
 
 from trust.bank import Row
 from trust.file_cases import CANARY, KINDS, SECRET, FileCase, chosen
+from trust.file_cases.gguf import write_model
 
 SMALL, FULL = len(KINDS), 300
 MOST_MEMORY = 1 << 30
@@ -185,7 +186,8 @@ def _prepare(base: Path) -> None:
     graft.train(str(base / "recipe.yaml"), progress=False)
     last = max((base / "run" / "checkpoints").iterdir())
     shutil.copytree(last, base / "model", ignore=shutil.ignore_patterns("trainer*", "state.json"))
-    _command(["export", str(last), "--gguf", str(base / "model.gguf"), "--gguf-type", "f32"])
+    with contextlib.suppress(ImportError):
+        write_model(last, base / "model.gguf")
 
 
 def _command(words: list[str]) -> int:

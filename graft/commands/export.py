@@ -1,4 +1,4 @@
-"""`graft export`: a checkpoint as a Hugging Face folder, a GGUF file, or both."""
+"""`graft export`: a checkpoint as a Hugging Face folder."""
 
 from __future__ import annotations
 
@@ -33,8 +33,6 @@ def export(
         ),
     ] = "",
     out: Annotated[str, typer.Option(help="The Hugging Face folder to write.")] = "",
-    gguf: Annotated[str, typer.Option(help="The GGUF file to write.")] = "",
-    gguf_type: Annotated[str, typer.Option(help="f32, f16, bf16 or q8_0.")] = "f16",
     dtype: Annotated[
         str, typer.Option(help="float32, bfloat16 or float16. Default: as it is stored.")
     ] = "auto",
@@ -66,7 +64,7 @@ def export(
     trust: Trust = False,
     as_json: AsJson = False,
 ) -> None:
-    """Write a checkpoint as a Hugging Face folder or a GGUF file. --out, --gguf, or both."""
+    """Write a checkpoint as a Hugging Face folder, which llama.cpp's converter reads too."""
     from graft.config import ConfigError
     from graft.models.io.hub import check_push, push_folder
 
@@ -74,17 +72,11 @@ def export(
         "give a checkpoint or run to export, or --from-verl FOLDER: one of the two": (
             bool(source) == bool(from_verl)
         ),
-        "give a target: --out FOLDER, --gguf FILE, or both": not out and not gguf,
+        "give the folder to write: --out FOLDER": not out,
         "--adapter writes only the adapters, --merge the merged weights: give one of them": (
             adapter and merge
         ),
-        f"--out is a folder and --gguf a file; '{out}' cannot be both": (
-            out and gguf and Path(out).resolve() == Path(gguf).resolve()
-        ),
-        "--adapter writes a folder of adapters; --gguf and --from-verl need --merge": (
-            adapter and (gguf or from_verl)
-        ),
-        "--push uploads the folder that --out writes; give --out FOLDER too": push and not out,
+        "--adapter writes a folder of adapters; --from-verl needs --merge": adapter and from_verl,
         "--public needs --push: nothing is uploaded without it": public and not push,
     }
     for why, is_wrong in refused.items():
@@ -93,35 +85,23 @@ def export(
     if push:
         check_push(push)
     shard_bytes, kind = size_in_bytes(shard_size), chosen_dtype(dtype)
-    done: dict[str, Any] = {}
-    notes: list[str] = []
     with _open(source, from_verl, base, template, trust) as subject:
-        title = name or push or Path(out or gguf).stem
-        if gguf:  # fail before the folder is written, which may take minutes
-            _refuse_to_write_gguf(Path(gguf), subject.model, force)
-        if out:
-            written = _to_folder(subject, Path(out), title, adapter, kind, shard_bytes, force)
-            notes += written.notes
-            done |= {
-                "folder": out,
-                "files": written.files,
-                "bytes": written.num_bytes,
-                "dtype": None if written.dtype is None else str(written.dtype).partition(".")[2],
-            }
-        if gguf:
-            notes += _to_gguf(subject, Path(gguf), title, gguf_type)
-            done |= {"gguf": gguf, "gguf_bytes": Path(gguf).stat().st_size}
+        title = name or push or Path(out).stem
+        written = _to_folder(subject, Path(out), title, adapter, kind, shard_bytes, force)
+    done: dict[str, Any] = {
+        "folder": out,
+        "files": written.files,
+        "bytes": written.num_bytes,
+        "dtype": None if written.dtype is None else str(written.dtype).partition(".")[2],
+    }
     if push:
         done |= {"pushed": push_folder(Path(out), push, public=public)}
     if as_json:
-        typer.echo(json.dumps({**done, "notes": notes}))
+        typer.echo(json.dumps({**done, "notes": written.notes}))
         return
-    for note in notes:
+    for note in written.notes:
         typer.echo(f"note: {note}")
-    if out:
-        typer.echo(f"{out}: {len(done['files'])} files, {done['bytes'] / 1e6:,.1f} MB")
-    if gguf:
-        typer.echo(f"{gguf}: {done['gguf_bytes'] / 1e6:,.1f} MB")
+    typer.echo(f"{out}: {len(written.files)} files, {written.num_bytes / 1e6:,.1f} MB")
     if push:
         typer.echo(f"{done['pushed']}: {'public' if public else 'private'}")
 
@@ -219,34 +199,6 @@ def _to_folder(
         card=card,
         force=force,
     )
-
-
-def _refuse_to_write_gguf(file: Path, model: Path, force: bool) -> None:
-    from graft.models.io.export import ExportError
-
-    if file.is_dir():
-        raise ExportError(
-            f"'{file}' is a folder, and GGUF is one file; give --gguf its name, such as "
-            f"{file / 'model.gguf'}"
-        )
-    if file.exists() and file.resolve() == model.resolve():
-        raise ExportError(f"'{file}' is the model to export; give another --gguf")
-    if file.exists() and not force:
-        raise ExportError(f"'{file}' exists; give another --gguf, or --force to replace it")
-
-
-def _to_gguf(subject: _Subject, file: Path, title: str, kind: str) -> list[str]:
-    """Write the file; the notes about it are returned."""
-    from graft.models.extra_actions import ACTIONS
-    from graft.models.io.gguf_write import ENDS_BESIDE_EOS, ends_beside_eos, write_gguf
-
-    write_gguf(subject.stored, subject.tokenizer, file, kind, title)
-    notes: list[str] = []
-    if lost := ends_beside_eos(subject.tokenizer)[len(ENDS_BESIDE_EOS) :]:
-        notes.append(f"The eos ids {lost} have no place in a GGUF file beside the other three.")
-    if (subject.model / ACTIONS).exists():
-        notes.append(f"The actions beyond the vocabulary ({ACTIONS}) have no place in a GGUF file.")
-    return notes
 
 
 def size_in_bytes(text: str) -> int:

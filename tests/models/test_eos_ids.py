@@ -165,18 +165,3 @@ def test_ids_that_are_none_are_named(value: Any, tmp_path: Path) -> None:
     write_json(tmp_path / "generation_config.json", {"eos_token_id": value})
     with pytest.raises(TokenizerNotFound, match=r"generation_config\.json' has eos_token_id="):
         FastTokenizer.load(tmp_path)
-
-
-@pytest.mark.peer
-def test_gguf_keeps_three_and_notes_the_others(tmp_path: Path, export: Any) -> None:  # noqa: F811
-    pytest.importorskip("gguf")
-    source = checkpoint(tmp_path, tokenizer=chatml_tokenizer())
-    write_json(source / "generation_config.json", {"eos_token_id": [5]})
-    result = done(export, source, "--gguf", tmp_path / "a.gguf")
-    assert not result["notes"]
-    assert set(open_tokenizer(tmp_path / "a.gguf").eos_ids) == {258, 260, 5}
-    write_json(source / "generation_config.json", {"eos_token_id": [5, 6]})
-    result = done(export, source, "--gguf", tmp_path / "b.gguf")
-    assert result["notes"] == [
-        "The eos ids [6] have no place in a GGUF file beside the other three."
-    ]

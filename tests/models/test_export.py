@@ -1,4 +1,4 @@
-"""Exports: whole or absent, opened by transformers, described correctly by their card; GGUF and adapters."""
+"""Exports: whole or absent, opened by transformers, described correctly by their card; adapters."""
 
 from __future__ import annotations
 
@@ -337,14 +337,11 @@ def test_an_error_half_way_leaves_nothing_under_the_final_name(tmp_path: Path) -
 def test_a_disk_that_takes_no_more_is_one_line_and_leaves_nothing(tmp_path: Path) -> None:
     source = checkpoint(tmp_path)
 
-    for where in ("--out", "--gguf"):
-        ended = graft("export", str(source), where, str(tmp_path / "out"), largest_file=30_000)
-        if "pip install graft-rl[gguf]" in ended.stderr:
-            continue
-        assert ended.returncode == 1, ended.stderr
-        assert "cannot write" in ended.stderr and "Traceback" not in ended.stderr
-        assert len(ended.stderr.strip().splitlines()) == 1, ended.stderr
-        assert sorted(p.name for p in tmp_path.iterdir()) == ["quick"]
+    ended = graft("export", str(source), "--out", str(tmp_path / "out"), largest_file=30_000)
+    assert ended.returncode == 1, ended.stderr
+    assert "cannot write" in ended.stderr and "Traceback" not in ended.stderr
+    assert len(ended.stderr.strip().splitlines()) == 1, ended.stderr
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["quick"]
 
 
 # what is refused
@@ -355,7 +352,7 @@ def test_wrong_usage_is_reported_in_one_line(tmp_path: Path, export: Any) -> Non
     out = tmp_path / "out"
     cases: list[tuple[list[object], int, str]] = [
         ([], 2, "give a checkpoint or run to export, or --from-verl"),
-        ([source], 2, "give a target: --out FOLDER, --gguf FILE"),
+        ([source], 2, "give the folder to write: --out FOLDER"),
         ([source, "--out", out, "--shard-size", "many"], 2, "'many' is not a size"),
         ([source, "--out", out, "--dtype", "int4"], 2, "'int4' is not written"),
         (
@@ -368,9 +365,6 @@ def test_wrong_usage_is_reported_in_one_line(tmp_path: Path, export: Any) -> Non
             2,
             "--merge the merged weights",
         ),
-        ([source, "--out", out, "--gguf", source], 1, "is a folder, and GGUF is one file"),
-        ([source, "--gguf", source, "--force"], 1, "is a folder, and GGUF is one file"),
-        ([source, "--out", out, "--gguf", out], 2, "cannot be both"),
         ([source, "--out", out, "--adapter"], 1, "trained without adapters"),
         (
             [source, "--adapter", "there"],
@@ -379,7 +373,7 @@ def test_wrong_usage_is_reported_in_one_line(tmp_path: Path, export: Any) -> Non
         ),
         ([source, "--adapter=there"], 2, "--adapter --out there"),
         ([source, "other", "--out", out], 2, "other"),
-        ([source, "--gguf", out, "--adapter"], 2, "--gguf and --from-verl need --merge"),
+        (["--from-verl", source, "--out", out, "--adapter"], 2, "--from-verl needs --merge"),
         ([tmp_path / "nowhere", "--out", out], 1, "there is no such folder or file"),
         ([source, "--out", source / "config.json"], 1, "is a file; give --out"),
     ]
@@ -517,111 +511,6 @@ def test_verl_shards_become_a_folder(tmp_path: Path, export: Any) -> None:
     assert code == 2 and "--from-verl" in complained
 
 
-# GGUF
-
-
-def test_gguf_without_its_package_names_the_pip_command(
-    tmp_path: Path, export: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    source = checkpoint(tmp_path)
-    monkeypatch.setitem(sys.modules, "gguf", None)
-    code, _, complained = export(source, "--gguf", tmp_path / "out.gguf")
-    assert code == 1 and "pip install graft-rl[gguf]" in complained
-    assert len(complained.strip().splitlines()) == 1
-
-
-LLAMA3 = {
-    "rope_type": "llama3",
-    "factor": 32.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 8192,
-}
-YARN = {
-    "rope_type": "yarn",
-    "factor": 4.0,
-    "original_max_position_embeddings": 64,
-    "beta_fast": 32.0,
-    "beta_slow": 1.0,
-}
-SHAPES = {
-    "llama": LLAMA,
-    "llama3": replace(LLAMA, rope_scaling=LLAMA3, rope_theta=500_000.0),
-    "qwen2": QWEN2,
-    "qwen3": QWEN3,
-    "qwen3, yarn": replace(QWEN3, rope_scaling=YARN),
-    "biased": replace(LLAMA, qkv_bias=True, out_bias=True, mlp_bias=True),
-}
-
-
-@pytest.mark.peer
-@pytest.mark.parametrize("name", SHAPES)
-def test_gguf_in_f32_comes_back_to_the_bit(name: str, tmp_path: Path, export: Any) -> None:
-    pytest.importorskip("gguf")
-    source = checkpoint(tmp_path, SHAPES[name])
-    done(export, source, "--gguf", tmp_path / "out.gguf", "--gguf-type", "f32")
-    again = load_model(tmp_path / "out.gguf")
-    assert again.shape == load_model(source).shape
-    assert_same(again, load_model(source))
-    code, _, complained = export(source, "--gguf", tmp_path / "out.gguf")
-    assert code == 1 and "exists; give another --gguf" in complained
-
-
-@pytest.mark.peer
-@pytest.mark.parametrize("kind", ["f16", "bf16", "q8_0"])
-def test_gguf_comes_back_within_its_precision(kind: str, tmp_path: Path, export: Any) -> None:
-    pytest.importorskip("gguf")
-    source = checkpoint(tmp_path)
-    done(export, source, "--gguf", tmp_path / "out.gguf", "--gguf-type", kind)
-    ours, theirs = hf_names(load_model(source)), hf_names(load_model(tmp_path / "out.gguf"))
-    for name, tensor in ours.items():
-        if tensor.ndim == 1:
-            wanted = torch.zeros_like(tensor)
-        elif kind == "q8_0":  # half a step of each block of 32, 1/127 of its largest; f16 scales
-            blocks = tensor.unflatten(-1, (-1, 32)).abs().amax(-1, keepdim=True)
-            wanted = (blocks * (0.5 / 127 + 2**-10)).expand(*blocks.shape[:-1], 32).flatten(-2)
-        else:
-            wanted = tensor.abs() * (2**-11 if kind == "f16" else 2**-8) + 1e-7
-        assert ((theirs[name] - tensor).abs() <= wanted).all(), name
-    changed = sum(not torch.equal(theirs[name], tensor) for name, tensor in ours.items())
-    assert changed  # it was not f32 all along
-
-
-@pytest.mark.peer
-@pytest.mark.filterwarnings("ignore")  # transformers' own, while it reads GGUF
-@pytest.mark.parametrize("which", ["digits", "chatml", "bytes"])
-def test_gguf_keeps_the_tokenizer(which: str, tmp_path: Path, export: Any) -> None:
-    pytest.importorskip("gguf")
-    from graft.models.io.gguf_read import open_tokenizer
-
-    tokenizer = {"digits": digits, "chatml": chatml_tokenizer, "bytes": FastTokenizer.bytes}[
-        which
-    ]()
-    source = checkpoint(tmp_path, tokenizer=tokenizer)
-    done(export, source, "--gguf", tmp_path / "out.gguf")
-    again = open_tokenizer(tmp_path / "out.gguf")
-    texts = ["12+3= [4]", "0", "123*123 - 12"]
-    if which != "digits":
-        texts += [
-            "a  5 Ünï e\u0301\n123 12\t",
-            "<|im_start|>user\nhi<|im_end|>" if which == "chatml" else "x",
-        ]
-    for text in texts:
-        assert again.encode(text) == tokenizer.encode(text), text
-        assert again.decode(again.encode(text)) == tokenizer.decode(tokenizer.encode(text))
-    assert (again.eos_id, again.pad_id) == (tokenizer.eos_id, tokenizer.pad_id)
-    assert again.chat_template == tokenizer.chat_template
-
-
-@pytest.mark.peer
-def test_tokenizers_that_gguf_cannot_hold_are_named(tmp_path: Path, export: Any) -> None:
-    pytest.importorskip("gguf")
-    source = checkpoint(tmp_path, tokenizer=FastTokenizer.characters("01é"))
-    code, _, complained = export(source, "--gguf", tmp_path / "out.gguf")
-    assert code == 1 and "'é', which is several bytes" in complained
-    assert not (tmp_path / "out.gguf").exists()
-
-
 # the same greedy tokens
 
 
@@ -694,10 +583,9 @@ def test_weights_that_are_no_numbers_are_not_published(
     tensors = load_file(folder / "model.safetensors")
     tensors[name].view(-1)[-1] = value
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
-    for target in (("--out", tmp_path / "out"), ("--gguf", tmp_path / "out.gguf")):
-        code, _, complained = export(folder, *target)
-        assert code != 0 and f"{name} holds {word}" in complained and str(folder) in complained
-        assert not target[1].exists()
+    code, _, complained = export(folder, "--out", tmp_path / "out")
+    assert code != 0 and f"{name} holds {word}" in complained and str(folder) in complained
+    assert not (tmp_path / "out").exists()
     with pytest.raises(ModelFileError, match=f"{name} holds {word}"):
         load_model(folder)
 
@@ -723,6 +611,4 @@ def test_a_number_that_a_dtype_does_not_have_is_not_written(tmp_path: Path, expo
     done(export, folder, "--out", tmp_path / "fine", "--dtype", "bfloat16")
     code, _, complained = export(folder, "--out", tmp_path / "out", "--dtype", "float16")
     assert code != 0 and f"{name} holds inf" in complained and "bfloat16" in complained
-    code, _, complained = export(folder, "--gguf", tmp_path / "out.gguf", "--gguf-type", "f16")
-    assert code != 0 and f"{name} holds inf" in complained and "--gguf-type bf16" in complained
-    assert not (tmp_path / "out").exists() and not (tmp_path / "out.gguf").exists()
+    assert not (tmp_path / "out").exists()

@@ -27,6 +27,43 @@ def entry(key: str, kind: int, value: bytes) -> bytes:
     return gguf_text(key.encode()) + struct.pack("<I", kind) + value
 
 
+def write_model(folder: Path, path: Path) -> None:
+    """A whole file with the weights of a qwen3 model, and a token for each character of sums."""
+    from gguf import GGUFWriter
+
+    from graft.models.io.gguf_read import gguf_names
+    from graft.models.io.gguf_tokenizer import NORMAL, UNUSED
+    from graft.models.io.load import load_model
+    from graft.models.io.tensor_names import hf_names
+
+    decoder = load_model(folder)
+    shape = decoder.shape
+    writer = GGUFWriter(path, shape.family)
+    writer.add_block_count(shape.layers)
+    writer.add_context_length(shape.max_positions)
+    writer.add_embedding_length(shape.width)
+    writer.add_feed_forward_length(shape.ff)
+    writer.add_head_count(shape.heads)
+    writer.add_head_count_kv(shape.kv_heads)
+    writer.add_key_length(shape.head_dim)
+    writer.add_value_length(shape.head_dim)
+    writer.add_layer_norm_rms_eps(shape.norm_eps)
+    writer.add_rope_freq_base(shape.rope_theta)
+    letters = [*"0123456789+-*/=()"][: shape.vocab_size]
+    unused = range(len(letters), shape.vocab_size)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("gpt-2")
+    writer.add_token_list([*letters, *(f"[PAD{number}]" for number in unused)])
+    writer.add_token_types([NORMAL] * len(letters) + [UNUSED] * len(unused))
+    names = gguf_names(shape)
+    for name, tensor in hf_names(decoder).items():
+        writer.add_tensor(names[name], tensor.float().numpy())
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
 ARCHITECTURE = entry("general.architecture", 8, gguf_text(b"llama"))
 U32, TEXT, ARRAY, U64 = 4, 8, 9, 10
 

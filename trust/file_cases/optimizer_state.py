@@ -49,6 +49,5 @@ def weight_of_a_policy(folder: Path, rng: Random, base: Path, variant: Any) -> l
     return [
         ["train", own, "run.dir=.", "run.name=theirs", "train.steps=3"],
         ["export", "theirs", "--out", "exported"],
-        ["export", "theirs", "--gguf", "exported.gguf"],
         ["eval", "theirs", "--tasks", "1"],
     ]

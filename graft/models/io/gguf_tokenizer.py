@@ -79,7 +79,7 @@ PRE_TOKENIZERS = {
     "deepseek-v3": PreTokenizer(DEEPSEEK_3),
     "deepseek-coder": PreTokenizer(DEEPSEEK_CODER),
 }
-"""By llama.cpp's names; of names for the same one, the first is written.
+"""By llama.cpp's names.
 
 Only those that were compared with a tokenizer of the model's makers, or with its published file, are listed:
 llama.cpp has names for some forty more, and knows no normalizers.
