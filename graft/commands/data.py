@@ -214,41 +214,6 @@ def export_answers(
     typer.echo(json.dumps(line) if as_json else f"{target}: {count:,} queries")
 
 
-@data.command()
-def countdown(
-    files: Annotated[
-        list[Path], typer.Argument(help="Samples of `graft eval`, or EARL's validation files.")
-    ],
-    attempts: Annotated[str, typer.Option(help="all, right or wrong.")] = "all",
-    same_tasks: Annotated[
-        bool,
-        typer.Option(
-            "--same-tasks", help="Only tasks that the first file has right; its right attempts."
-        ),
-    ] = False,
-    phrases: Annotated[str, typer.Option(help="Phrases to count, with commas.")] = "",
-    as_json: AsJson = False,
-) -> None:
-    """Count calls in attempts at countdown. Also calls with invalid numbers, and planning phrases."""
-    from graft.evaluate.countdown import WHICH, countdown_report, read_attempts
-    from graft.rewards.countdown_use import PHRASES
-
-    if attempts not in WHICH:
-        raise typer.BadParameter(
-            f"{attempts!r} is none of {', '.join(WHICH)}", param_hint="--attempts"
-        )
-    spoken = [one.strip() for one in phrases.split(",") if one.strip()] or PHRASES
-    tasks = None
-    if same_tasks:
-        tasks = frozenset(one.task for one in read_attempts(files[0]) if one.reward == 1.0)
-    found = [
-        countdown_report(file, "right" if same_tasks and not at else attempts, tasks, spoken)
-        for at, file in enumerate(files)
-    ]
-    sentences = "\n".join(one.sentence for one in found)
-    typer.echo(json.dumps({"files": [one._asdict() for one in found]}) if as_json else sentences)
-
-
 def token_counter(model: str) -> Callable[[str], int]:
     """The number of tokens of a text for a model, without those of a chat template."""
     from graft.models.io.gguf_read import open_tokenizer

@@ -6,9 +6,9 @@ import json
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
-from graft.cli import app
+from benchmarks.expa.countdown import countdown_report, main
+from graft.data.errors import DataError
 from graft.envs import make
 from graft.rewards.countdown_use import CountdownUse, countdown_use
 
@@ -32,32 +32,27 @@ def test_what_is_counted(text: str, use: tuple[int, int, int]):
     assert countdown_use(text, [3, 5, 7]) == CountdownUse(*use)
 
 
-def run(*command: str) -> str:
-    told = CliRunner().invoke(app, ["data", "countdown", *command])
-    assert told.exit_code == 0, told.output
-    return told.output
-
-
-def earl_file(path: Path, *attempts: tuple[str, float]) -> str:
+def earl_file(path: Path, *attempts: tuple[str, float]) -> Path:
     asked = (
         "Using the numbers [3, 5, 7], create an equation that equals 4. (For example [1, 2, 3].)"
     )
     rows = [{"input": asked, "output": text, "score": r, "reward": r} for text, r in attempts]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return str(path)
+    return path
 
 
-def test_files_of_earls_validation(tmp_path: Path):
+def test_files_of_earls_validation(tmp_path: Path, capsys):
     right, wrong = " calculate (5 + 7) / 3 = 4\n", " calculate 9 + 9 = 18\n far from 4"
     first = earl_file(tmp_path / "0.jsonl", (right, 1.0), (wrong, 0.0))
     other = earl_file(tmp_path / "1.jsonl", (wrong, 0.0), (right, 1.0))
-    assert "2 attempts, 50.0% right; per attempt 1.00 calls, 0.50 with numbers" in run(first)
-    (told,) = json.loads(run(first, "--attempts", "wrong", "--json"))["files"]
-    assert (told["attempts"], told["invalid"], told["phrases"]) == (1, 1.0, 1)
-    lines = run(first, other, "--same-tasks").splitlines()
+    report = countdown_report(first)
+    assert (report.attempts, report.right, report.calls, report.invalid) == (2, 0.5, 1.0, 0.5)
+    report = countdown_report(first, "wrong")
+    assert (report.attempts, report.invalid, report.phrases) == (1, 1.0, 1)
+    assert countdown_report(first, phrases=["calculate"]).phrases == 2
+    main([str(first), str(other), "--same-tasks"])
+    lines = capsys.readouterr().out.splitlines()
     assert "1 attempts, 100.0% right" in lines[0] and "1 attempts, 0.0% right" in lines[1]
-    (told,) = json.loads(run(first, "--phrases", "calculate", "--json"))["files"]
-    assert told["phrases"] == 2
 
 
 def test_samples_of_an_evaluation(tmp_path: Path):
@@ -70,7 +65,8 @@ def test_samples_of_an_evaluation(tmp_path: Path):
     file = tmp_path / "rl-000001.countdown.jsonl"
     rows = [{"of": {"checkpoint": "rl-000001", "settings": settings}}, sample]
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    assert "per attempt 2.00 calls, 1.00 with numbers" in run(str(file))
+    report = countdown_report(file)
+    assert (report.calls, report.invalid) == (2.0, 1.0)
 
 
 @pytest.mark.parametrize(
@@ -87,7 +83,7 @@ def test_samples_of_an_evaluation(tmp_path: Path):
 def test_other_files_are_refused(tmp_path: Path, text: str, said: str):
     file = tmp_path / "rows.jsonl"
     file.write_text(text)
-    told = CliRunner().invoke(app, ["data", "countdown", str(file)])
-    assert told.exit_code and said in (told.output + str(told.exception))
-    gone = CliRunner().invoke(app, ["data", "countdown", str(tmp_path / "gone")])
-    assert gone.exit_code and "no file" in (gone.output + str(gone.exception))
+    with pytest.raises(DataError, match=said):
+        countdown_report(file)
+    with pytest.raises(DataError, match="no file"):
+        countdown_report(tmp_path / "gone")

@@ -45,7 +45,6 @@ COMMANDS: dict[str, list[str]] = {
     "data show": ["theirs/rows.jsonl"],
     "data make": ["theirs", "--out", "made.jsonl", "--n", "1"],
     "data sample": ["theirs", "calculator", "--out", "rows.jsonl", "--n", "1", "--samples", "1"],
-    "data countdown": ["theirs/rows.jsonl"],
     "data cache import": ["theirs/rows.jsonl", "--out", "cache.db"],
     "data cache export": ["theirs/rows.jsonl", "--out", "cache.jsonl"],
 }

@@ -1,4 +1,7 @@
-"""Files with attempts at countdown, and what they did with the calculator: `graft data countdown`.
+"""Files with attempts at countdown, and what they did with the calculator, as EARL analyses them.
+
+    python -m benchmarks.expa.countdown runs/countdown-earl/evaluations/table.samples/*.jsonl
+    python -m benchmarks.expa.countdown earl-cpo/0.jsonl prompt-cpo/0.jsonl --same-tasks --attempts wrong
 
     {"input": "... Using the numbers [3, 5, 7], create ...", "output": "...", "reward": 1.0}     EARL's
     {"task": "earl:countdown-1:test:7", "seed": 7, "text": "...", "reward": 1.0, ...}            graft eval's
@@ -9,6 +12,7 @@ first line names the environment, so that the numbers of a task can be drawn aga
 
 from __future__ import annotations
 
+import argparse
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -125,3 +129,31 @@ def from_samples(
     if not numbers:
         raise DataError(f"{where}: {settings['env']} poses no countdown task there")
     return CountdownAttempt(row["task"], numbers, row["text"], float(row["reward"]))
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    add("files", nargs="+", type=Path, help="samples of graft eval, or EARL's validation files")
+    add("--attempts", choices=WHICH, default="all")
+    add(
+        "--same-tasks",
+        action="store_true",
+        help="tasks that the first file has right; its right attempts",
+    )
+    add("--phrases", default=",".join(PHRASES), help="to count, with commas")
+    chosen = parser.parse_args(arguments)
+    phrases = [one.strip() for one in chosen.phrases.split(",") if one.strip()]
+    tasks = None
+    if chosen.same_tasks:
+        first = read_attempts(chosen.files[0])
+        tasks = frozenset(one.task for one in first if one.reward == 1.0)
+    for number, file in enumerate(chosen.files):
+        which = "right" if chosen.same_tasks and not number else chosen.attempts
+        print(countdown_report(file, which, tasks, phrases).sentence)
+
+
+if __name__ == "__main__":
+    main()
