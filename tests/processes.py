@@ -114,14 +114,6 @@ class Processes:
         self._children, self._pipes = [], []
 
 
-def run_processes(
-    count: int, function: Callable[..., Any], *args: Any, deadline: float = DEADLINE
-) -> list:
-    """One call in processes of its own."""
-    with Processes(count, deadline) as group:
-        return group.run(function, *args)
-
-
 def _serve(pipe: Connection, rank: int, count: int, store: str, deadline: float) -> None:
     is_ready = False
     while True:

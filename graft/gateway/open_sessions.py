@@ -24,8 +24,6 @@ class TaskSessions:
 
 class OpenSessions:
     """
-    on_episode   called with the Episode of a task when its last open session ends; the next session of
-                 that task then begins another one. None: `take` has them
     on_change    called with the number of open sessions, before one begins and after one ends
     """
 
@@ -33,11 +31,9 @@ class OpenSessions:
         self,
         gateway: Gateway,
         salt: int = 0,
-        on_episode: Callable[[Episode], None] | None = None,
         on_change: Callable[[int], None] = lambda count: None,
     ) -> None:
-        self.gateway, self.salt = gateway, salt
-        self.on_episode, self.on_change = on_episode, on_change
+        self.gateway, self.salt, self.on_change = gateway, salt, on_change
         self._groups: dict[str, TaskSessions] = {}
         self._num_tasks = 0
         self.num_running = 0
@@ -81,8 +77,6 @@ class OpenSessions:
             group.running.remove(session)
             self.num_running -= 1
             self.on_change(self.num_running)
-            if not group.running and self.on_episode is not None:
-                self.on_episode(self._pop(session.forest.task.id))
         return leaf
 
     def take(self) -> list[Episode]:

@@ -24,7 +24,6 @@ MOST_INFO = 4000
 """Characters of an environment's info about one span or leaf."""
 MOST_TEXT = 20_000
 MOST_SPANS = 20_000
-NO_ACTION = -1
 
 
 def tree(run: ViewedRun, step: str, line: int) -> dict[str, Any]:

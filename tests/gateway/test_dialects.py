@@ -6,10 +6,10 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from dialect_kit import ANSWERS, CALLING, SCHEMA, STOPPED, TALKING, TOOL, data_of
+from dialect_kit import ANSWERS, CALLING, SCHEMA, STOPPED, TOOL, data_of
 
 from graft.gateway.dialects import anthropic, fields, openai_chat
-from graft.gateway.dialects.dialect import DIALECTS, answer_id, id_of
+from graft.gateway.dialects.dialect import DIALECTS, answer_id
 from graft.gateway.request import AgentRequest, PolicyAnswer, RefusedRequest
 
 ASK = {"role": "user", "content": "1+2?"}
@@ -342,8 +342,7 @@ def test_an_answer_that_comes_back_is_the_message_that_was_sent(kind: str):
 
 def test_the_id_of_an_answer():
     for name, prefix in (("openai_chat", "chatcmpl-"), ("anthropic", "msg_")):
-        seen = id_of(DIALECTS[name], TALKING)
-        assert seen == f"{prefix}7f" and answer_id(seen) == "7f"
+        assert prefix == DIALECTS[name].PREFIX and answer_id(f"{prefix}7f") == "7f"
     assert answer_id("7f") == "7f"
 
 

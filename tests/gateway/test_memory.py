@@ -62,12 +62,13 @@ def measure(at: list[int]) -> list[tuple[Counter[str], float]]:
 
     async def main() -> list[tuple[Counter[str], float]]:
         gateway, address = tiny_gateway(sampling=Sampling(max_tokens=2)), GatewayAddress()
-        address.app.source = OpenSessions(gateway, on_episode=lambda episode: None)
+        address.app.source = sessions = OpenSessions(gateway)
         found: list[tuple[Counter[str], float]] = []
         async with address.serving(gateway):
             await (connection := Connection(address)).open()
             for number in range(at[-1]):
                 await connection.session(number)
+                sessions.take()
                 if number + 1 in at:
                     gc.collect()
                     kinds = Counter(type(one).__name__ for one in gc.get_objects())

@@ -66,11 +66,6 @@ DIALECTS: dict[str, Dialect] = {
 }
 
 
-def id_of(dialect: Dialect, answer: PolicyAnswer) -> str:
-    """The id of an answer as the client sees it: "7f" -> "chatcmpl-7f", "msg_7f"."""
-    return dialect.PREFIX + answer.id
-
-
 def answer_id(response_id: str) -> str:
     """The id of the answer in an id that a client saw, or in its own: "chatcmpl-7f", "7f" -> "7f"."""
     for dialect in DIALECTS.values():

@@ -26,8 +26,6 @@ BLOCK = 64
 SEGMENT = 4
 """Blocks over which one softmax runs; the segments of a path are merged from first to last."""
 
-TILE_FIELDS = 4
-
 
 @dataclass(slots=True)
 class PathBlocks:
