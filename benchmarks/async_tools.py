@@ -37,7 +37,7 @@ from graft.config import Config, check
 from graft.engine.native.cpu.runner import CpuRunner
 from graft.envs.calculator import CalculatorTask
 from graft.train.monitor.display import Display
-from graft.train.rollouts.rollout_source import RolloutSource
+from graft.train.rollouts.collected_rollouts import CollectedRollouts
 from graft.train.run_dir.checkpoint import checkpoints
 from graft.train.session import Session
 from graft.types import Turn
@@ -139,9 +139,9 @@ def watched() -> Iterator[tuple[list[float], list[tuple[float, float]]]]:
     """When each step's episodes were taken, and when the engine computed."""
     taken: list[float] = []
     computed: list[tuple[float, float]] = []
-    take, step = RolloutSource.take, CpuRunner._step
+    take, step = CollectedRollouts.take, CpuRunner._step
 
-    def timed_take(self: RolloutSource, number: int):
+    def timed_take(self: CollectedRollouts, number: int):
         taken.append(time.perf_counter())
         return take(self, number)
 
@@ -151,11 +151,11 @@ def watched() -> Iterator[tuple[list[float], list[tuple[float, float]]]]:
         computed.append((started, time.perf_counter()))
         return draws
 
-    RolloutSource.take, CpuRunner._step = timed_take, timed_step
+    CollectedRollouts.take, CpuRunner._step = timed_take, timed_step
     try:
         yield taken, computed
     finally:
-        RolloutSource.take, CpuRunner._step = take, step
+        CollectedRollouts.take, CpuRunner._step = take, step
 
 
 def measure(model: str, delay: float, staleness: int) -> Measured:

@@ -17,10 +17,10 @@ from statistics import mean
 import torch
 from torch import Tensor
 
+from graft.algos.algorithm import Algorithm
 from graft.config import load_config
 from graft.rollout.batching import to_batch, trajectories_of
 from graft.rollout.collector import RolloutRequest
-from graft.train.algorithm import Algorithm
 from graft.train.build import build_run
 from graft.train.learner import Learner
 from graft.train.learner_build import make_learner

@@ -122,8 +122,8 @@ def measure(args: argparse.Namespace) -> list[dict[str, float]]:
     from graft.train.distributed.process_group import ProcessGroup
     from graft.train.learner_build import make_learner
     from graft.train.rl import learn
+    from graft.train.rollouts.collected_rollouts import CollectedRollouts
     from graft.train.rollouts.rollout_engine import make_collector
-    from graft.train.rollouts.rollout_source import RolloutSource
     from graft.train.tasks import TaskStream
 
     found: list[dict[str, float]] = []
@@ -139,7 +139,9 @@ def measure(args: argparse.Namespace) -> list[dict[str, float]]:
         collector = make_collector(components, processes)
         learner = make_learner(components, None)
         collector.load(components.weights_to_publish(), 0)
-        source = RolloutSource(components, collector, TaskStream(config.task.env, config.run.seed))
+        source = CollectedRollouts(
+            components, collector, TaskStream(config.task.env, config.run.seed)
+        )
         for step in range(1, args.steps + 2):
             processes.barrier(f"the start of step {step}")
             started = time.perf_counter()

@@ -11,12 +11,10 @@ from typing import Any
 from graft.algos.checked import ARGUMENTS, CHECKED, checked
 from graft.algos.losses.covariance import SelectiveLoss
 from graft.algos.part_numbers import check_bounds, check_numbers
+from graft.algos.preset import Part
 from graft.algos.weights import BatchWeight
 from graft.registry import resolve
 from graft.user_code import UserCodeError, UserObject, naming, refusal, seen
-
-Part = str | tuple[str, Mapping[str, Any]]
-"""A name, or a name with keywords for the factory behind it."""
 
 
 def part_name(part: Part | Callable[..., Any]) -> str:

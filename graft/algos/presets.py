@@ -6,12 +6,12 @@ A part is a name of its table, "their.module:factory", or either with keywords:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any, Literal
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
 
+from graft.algos.algorithm import Algorithm
 from graft.algos.batch import Batch
-from graft.algos.coefficients import Coefficient
+from graft.algos.coefficients import Coefficient, Controller, EntropyController, KlController
 from graft.algos.credits.credit import Chain, chain
 from graft.algos.credits.table import CREDITS
 from graft.algos.distillation import DIVERGENCES, with_distillation
@@ -19,62 +19,13 @@ from graft.algos.losses.covariance import SelectiveLoss
 from graft.algos.losses.loss import Loss
 from graft.algos.losses.table import LOSSES
 from graft.algos.losses.terms import with_entropy, with_kl, with_weights
-from graft.algos.parts import Part, make
-from graft.algos.reductions import REDUCTIONS, Reduction, turn_starts
+from graft.algos.parts import make
+from graft.algos.preset import Part, Preset, kl_in_reward_of
+from graft.algos.reductions import REDUCTIONS, Reduction
 from graft.algos.shaping import SHAPINGS, Shaping, shape_in_turn
 from graft.algos.weights import WEIGHTS, BatchWeight, Weight, whole_batch
 from graft.registry import resolve
 from graft.user_code import UserCodeError, is_users_own, named, seen
-
-
-@dataclass(frozen=True, slots=True)
-class Preset:
-    """An algorithm: branch x credit x loss x reduction, with the terms around the loss."""
-
-    credit: tuple[Part, ...]
-    loss: Part
-    reduction: Part = "token"
-    branch: Part = "independent"
-    shaping: tuple[Part, ...] = ()
-
-    old_policy: Literal["learner", "engine"] = "learner"
-    """What ratios are measured to: the learner before its first update, or the engine that sampled."""
-    weights: tuple[Part, ...] = ()
-    """Factors on the policy's loss."""
-    importance_cap: float | None = None
-    """The weight `importance` with this cap, before the others; None: off."""
-    kl_coef: float = 0.0
-    """KL to a reference in the loss; 0: no reference model is needed."""
-    kl_kind: str = "k3"
-    kl_corrected: bool = False
-    """Whether the KL of tokens that the old policy drew is multiplied by the ratio."""
-    kl_control: Mapping[str, float] | None = None
-    """Keywords of `KlController`, which moves the coefficient of the KL; None: it stays."""
-    entropy_coef: float = 0.0
-    entropy_control: Mapping[str, float] | None = None
-    """Keywords of `EntropyController`, which moves the coefficient of the entropy; None: it stays."""
-    reference_sync: tuple[int, float] | None = None
-    """After how many steps the reference follows the policy, and the policy's share in it; None: never."""
-    observation_coef: float = 0.0
-    """Cross-entropy of the tokens that the environment wrote."""
-    divergence: Part | None = None
-    """How the whole distribution is compared with a teacher's; None: only sampled tokens are."""
-    distill_coef: float = 0.0
-    """Weight of that divergence beside the loss; the loss `distillation` is nothing else."""
-
-    needs_critic: bool = False
-    returns: Part | None = None
-    """The credit that computes the critic's targets."""
-    value_clip: float | None = None
-    dynamic_sampling: bool = False
-    """Groups whose rewards are all equal are discarded and replaced by new ones."""
-
-    @property
-    def value_reduction(self) -> Reduction | None:
-        """Of the critic's loss; None: the policy's."""
-        is_per_turn = isinstance(self.returns, tuple) and self.returns[1].get("per") == "turn"
-        return turn_starts() if is_per_turn else None
-
 
 PRESETS: dict[str, Preset] = {
     # one update per batch, no baseline: the simplest
@@ -300,6 +251,26 @@ PRESETS: dict[str, Preset] = {
 }
 
 
+def algorithm_of(preset: Preset, branch: Callable[[Any], Awaitable[None]]) -> Algorithm:
+    """The algorithm of a preset, on the trees of this branch."""
+    controllers = controllers_of(preset)
+    shape, credit, loss, reduction = build(preset, controllers)
+    returns = None if preset.returns is None else make(preset.returns, CREDITS, "credit")
+    prepare = prepare_of(preset)
+    return Algorithm(preset, branch, shape, credit, returns, loss, reduction, prepare, controllers)
+
+
+def controllers_of(preset: Preset) -> dict[str, Controller]:
+    """Coefficients with a target."""
+    found: dict[str, Controller] = {}
+    if preset.kl_control is not None:
+        coef = preset.kl_coef or kl_in_reward_of(preset).get("coef", 0.0)
+        found["kl"] = KlController.of(coef, preset.kl_control)
+    if preset.entropy_control is not None:
+        found["entropy"] = EntropyController.of(preset.entropy_coef, preset.entropy_control)
+    return found
+
+
 def build(
     preset: Preset | str, coefficients: Mapping[str, Coefficient] | None = None
 ) -> tuple[Shaping, Chain, Loss, Reduction]:
@@ -343,12 +314,6 @@ def prepare_of(preset: Preset) -> Callable[[Batch], Batch]:
         return weigh(batch)
 
     return prepare
-
-
-def kl_in_reward_of(preset: Preset) -> dict[str, Any]:
-    """The keywords of that shaping; empty where there is none."""
-    parts = (part for part in preset.shaping if part[0] == "kl_in_reward")
-    return {"kind": "k1", **dict(part[1])} if isinstance(part := next(parts, None), tuple) else {}
 
 
 def users_parts(preset: Preset) -> list[str]:

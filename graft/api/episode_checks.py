@@ -47,7 +47,7 @@ def refuse_foreign(episodes: Sequence[Episode], policy: Policy) -> None:
 
 def refuse_old(episodes: Sequence[Episode], version: int, staleness: int) -> None:
     """Refuse samples of weights that have been updated since: a gradient holds for those that sampled."""
-    from graft.rollout.examples import is_unsampled
+    from graft.rollout.outcomes import is_unsampled
 
     versions = {
         span.version

@@ -150,7 +150,7 @@ class PolicyLearner:
         changed.
         """
         from graft.train.rl import learn
-        from graft.train.rollouts.rollout_source import StepRollouts
+        from graft.train.rollouts.step_rollouts import StepRollouts
         from graft.train.run_dir.interrupt import Interrupt
 
         listed = check_episodes(episodes)
@@ -224,8 +224,9 @@ class PolicyLearner:
 
 def _built(policy: Policy, config: Config, reference: Policy | None) -> tuple[Any, Any]:
     """The parts of a run that learning needs, and its learner."""
+    from graft.algos.presets import algorithm_of
     from graft.rollout.branches.branch import independent
-    from graft.train.algorithm import Algorithm, preset_of
+    from graft.train.algorithm import preset_of
     from graft.train.build import refuse_critic
     from graft.train.components import RunComponents
     from graft.train.learner_build import make_learner
@@ -248,7 +249,7 @@ def _built(policy: Policy, config: Config, reference: Policy | None) -> tuple[An
         policy=policy.model,
         actions=policy.actions,
         engine=NoEngine(policy.model.shape.vocab_size),
-        algo=Algorithm.of(preset, independent(1)),
+        algo=algorithm_of(preset, independent(1)),
         setup=setup,
         held_out=setup,
         notes=[],

@@ -38,7 +38,7 @@ from graft.cluster.worker import (
 from graft.config import Config
 from graft.deadlines import waiting
 from graft.rollout.collector import PendingRollouts, RolloutRequest
-from graft.train.run_dir.folder import RunStopped
+from graft.train.errors import RunStopped
 
 POLL = 0.2
 """Seconds between two polls of arrived results."""

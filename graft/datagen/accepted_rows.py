@@ -13,7 +13,7 @@ from typing import Any
 from graft.datagen.attempt_log import AttemptLog
 from graft.datagen.row_file import new_rows
 from graft.rollout.filters import Condition
-from graft.train.run_dir.folder import RunStopped
+from graft.train.errors import RunStopped
 from graft.train.step_metrics import is_dead
 from graft.types import Status
 

@@ -19,7 +19,7 @@ from typing import Any
 
 from graft.datagen.row_file import room_for
 from graft.files import FileInUse, JsonlLog
-from graft.train.run_dir.folder import RunStopped
+from graft.train.errors import RunStopped
 from graft.types import Status
 
 KEPT = "earlier attempts are kept: continue with --resume"

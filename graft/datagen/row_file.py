@@ -15,7 +15,7 @@ from typing import IO, Any
 from graft.config import ConfigError
 from graft.data.errors import DataError
 from graft.files import free_megabytes, new_file, sync
-from graft.train.run_dir.folder import RunStopped
+from graft.train.errors import RunStopped
 from graft.trust.masking import mask_values
 
 ENDINGS = (".jsonl", ".parquet")

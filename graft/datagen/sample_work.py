@@ -20,7 +20,7 @@ from graft.rollout.failure import concurrently
 from graft.rollout.recorded import NotRecordable, outcome_of, prompt_of_context, spans_of_attempt
 from graft.rollout.setup import RolloutSetup
 from graft.text.chat import Chat
-from graft.train.run_dir.folder import RunStopped
+from graft.train.errors import RunStopped
 from graft.train.step_metrics import is_dead
 from graft.train.tasks import TRAIN_SEEDS, TaskStream
 from graft.types import Author, Episode, Finish, Message, Trajectory

@@ -11,7 +11,12 @@ import torch
 from torch import Tensor, nn
 
 from graft.models.decoder import Decoder
-from graft.models.extra_actions import extra_rows
+
+
+def extra_rows(decoder: Decoder) -> Tensor:
+    """[extra, D]: a view of the head's rows of actions beyond the vocabulary, without padding."""
+    shape = decoder.shape
+    return decoder.head_weight.detach()[shape.vocab_size : shape.vocab_size + shape.extra]
 
 
 class ActionRows(nn.Module):

@@ -97,12 +97,6 @@ def read_rows(folder: Path, width: int) -> Tensor | None:
     return rows
 
 
-def extra_rows(decoder: Decoder) -> Tensor:
-    """[extra, D]: a view of the head's rows of actions beyond the vocabulary, without padding."""
-    shape = decoder.shape
-    return decoder.head_weight.detach()[shape.vocab_size : shape.vocab_size + shape.extra]
-
-
 def _with_rows(decoder: Decoder, rows: Tensor, bias: Tensor | None) -> Decoder:
     shape = replace(decoder.shape, extra=len(rows), extra_bias=bias is not None)
     old = decoder.head_weight

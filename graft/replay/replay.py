@@ -26,6 +26,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from graft.algos.presets import algorithm_of
 from graft.config import Config, ConfigError, EngineSection
 from graft.models.decoder import Decoder
 from graft.replay.comparison import (
@@ -47,7 +48,7 @@ from graft.replay.source import (
     with_rates,
 )
 from graft.tolerances import tolerances
-from graft.train.algorithm import Algorithm, preset_of
+from graft.train.algorithm import preset_of
 from graft.train.build import build_run, refuse_critic
 from graft.train.components import RunComponents
 from graft.train.learner import Learner
@@ -56,7 +57,7 @@ from graft.train.memory.plan import has_reference
 from graft.train.model import load_reference
 from graft.train.rl import StepResult, learn
 from graft.train.rollouts.rollout_engine import make_engine
-from graft.train.rollouts.rollout_source import StepRollouts
+from graft.train.rollouts.step_rollouts import StepRollouts
 from graft.train.run_dir.checkpoint import Checkpoint
 from graft.train.run_dir.fingerprint import StepRecord, device_name
 from graft.train.run_dir.small_state import get_random_states, set_random_states
@@ -259,7 +260,7 @@ def _learn_otherwise(
             f"{' '.join(overrides)}: a KL term needs the model that RL started from, which this run "
             "did not keep; a run with algo.kl_coef above 0 does"
         )
-    algo = Algorithm.of(preset, components.algo.branch)
+    algo = algorithm_of(preset, components.algo.branch)
     state = components.algo.state
     if preset.credit != components.algo.preset.credit:
         state.pop("credits", None)  # of other credits

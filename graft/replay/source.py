@@ -12,9 +12,9 @@ from graft.evaluate.candidates import is_gone
 from graft.models.io.load import ModelFileError
 from graft.recipe.admission import NOT_OF_A_STEP
 from graft.replay.recorded_step import CannotReplay
+from graft.train.errors import RunStopped
 from graft.train.run_dir.checkpoint import Checkpoint, checkpoints
 from graft.train.run_dir.fingerprint import StepRecord
-from graft.train.run_dir.folder import RunStopped
 from graft.train.run_dir.metrics_log import read_metrics
 
 CHANGEABLE = ("algo.", "train.")

@@ -11,8 +11,9 @@ from graft.rollout.branches.branch import Branch
 from graft.rollout.episode_builder import EpisodeBuilder
 from graft.rollout.event_loop import run
 from graft.rollout.failure import CommonMistake, RolloutFailure, concurrently
+from graft.rollout.outcomes import is_flat
 from graft.rollout.setup import RolloutSetup
-from graft.types import Episode, Leaf, Status, Task
+from graft.types import Episode, Task
 from graft.user_code import UserCodeError, UserObject, naming, refusal, source_of
 
 
@@ -121,34 +122,6 @@ async def collect_async(
     episodes = await concurrently(build, zip(indices, tasks, strict=True), concurrency)
     mistakes.check(leaf.status for episode in episodes for leaf in episode.leaves)
     return episodes
-
-
-def is_flat(episode: Episode) -> bool:
-    """True if all attempts of the policy earned the same: their group-relative advantage is 0.
-
-    Counterfactual attempts do not count; an attempt that a twin replaces in training does. The seats
-    of a game are groups of their own.
-    """
-    rewards: dict[str, set[float]] = {}
-    for leaf in filter(lambda one: one.has_acted, episode.leaves):
-        if leaf.twin is None and (leaf.status.is_trainable or leaf.status is Status.REPLACED):
-            rewards.setdefault(leaf.seat, set()).add(leaf.reward)
-    return all(len(one) < 2 for one in rewards.values())
-
-
-def missing_share(episodes: Sequence[Episode], samples: int) -> float:
-    """Share of the attempts that a branch should have made and has not. A task that could not be posed
-    has one leaf with the reason, and does not count."""
-    attempts = [[leaf for leaf in episode.leaves if leaf.is_attempt] for episode in episodes]
-    posed = [leaves for leaves in attempts if any(leaf.metrics for leaf in leaves) or not leaves]
-    lacking = sum(max(samples - num_attempts(leaves), 0) for leaves in posed)
-    return lacking / max(samples * len(posed), 1)
-
-
-def num_attempts(leaves: Sequence[Leaf]) -> int:
-    """Leaves without a seat, and games: the seats of one game are one attempt."""
-    matches = {leaf.match for leaf in leaves if leaf.seat}
-    return len(matches) + sum(not leaf.seat for leaf in leaves)
 
 
 def collect_informative(

@@ -31,20 +31,6 @@ from graft.types import Author, CallText, Episode, Leaf, Message, Span, Task
 ROLES = (INLINE, "user", "tool")
 
 
-def unsampled(episode: Episode, version: int) -> Episode:
-    """A row that is learned among the attempts of weights `version`: nothing sampled its tokens, so they
-    have no log-probs, and the learner uses its own."""
-    for span in episode.spans:
-        span.logprobs, span.entropies, span.version = [], [], version
-    return episode
-
-
-def is_unsampled(episode: Episode) -> bool:
-    """Whether an episode is a recorded row, not an attempt."""
-    spans = [span for span in episode.spans if span.author is Author.POLICY and span.tokens]
-    return bool(spans) and not any(span.logprobs for span in spans)
-
-
 def example(
     task: Task,
     row: ChatRow,

@@ -1,30 +1,21 @@
-"""From a recipe to its algorithm: the preset with the recipe's changes, and the branch."""
+"""From a recipe to the parts of its algorithm: the preset with the recipe's changes, and the branch."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from graft.actions.actions import Actions
-from graft.algos.batch import Batch
-from graft.algos.coefficients import Controller, EntropyController, KlController
-from graft.algos.credits.credit import Chain, Credit
-from graft.algos.credits.table import CREDITS
-from graft.algos.losses.loss import Loss
-from graft.algos.masked import masked_mean
 from graft.algos.parts import make
-from graft.algos.presets import Preset, build, kl_in_reward_of, prepare_of, resolve_preset
-from graft.algos.reductions import Reduction
-from graft.algos.shaping import Shaping, behaviour_kl
+from graft.algos.preset import Preset
+from graft.algos.presets import resolve_preset
 from graft.config import Config, ConfigError
-from graft.protocols import Stateful
 from graft.registry import resolve
 from graft.rollout.branches.branch import BRANCHES, Branch
 from graft.rollout.branches.counterfactual import Counterfactual
 from graft.train.algorithm_check import refuse_combinations
-from graft.types import Episode
 
 DYNAMIC_ROUNDS = 4
 """Draws per step of a preset that replaces flat groups (DAPO), where the recipe gives no number."""
@@ -37,85 +28,6 @@ AS_GIVEN = (
 
 STALE_CAP = 2.0
 """Cap of the importance weight of tokens that older weights drew, where the preset has none."""
-
-
-@dataclass(frozen=True, slots=True)
-class Algorithm:
-    """branch x credit x loss x reduction, with the terms around them."""
-
-    preset: Preset
-    branch: Branch
-    shape: Shaping
-    """Rewards before credit."""
-    credit: Chain
-    returns: Credit | None
-    """What the critic learns; None: there is none."""
-    loss: Loss
-    reduction: Reduction
-    prepare: Callable[[Batch], Batch]
-    """What loss and weights need of the whole batch, before the update."""
-    controllers: Mapping[str, Controller]
-    """Coefficients that follow the policy: "kl", "entropy"."""
-
-    @classmethod
-    def of(cls, preset: Preset, branch: Branch) -> Algorithm:
-        controllers = controllers_of(preset)
-        shape, credit, loss, reduction = build(preset, controllers)
-        returns = None if preset.returns is None else make(preset.returns, CREDITS, "credit")
-        prepare = prepare_of(preset)
-        return cls(preset, branch, shape, credit, returns, loss, reduction, prepare, controllers)
-
-    def adapt(self, batch: Batch, updated: Mapping[str, float]) -> dict[str, float]:
-        """Move the coefficients after an update; the metrics are those that it was made with."""
-        used = {f"loss/{name}_coef": now() for name, now in self.controllers.items()}
-        seen = dict(updated)
-        if "kl" in self.controllers and "kl" not in seen:  # it is in the rewards
-            kind = kl_in_reward_of(self.preset)["kind"]
-            seen["kl"] = float(masked_mean(behaviour_kl(batch, kind), batch.mask))
-        for controller in self.controllers.values():
-            controller.update(seen, batch.num_rows)
-        return used
-
-    def settle(self, episodes: Sequence[Episode], batch: Batch) -> None:
-        """Give parts that learn from step to step the episodes of this one and its batch."""
-        if isinstance(self.branch, Stateful):
-            self.branch.settle(episodes)
-        for credit in self.credit.stateful:
-            credit.settle(batch)
-
-    @property
-    def state(self) -> dict[str, Any]:
-        """What these parts have learned, as plain JSON."""
-        found: dict[str, Any] = {}
-        if isinstance(self.branch, Stateful):
-            found["branch"] = self.branch.state
-        if credits := self.credit.stateful:
-            found["credits"] = [credit.state for credit in credits]
-        if self.controllers:
-            found["coefficients"] = {name: one.state for name, one in self.controllers.items()}
-        return found
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Continue from the state in a checkpoint; parts that it does not have begin anew."""
-        if isinstance(self.branch, Stateful) and "branch" in state:
-            self.branch.restore(state["branch"])
-        saved = state.get("credits", ())
-        for credit, one in zip(self.credit.stateful, saved, strict=bool(saved)):
-            credit.restore(one)
-        for name, one in state.get("coefficients", {}).items():
-            if name in self.controllers:
-                self.controllers[name].restore(one)
-
-
-def controllers_of(preset: Preset) -> dict[str, Controller]:
-    """Coefficients with a target."""
-    found: dict[str, Controller] = {}
-    if preset.kl_control is not None:
-        coef = preset.kl_coef or kl_in_reward_of(preset).get("coef", 0.0)
-        found["kl"] = KlController.of(coef, preset.kl_control)
-    if preset.entropy_control is not None:
-        found["entropy"] = EntropyController.of(preset.entropy_coef, preset.entropy_control)
-    return found
 
 
 def preset_of(config: Config) -> Preset:

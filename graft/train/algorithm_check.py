@@ -6,7 +6,7 @@ from itertools import pairwise
 
 from graft.algos.credits.table import CREDITS, FROM_ADVANTAGES
 from graft.algos.parts import is_users_part, part_name
-from graft.algos.presets import Preset, kl_in_reward_of
+from graft.algos.preset import Preset, kl_in_reward_of
 from graft.config import Config, ConfigError
 from graft.train.memory.frozen_shapes import REFERENCE
 from graft.train.rollouts.truncation import truncation_of

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from graft.actions.actions import Actions
-from graft.algos.presets import Preset
+from graft.algos.preset import Preset
+from graft.algos.presets import algorithm_of
 from graft.config import Config, ConfigError
 from graft.data.fields import named_tools
 from graft.data.tables import RowTable
@@ -30,7 +31,7 @@ from graft.rollout.setup import EnvSetup, RolloutSetup
 from graft.text.chat import Chat
 from graft.text.tokenizer import FastTokenizer
 from graft.train.actions import check_calls, check_head
-from graft.train.algorithm import Algorithm, branch_of, branch_part, preset_of, rounds_of
+from graft.train.algorithm import branch_of, branch_part, preset_of, rounds_of
 from graft.train.components import RunComponents
 from graft.train.distributed.process_group import ALONE, ProcessGroup
 from graft.train.memory.footprint import num_parameters
@@ -117,7 +118,7 @@ def build_run(
         policy=policy,
         actions=actions,
         engine=engine,
-        algo=Algorithm.of(preset, branch),
+        algo=algorithm_of(preset, branch),
         setup=replace(setup, frozen=players, self_play=True),
         held_out=held_out_setup(config, setup, held_out),
         notes=[text for text in notes if text] + lora_notes(config, policy.shape),

@@ -10,6 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from graft.actions.actions import Actions
+from graft.algos.algorithm import Algorithm
 from graft.config import Config
 from graft.envs.dataset.base import num_rows
 from graft.models.action_rows import ActionRows
@@ -21,7 +22,6 @@ from graft.rollout.setup import RolloutSetup
 from graft.rollout.user_calls import close_env
 from graft.text.chat import Chat
 from graft.text.tokenizer import FastTokenizer
-from graft.train.algorithm import Algorithm
 from graft.train.distributed.process_group import ALONE, ProcessGroup
 from graft.train.tasks import held_out_tasks, probe_of
 from graft.types import Task

@@ -42,9 +42,9 @@ from graft.models.parallel.shards import is_sharded
 from graft.models.tree.forest import Forest
 from graft.models.truncation import Truncation
 from graft.train.collisions import collisions
-from graft.train.distributed.process_group import ALONE, ProcessGroup
 from graft.train.micro_batches import mini_batches, share_out
 from graft.train.optimizer import NonFinite, Optimizer
+from graft.train.processes import SINGLE, Processes
 from graft.train.step_totals import IMPORTANCE, IS_EXACT, SAMPLING_GAP, step_totals
 from graft.transfer import transfer
 from graft.types import Trajectory
@@ -104,7 +104,7 @@ class Learner:
     epochs: int = 1
     minibatches: int = 1
     seed: int = 0
-    processes: ProcessGroup = ALONE
+    processes: Processes = SINGLE
     teachers: TeacherScores | None = None
     """Models that score the policy's tokens; see `train/teachers`."""
     users_parts: Sequence[str] = ()

@@ -17,7 +17,8 @@ from graft.models.action_rows import ActionRows
 from graft.models.critic import Critic
 from graft.models.decoder import Decoder
 from graft.models.io.hub import origin_of
-from graft.models.lora.training import Lora, base_of
+from graft.models.lora.files import base_of, load_adapters
+from graft.models.lora.training import Lora
 from graft.train.actions import allowed_table
 from graft.train.components import RunComponents
 from graft.train.distributed.process_group import ProcessGroup
@@ -54,7 +55,7 @@ def make_lora(components: RunComponents) -> Lora | None:
         base=base,
     )
     if folder is not None:
-        components.lora.load(folder)
+        load_adapters(components.lora, folder)
     return components.lora
 
 

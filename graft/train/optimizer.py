@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from graft.models.device import has_kernels
 from graft.models.grad_sum import GRAD_SUM, grad_sum_of
 from graft.models.parallel.shards import is_sharded, local, num_replicas
-from graft.train.distributed.process_group import ALONE, ProcessGroup
+from graft.train.processes import SINGLE, Processes
 
 Schedule = Callable[[int], float]
 """(step, counted from 0) -> factor on the learning rate"""
@@ -69,7 +69,7 @@ class Optimizer:
         weight_decay: float = 0.0,
         betas: tuple[float, float] = (0.9, 0.95),
         max_grad_norm: float = 1.0,
-        processes: ProcessGroup = ALONE,
+        processes: Processes = SINGLE,
     ) -> None:
         named = {
             id(p): (name, p) for m in modules for name, p in m.named_parameters() if p.requires_grad

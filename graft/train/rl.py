@@ -14,12 +14,12 @@ from typing import Protocol
 
 from torch import Tensor
 
+from graft.algos.algorithm import Algorithm
 from graft.algos.batch import Batch
 from graft.rollout.batching import to_batch, trajectories_of
-from graft.train.algorithm import Algorithm
 from graft.train.learner import Learner
 from graft.train.reference_sync import sync_reference
-from graft.train.rollouts.rollout_source import RolloutSource, StepRollouts
+from graft.train.rollouts.step_rollouts import StepRollouts
 from graft.train.step_metrics import refuse_unusable, step_metrics
 from graft.types import Trajectory
 
@@ -33,6 +33,18 @@ class StepResult:
     batch: Batch
     logprobs: Tensor | None
     """The learner's own before its first update, [N, T]; None where it does not keep them."""
+
+
+class RolloutSource(Protocol):
+    """Where episodes come from, and where new weights go."""
+
+    def take(self, step: int) -> StepRollouts:
+        """The step's episodes: made here, in the background or on workers."""
+        ...
+
+    def publish(self, version: int) -> float:
+        """Give the learner's weights to the engines that sample; the seconds that took."""
+        ...
 
 
 class StepHooks(Protocol):

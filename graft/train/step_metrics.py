@@ -12,11 +12,10 @@ from graft.algos.batch import Batch
 from graft.algos.distillation import compared, teacher_gap
 from graft.rewards.weighted import METRIC
 from graft.rollout.batching import trajectories_of
-from graft.rollout.collect import is_flat
-from graft.rollout.examples import is_unsampled
+from graft.rollout.outcomes import is_flat, is_unsampled
+from graft.train.errors import RunStopped
 from graft.train.rollouts.episode_groups import has_reward
-from graft.train.rollouts.rollout_source import StepRollouts
-from graft.train.run_dir.folder import RunStopped
+from graft.train.rollouts.step_rollouts import StepRollouts
 from graft.types import Author, Episode, Leaf, Span, Status, Trajectory
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from graft.train.distributed.process_group import ProcessGroup
+from graft.train.processes import Processes
 
 SAMPLING_GAP = "sampling/sampling_logp_difference"
 """Metrics of |log-prob of the learner - log-prob of the engine| over trained tokens: mean, max, p999."""
@@ -21,7 +21,7 @@ IMPORTANCE = "sampling/importance_sampling_ratio"
 
 
 def step_totals(
-    reports: list[dict[str, Tensor]], gaps: list[Tensor], count: int, processes: ProcessGroup
+    reports: list[dict[str, Tensor]], gaps: list[Tensor], count: int, processes: Processes
 ) -> dict[str, float]:
     """Metrics of a step with `count` trained tokens, from the sums of its micro-batches."""
     read = _read(reports)

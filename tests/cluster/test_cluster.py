@@ -24,8 +24,8 @@ from graft.cluster.ray_import import ray_module
 from graft.cluster.supervisor import train_on_cluster
 from graft.config import Config, ConfigError, load_config
 from graft.rollout.collector import RolloutRequest
+from graft.train.errors import RunStopped
 from graft.train.monitor.display import Display
-from graft.train.run_dir.folder import RunStopped
 from tests.training import train_recipe
 
 try:

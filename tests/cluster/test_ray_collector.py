@@ -27,7 +27,7 @@ from graft.cluster.worker import ClusterWorker
 from graft.config import Config, ConfigError, check
 from graft.files import write_text
 from graft.rollout.collector import RolloutRequest
-from graft.train.run_dir.folder import RunStopped
+from graft.train.errors import RunStopped
 from graft.types import Episode, Task
 
 

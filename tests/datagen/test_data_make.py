@@ -23,7 +23,7 @@ from graft.rollout.recorded import spans_of_attempt, spans_of_trace
 from graft.rollout.setup import draw_key
 from graft.text.chat import Chat
 from graft.text.tokenizer import FastTokenizer
-from graft.train.run_dir.folder import RunStopped
+from graft.train.errors import RunStopped
 from graft.train.tasks import TaskStream, held_out_tasks
 from graft.types import Author, CallText
 from tests.command_line import start

@@ -34,7 +34,7 @@ from graft.rollout.recorded import (
 )
 from graft.text.chat import Chat
 from graft.text.tokenizer import FastTokenizer
-from graft.train.run_dir.folder import RunStopped
+from graft.train.errors import RunStopped
 from graft.types import Author, Episode, Leaf, Span, Status, Task
 from tests.command_line import start
 from tests.evaluate.endpoint_kit import Served, serving

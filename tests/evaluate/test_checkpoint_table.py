@@ -26,7 +26,7 @@ from graft.registry import UnknownName
 from graft.rollout.branches.branch import independent
 from graft.rollout.collect import collect
 from graft.train.build import build_run
-from graft.train.run_dir.folder import RunStopped
+from graft.train.errors import RunStopped
 from graft.train.tasks import held_out_tasks
 from graft.types import Sampling
 from tests.command_line import Completed, graft

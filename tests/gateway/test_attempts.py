@@ -27,7 +27,7 @@ from graft.rollout.collect import collect
 from graft.rollout.failure import RolloutFailure
 from graft.rollout.setup import RolloutSetup
 from graft.text.chat import Chat
-from graft.train.run_dir.folder import RunStopped
+from graft.train.errors import RunStopped
 from graft.train.step_metrics import commonest_failure, refuse_unusable
 from graft.types import Episode, Sampling, Status, Task, Turn
 from graft.user_code import UserCodeError

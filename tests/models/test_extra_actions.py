@@ -9,9 +9,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from graft.models.action_rows import extra_rows
 from graft.models.critic import Critic
 from graft.models.decoder import Decoder, causal
-from graft.models.extra_actions import extend, extra_rows, load_rows
+from graft.models.extra_actions import extend, load_rows
 from graft.models.io.load import load_model
 from graft.models.io.save import save_model
 from graft.models.io.tensor_names import hf_names

@@ -13,12 +13,14 @@ import torch
 from torch import Tensor
 from torch.func import functional_call
 
+from graft.models.action_rows import extra_rows
 from graft.models.decoder import Decoder, causal
-from graft.models.extra_actions import extend, extra_rows
+from graft.models.extra_actions import extend
 from graft.models.io.load import ModelFileError, load_model
 from graft.models.io.save import save_model
 from graft.models.io.tensor_names import hf_names
-from graft.models.lora.training import ADAPTER, TARGETS, Lora, base_of, num_trained, target_sizes
+from graft.models.lora.files import ADAPTER, base_of, load_adapters, save_adapters
+from graft.models.lora.training import TARGETS, Lora, num_trained, target_sizes
 from graft.models.shape import ModelShape
 
 SHAPE = ModelShape(vocab_size=30, width=32, layers=2, heads=4, kv_heads=2, head_dim=16, ff=48)
@@ -180,7 +182,7 @@ def saved(tmp_path: Path, **changes) -> tuple[Path, Path, Decoder, Lora]:
     targets = LINEARS if decoder.shape.tied else TARGETS
     lora = lora_on(decoder, targets, origin=str(base))
     stir(lora)
-    lora.save(tmp_path / "adapter")
+    save_adapters(lora, tmp_path / "adapter")
     return base, tmp_path / "adapter", decoder, lora
 
 
@@ -189,7 +191,7 @@ def test_loading_restores_what_was_saved_bit_for_bit(tmp_path):
     assert base_of(folder) == str(base)
     merged = copy.deepcopy(decoder)  # as a checkpoint holds it
     again = lora_on(merged, base=load_model(base), origin=str(base), seed=7)
-    again.load(folder)
+    load_adapters(again, folder)
     for mine, other in zip(again.parameters(), lora.parameters(), strict=True):
         assert torch.equal(mine, other)
     for mine, other in zip(merged.parameters(), decoder.parameters(), strict=True):
@@ -202,12 +204,12 @@ def test_another_base_another_rank_and_lost_files_are_refused(tmp_path):
     with torch.no_grad():
         changed.blocks[1].down.weight[0, 0] += 1.0
     with pytest.raises(ModelFileError, match="trained on other weights"):
-        lora_on(changed, origin=str(base)).load(folder)
+        load_adapters(lora_on(changed, origin=str(base)), folder)
     with pytest.raises(ModelFileError, match="rank 4"):
-        lora_on(load_model(base), rank=4, origin=str(base)).load(folder)
+        load_adapters(lora_on(load_model(base), rank=4, origin=str(base)), folder)
     (folder / ADAPTER).unlink()
     with pytest.raises(ModelFileError, match=ADAPTER):
-        lora_on(load_model(base), origin=str(base)).load(folder)
+        load_adapters(lora_on(load_model(base), origin=str(base)), folder)
     (folder / "adapter_config.json").unlink()
     with pytest.raises(ModelFileError, match="gone"):
         base_of(folder)

@@ -14,7 +14,8 @@ from graft.rewards.weighted import Component, WeightedSum
 from graft.rollout.batching import stable_number, to_batch, trajectories_of
 from graft.rollout.branches.branch import independent
 from graft.rollout.branches.greedy import greedy_baseline
-from graft.rollout.collect import collect, is_flat, missing_share
+from graft.rollout.collect import collect
+from graft.rollout.outcomes import is_flat, missing_share
 from graft.rollout.user_calls import state_of
 from graft.train.step_metrics import describe
 from graft.types import Episode, Leaf, Span, Status, Task, Turn

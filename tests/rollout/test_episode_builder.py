@@ -19,9 +19,10 @@ from graft.models.shape import ModelShape
 from graft.models.tree.forest import Forest
 from graft.rollout.batching import to_batch, trajectories_of
 from graft.rollout.branches.branch import independent
-from graft.rollout.collect import build_episode, collect, collect_informative, is_flat
+from graft.rollout.collect import build_episode, collect, collect_informative
 from graft.rollout.episode_builder import EpisodeBuilder
 from graft.rollout.failure import together
+from graft.rollout.outcomes import is_flat
 from graft.rollout.setup import RolloutSetup
 from graft.text.chat import Chat
 from graft.text.template import TEMPLATES

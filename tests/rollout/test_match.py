@@ -19,12 +19,13 @@ from graft.models.tree.forest import Forest
 from graft.rollout.batching import to_batch, trajectories_of
 from graft.rollout.branches.branch import independent
 from graft.rollout.branches.entropy import arpo
-from graft.rollout.collect import collect, is_flat, missing_share
+from graft.rollout.collect import collect
 from graft.rollout.match import match_of
+from graft.rollout.outcomes import is_flat, missing_share
 from graft.rollout.setup import RolloutSetup
 from graft.text.chat import Chat
 from graft.text.tokenizer import FastTokenizer
-from graft.train.run_dir.folder import RunStopped
+from graft.train.errors import RunStopped
 from graft.train.step_metrics import describe, refuse_unusable
 from graft.types import Author, Completion, Episode, Finish, Sampling, Status, Task
 from graft.user_code import UserCodeError

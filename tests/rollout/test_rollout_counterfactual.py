@@ -19,8 +19,9 @@ from graft.rollout.batching import to_batch, trajectories_of
 from graft.rollout.branches.branch import BRANCHES
 from graft.rollout.branches.counterfactual import FIRST_GAIN, Counterfactual
 from graft.rollout.branches.twin import branch_off, force
-from graft.rollout.collect import collect, is_flat
+from graft.rollout.collect import collect
 from graft.rollout.episode_builder import EpisodeBuilder
+from graft.rollout.outcomes import is_flat
 from graft.rollout.setup import RolloutSetup
 from graft.text.chat import Chat
 from graft.text.tokenizer import FastTokenizer

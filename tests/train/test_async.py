@@ -16,8 +16,8 @@ from graft.train import build, rl
 from graft.train import session as run
 from graft.train.algorithm import STALE_CAP, preset_of
 from graft.train.build import build_run
+from graft.train.errors import RunStopped
 from graft.train.monitor.display import Display
-from graft.train.run_dir.folder import RunStopped
 from graft.types import Author, Status, Turn
 from tests.command_line import start
 from tests.train.test_resume import run as run_command

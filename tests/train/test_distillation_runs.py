@@ -16,7 +16,7 @@ from graft.models.io.gguf_read import open_tokenizer
 from graft.models.io.load import ModelFileError, load_model
 from graft.models.io.save import save_model
 from graft.replay.replay import replay
-from graft.rollout.examples import is_unsampled
+from graft.rollout.outcomes import is_unsampled
 from graft.types import Episode
 from tests.train.test_teachers import vllm_like
 from tests.training import train_recipe

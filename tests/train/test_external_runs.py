@@ -31,9 +31,9 @@ from graft.evaluate.run import evaluate_checkpoints
 from graft.models.decoder import Decoder
 from graft.models.io.load import load_model
 from graft.models.io.save import save_model
+from graft.train.errors import RunStopped
 from graft.train.model import load_tokenizer, new_shape
 from graft.train.run_dir.checkpoint import checkpoints
-from graft.train.run_dir.folder import RunStopped
 from graft.types import Task, Trajectory
 from tests.engine.fake_sglang import FakeSGLang, load_other, serving_sglang
 from tests.engine.real_sglang import PYTHON, RealSGLang

@@ -17,17 +17,18 @@ from graft.models.decoder import Decoder
 from graft.models.io.load import load_model
 from graft.models.io.save import save_model
 from graft.models.io.tensor_names import hf_names
-from graft.models.lora.training import ADAPTER, TARGETS, num_trained
+from graft.models.lora.files import ADAPTER
+from graft.models.lora.training import TARGETS, num_trained
 from graft.models.shape import ModelShape
 from graft.rollout.batching import to_batch, trajectories_of
 from graft.train.build import build_run
+from graft.train.errors import RunStopped
 from graft.train.learner_build import make_learner, sft_learner
 from graft.train.memory.device_memory import DeviceMemory
 from graft.train.memory.plan import plan_memory
 from graft.train.model import load_tokenizer, new_shape
 from graft.train.rollouts.engine_check import check_served
 from graft.train.run_dir.checkpoint import ADAPTER_FOLDER, checkpoints
-from graft.train.run_dir.folder import RunStopped
 from graft.types import Task, Trajectory
 from tests.training import train_recipe
 from tests.trees import random_tree

@@ -12,7 +12,7 @@ import torch
 
 from graft.algos.losses.plain import reinforce
 from graft.algos.losses.terms import with_kl
-from graft.algos.presets import PRESETS, build, needs_old_logprobs, prepare_of
+from graft.algos.presets import PRESETS, algorithm_of, build, needs_old_logprobs, prepare_of
 from graft.algos.reductions import token
 from graft.config import ConfigError, check
 from graft.models.decoder import Decoder, causal
@@ -20,7 +20,7 @@ from graft.models.lora.training import Lora
 from graft.models.shape import ModelShape
 from graft.replay.replay import replay
 from graft.rollout.batching import to_batch, trajectories_of
-from graft.train.algorithm import Algorithm, preset_of
+from graft.train.algorithm import preset_of
 from graft.train.learner import Learner
 from graft.train.optimizer import Optimizer, schedule
 from graft.train.reference_sync import sync_reference
@@ -216,7 +216,7 @@ def test_a_recipe_sets_every_term():
     assert preset.weights == ("off_policy_rows", ("importance", {"level": "geometric"}))
     assert (preset.old_policy, preset.kl_kind, preset.kl_corrected) == ("engine", "k3+", True)
     assert (preset.reference_sync, preset.observation_coef) == ((4, 0.6), 0.05)
-    algo = Algorithm.of(preset, lambda builder: builder)
+    algo = algorithm_of(preset, lambda builder: builder)
     assert algo.state["coefficients"] == {
         "kl": {"value": 0.02},
         "entropy": {"value": 0.0, "entropy": None},
@@ -292,7 +292,7 @@ def test_a_kl_in_the_rewards_moves_its_coefficient_too():
             }
         )
     )
-    algo = Algorithm.of(preset, lambda builder: builder)
+    algo = algorithm_of(preset, lambda builder: builder)
     _, batch = rows_and_batch()
     batch = batch.replace(ref_logprobs=batch.logprobs - 1.0)  # k1 = 1 on every token
     assert algo.shape(batch).reward[0] == batch.reward[0] - 0.1 * batch.lengths[0]

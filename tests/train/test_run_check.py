@@ -17,6 +17,7 @@ from graft.rollout.collect import collect
 from graft.text.chat import Chat
 from graft.text.tokenizer import FastTokenizer
 from graft.train.build import build_run
+from graft.train.errors import RunStopped
 from graft.train.learner_build import make_learner
 from graft.train.monitor.check import Check
 from graft.train.monitor.run_check import (
@@ -33,7 +34,6 @@ from graft.train.monitor.run_check import (
 )
 from graft.train.monitor.settings_check import reads_rewards
 from graft.train.phases import reinforcement
-from graft.train.run_dir.folder import RunStopped
 from graft.train.tasks import TaskStream
 from graft.types import Episode, Leaf, Task
 from tests.training import train_recipe

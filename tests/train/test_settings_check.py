@@ -13,8 +13,8 @@ from graft.doctor.recipe import Examination
 from graft.envs.calculator import Expression
 from graft.models.shape import ModelShape
 from graft.rollout.branches.branch import Branch
-from graft.rollout.collect import missing_share
 from graft.rollout.episode_builder import EpisodeBuilder
+from graft.rollout.outcomes import missing_share
 from graft.train.algorithm import preset_of
 from graft.train.monitor.check import FAIL, WARN
 from graft.train.monitor.settings_check import compares_attempts, positions_check, settings_checks

@@ -12,10 +12,10 @@ import torch
 from graft.config import ConfigError, check
 from graft.data.errors import DataError
 from graft.train.build import build_run
+from graft.train.errors import RunStopped
 from graft.train.learner_build import sft_learner
 from graft.train.monitor.display import Display
 from graft.train.phases.context import RunContext
-from graft.train.run_dir.folder import RunStopped
 from graft.train.session import Session
 from graft.train.sft import held_out_scores, sft_step
 from graft.train.sft_dataset import Prefetcher, make_dataset

@@ -13,8 +13,8 @@ from safetensors.torch import save_file
 from graft.models.finite import find_unusable
 from graft.models.parallel.shards import local
 from graft.train.distributed.process_group import ALONE
+from graft.train.errors import RunStopped
 from graft.train.run_dir.checkpoint import TRAINER_FOLDER, checkpoints
-from graft.train.run_dir.folder import RunStopped
 from graft.train.run_dir.optimizer_state import tensors_of
 from tests.processes import Processes
 from tests.train.test_torchrun import LAYOUTS, Case, free_port, learner_for, processes_at, update

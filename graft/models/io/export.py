@@ -40,8 +40,8 @@ from graft.models.io.save import (
 )
 from graft.models.io.tensor_names import hf_names
 from graft.models.io.tensors import check_finite, some
+from graft.models.lora.files import ADAPTER, ADAPTER_CONFIG, named_base
 from graft.models.lora.merging import read_adapter
-from graft.models.lora.training import ADAPTER, ADAPTER_CONFIG, named_base
 from graft.models.shape import ModelShape
 from graft.text.chat import Chat, TemplateRewrites
 from graft.text.template import TemplateError

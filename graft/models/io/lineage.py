@@ -17,7 +17,7 @@ from typing import Any
 
 from graft.files import read_object
 from graft.models.io.hub import cached_copy, origin_of, split_name
-from graft.models.lora.training import named_base
+from graft.models.lora.files import named_base
 from graft.trust.bounds import MOST_YAML, check_yaml, read_text
 from graft.trust.links import check_links
 

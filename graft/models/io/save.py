@@ -19,8 +19,9 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from graft.files import new_file, sync, write_json
+from graft.models.action_rows import extra_rows
 from graft.models.decoder import Decoder
-from graft.models.extra_actions import ACTION_BIAS, ACTION_ROWS, ACTIONS, BIAS, ROWS, extra_rows
+from graft.models.extra_actions import ACTION_BIAS, ACTION_ROWS, ACTIONS, BIAS, ROWS
 from graft.models.finite import find_unusable
 from graft.models.io.hf_config import check_described
 from graft.models.io.load import INDEX, WEIGHTS, ModelFileError, read_config, read_json

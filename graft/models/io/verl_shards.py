@@ -35,8 +35,9 @@ from graft.models.io.load import (
 )
 from graft.models.io.tensor_names import hf_sizes
 from graft.models.io.tensors import ModelFileError
+from graft.models.lora.files import ADAPTER_CONFIG
 from graft.models.lora.merging import Adapter, make_adapter
-from graft.models.lora.training import ADAPTER_CONFIG, PREFIX
+from graft.models.lora.training import PREFIX
 from graft.models.shape import UnsupportedModel
 
 NAME = re.compile(r"model_world_size_(\d+)_rank_(\d+)\.pt")

@@ -24,7 +24,8 @@ from graft.models.io.load import (
     read_tensor,
 )
 from graft.models.io.tensors import check_finite
-from graft.models.lora.training import ADAPTER, ADAPTER_CONFIG, PREFIX
+from graft.models.lora.files import ADAPTER, ADAPTER_CONFIG
+from graft.models.lora.training import PREFIX
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,8 +14,8 @@ One output, two inputs, r = 1, s = 2:
     dW = [1 -1]                             dA = [1 -1], dB = [-4]
 
 After a step W is recomputed in place; W0 is kept in host memory. A and B are fp32 for any dtype of the
-model. Rows of actions beyond the vocabulary have no W0 worth keeping: they are trained in full. On disk
-adapters are a folder in PEFT's format.
+model. Rows of actions beyond the vocabulary have no W0 worth keeping: they are trained in full.
+`files.py` writes and reads adapters.
 """
 
 from __future__ import annotations
@@ -25,31 +25,20 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from graft.files import sync, write_json
+from graft.models.action_rows import extra_rows
 from graft.models.decoder import Decoder
-from graft.models.extra_actions import ACTIONS, ROWS, extra_rows
-from graft.models.io.hub import split_name
-from graft.models.io.load import ModelFileError, open_tensors, read_json
-from graft.models.io.save import save_rows, save_tensors
 from graft.models.io.tensor_names import hf_rows
-from graft.models.io.tensors import check_finite
 from graft.models.shape import ModelShape
 
-ADAPTER_CONFIG, ADAPTER = "adapter_config.json", "adapter_model.safetensors"
-"""PEFT's names for the two files of an adapter."""
 PREFIX = "base_model.model."
 """PEFT's prefix of module names."""
 HEAD = "lm_head"
 TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", HEAD)
 """Modules that can have an adapter: the matrices of a block, and a head that is not tied."""
-FINGERPRINT = "base"
-"""Metadata key of the adapter file: a hash of the weights it was trained on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,91 +198,13 @@ class Lora(nn.Module):
             self._fingerprint = hashlib.blake2b(repr(sums).encode(), digest_size=8).hexdigest()
         return self._fingerprint
 
-    def save(self, folder: Path) -> None:
-        """Write the adapters in PEFT's format, in fp32, so that loading restores them exactly."""
-        folder.mkdir(parents=True, exist_ok=True)
-        alpha = int(self.alpha) if self.alpha == int(self.alpha) else self.alpha
-        named = None if Path(self.origin).exists() else split_name(self.origin)
-        name, revision = named or (self.origin or None, None)
-        config = {
-            "peft_type": "LORA",
-            "task_type": "CAUSAL_LM",
-            "base_model_name_or_path": name,
-            "revision": revision,
-            "r": self.rank,
-            "lora_alpha": alpha,
-            "lora_dropout": 0.0,
-            "target_modules": self.names,
-            "bias": "none",
-            "fan_in_fan_out": False,
-            "use_rslora": False,
-            "inference_mode": True,
-        }
-        save_tensors(self._tensors(), folder / ADAPTER, **{FINGERPRINT: self.fingerprint})
-        save_rows(self.rows, folder)
-        write_json(folder / ADAPTER_CONFIG, config)
-        sync(folder)
-
-    @torch.no_grad()
-    def load(self, folder: Path) -> None:
-        """Read what `save` wrote for the same targets and rank, and merge."""
-        file = folder / ADAPTER
-        if not file.exists():
-            raise ModelFileError(
-                f"'{folder}' has no {ADAPTER}: the trained adapters are gone; resume from "
-                f"another checkpoint, or start a new run"
-            )
-        with open_tensors(file) as stored:
-            metadata = stored.metadata() or {}
-            found = {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118
-        if metadata.get(FINGERPRINT, self.fingerprint) != self.fingerprint:
-            raise ModelFileError(
-                f"the adapters in '{folder}' were trained on other weights than those in "
-                f"'{self.origin}' now; restore the model they were trained on"
-            )
-        own = self._tensors()
-        if self.rows is not None:
-            with open_tensors(folder / ACTIONS) as stored:
-                found[ROWS], own[ROWS] = stored.get_tensor(ROWS), self.rows
-        check_finite(found, f"'{folder}'")
-        wrong = [
-            name
-            for name in sorted(set(own) | set(found))
-            if name not in own or name not in found or own[name].shape != found[name].shape
-        ]
-        if wrong:
-            raise ModelFileError(
-                f"'{file}' does not hold adapters of rank {self.rank} for {', '.join(self.names)}: "
-                f"{wrong[0]} and {len(wrong) - 1} more differ; use the settings it was trained with"
-            )
-        for name, value in own.items():
-            value.copy_(found[name])
-        self.merge()
-
-    def _tensors(self) -> dict[str, Tensor]:
+    def peft_tensors(self) -> dict[str, Tensor]:
         """PEFT's names -> A and B."""
         named: dict[str, Tensor] = {}
         for target, down, up in zip(self.targets, self.down, self.up, strict=True):
             named[f"{PREFIX}{target.name}.lora_A.weight"] = down.detach()
             named[f"{PREFIX}{target.name}.lora_B.weight"] = up.detach()
         return named
-
-
-def base_of(folder: Path) -> str:
-    """The path of the model that the adapters in `folder` were trained on."""
-    file = folder / ADAPTER_CONFIG
-    if not file.exists():
-        raise ModelFileError(
-            f"'{file}' is missing: the trained adapters are gone; resume from another "
-            f"checkpoint, or start a new run"
-        )
-    return named_base(read_json(file))
-
-
-def named_base(config: Mapping[str, Any]) -> str:
-    """The base that an adapter_config.json names: a path, or a hub name with its revision."""
-    name, revision = str(config.get("base_model_name_or_path") or ""), config.get("revision")
-    return f"{name}@{revision}" if name and revision and split_name(name) else name
 
 
 def target_sizes(shape: ModelShape, targets: Sequence[str]) -> list[tuple[int, int]]:

@@ -36,6 +36,7 @@ from graft.train.distributed.heartbeat import (
     launch_variable,
 )
 from graft.train.distributed.stores import keep_local
+from graft.train.processes import Processes
 from graft.trust.restricted_pickle import dumps, loads
 
 skip_frames_in(__file__)
@@ -48,12 +49,11 @@ NCCL_MARGIN = 60.0
 """Seconds that NCCL waits beyond our deadline: it ends a process without naming who is late."""
 
 
-class ProcessGroup:
-    """This process among those of its run. A single process has no torch group, and every operation
-    returns its own value."""
+class ProcessGroup(Processes):
+    """This process among those of its run. A single process has no torch group."""
 
     def __init__(self, deadline: float, device: torch.device) -> None:
-        self.rank, self.world, self._tp = 0, 1, 1
+        super().__init__()
         self.deadline, self.device = deadline, device
         self._heartbeat: RankHeartbeat | None = None
         self._failures: FailureHandler | None = None
@@ -83,23 +83,6 @@ class ProcessGroup:
         return found
 
     @property
-    def is_first(self) -> bool:
-        return self.rank == 0
-
-    @property
-    def dp_rank(self) -> int:
-        """Which share of the batch is ours: rank 5 of 8 with tp=2 is (dp 2, tp 1)."""
-        return self.rank // self._tp
-
-    @property
-    def dp_size(self) -> int:
-        return self.world // self._tp
-
-    @property
-    def tp_rank(self) -> int:
-        return self.rank % self._tp
-
-    @property
     def failure(self) -> ProcessFailure | None:
         """Why another rank has ended, once it is known: collective operations are then impossible."""
         return None if self._failures is None else self._failures.known
@@ -112,9 +95,8 @@ class ProcessGroup:
     # collective operations
 
     def gather(self, value: Any, what: str) -> list[Any]:
-        """The values of all ranks, by rank: data, as in `graft.trust.restricted_pickle`."""
         if self._heartbeat is None:
-            return [value]
+            return super().gather(value, what)
         with self.together(what):
             payload = dumps(value)
             longest = int(self._agree(what, len(payload)))
@@ -135,7 +117,6 @@ class ProcessGroup:
             return value if self.is_first else loads(sent.numpy().tobytes())
 
     def add(self, tensors: Iterable[Tensor], what: str) -> None:
-        """Sum over all ranks, in place; all ranks give tensors of the same shapes."""
         tensors = list(tensors)
         if self._heartbeat is None or not tensors:
             return
@@ -153,19 +134,10 @@ class ProcessGroup:
                     tensor.copy_(part.view(tensor.shape))
 
     def most(self, number: float, what: str) -> float:
-        """The largest number of all ranks."""
         if self._heartbeat is None:
-            return number
+            return super().most(number, what)
         with self.together(what):
             return self._agree(what, number)
-
-    def any(self, flag: bool, what: str) -> bool:
-        """Whether the flag is set on any rank."""
-        return self.most(float(flag), what) > 0
-
-    def barrier(self, what: str) -> None:
-        """Wait until all ranks have arrived here."""
-        self.most(0.0, what)
 
     def mesh(self, tp: int) -> DeviceMesh:
         """The ranks as a table with the dimensions "dp" and "tp": with tp=2 [[0, 1], [2, 3], ...]."""

@@ -15,7 +15,7 @@ from typing import Any
 
 from graft.algos.credits.scaling import rebn
 from graft.algos.credits.table import CREDITS
-from graft.algos.presets import Preset
+from graft.algos.preset import Preset
 from graft.config import Config, ConfigError
 from graft.recipe.attempt_keys import EnvItem
 from graft.registry import resolve

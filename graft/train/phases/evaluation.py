@@ -9,9 +9,9 @@ from statistics import fmean, variance
 
 from graft.rollout.branches.branch import PASS_AT
 from graft.rollout.collector import RolloutRequest
+from graft.train.errors import RunStopped
 from graft.train.phases.context import RunContext
 from graft.train.rollouts.episode_groups import groups_of
-from graft.train.run_dir.folder import RunStopped
 from graft.train.step_metrics import commonest_failure
 from graft.types import Episode, Sampling, Status, Task
 

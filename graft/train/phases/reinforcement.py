@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from graft.rollout.collector import RolloutRequest
 from graft.train.algorithm import preset_of
+from graft.train.errors import RunStopped
 from graft.train.learner import Learner
 from graft.train.learner_build import make_learner
 from graft.train.memory.frozen_shapes import REFERENCE
@@ -20,10 +21,9 @@ from graft.train.phases.reference import frozen_policy, keep_policy
 from graft.train.phases.step_hooks import RunHooks
 from graft.train.rl import train_step
 from graft.train.rollouts.agents import EXTERNAL
+from graft.train.rollouts.collected_rollouts import CollectedRollouts
 from graft.train.rollouts.frozen_players import has_frozen_reference
-from graft.train.rollouts.rollout_source import RolloutSource
 from graft.train.run_dir.checkpoint import Checkpoint
-from graft.train.run_dir.folder import RunStopped
 from graft.train.tasks import TaskStream, probe_of
 from graft.types import Author, Episode
 
@@ -58,7 +58,7 @@ def reinforce(run: RunContext, resumed: Checkpoint | None) -> None:
     if done < config.train.steps and not is_late:
         _check_attempts(run, learner, done, _first_look(run, done))
     run.publish(done)
-    source = RolloutSource(run.components, run.collector, tasks)
+    source = CollectedRollouts(run.components, run.collector, tasks)
     if resumed is not None:
         source.restore(resumed.ahead())
     hooks = RunHooks(run, learner, done, source.window)

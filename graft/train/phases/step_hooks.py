@@ -14,7 +14,7 @@ from graft.train.learner_build import rates_of
 from graft.train.phases.context import RunContext
 from graft.train.phases.evaluation import evaluate_held_out
 from graft.train.rl import StepResult
-from graft.train.rollouts.rollout_source import StepRollouts
+from graft.train.rollouts.step_rollouts import StepRollouts
 from graft.train.run_dir.fingerprint import Prints, StepRecord, StepRecorder
 from graft.train.step_metrics import commonest_failure
 from graft.types import Episode

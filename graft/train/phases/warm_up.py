@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from graft.config import Config
+from graft.train.errors import RunStopped
 from graft.train.learner import Learner
 from graft.train.learner_build import sft_learner
 from graft.train.memory.workload import SFT_CHECK_EVERY, SFT_CHECK_TASKS
@@ -16,7 +17,6 @@ from graft.train.phases.context import RunContext
 from graft.train.phases.evaluation import attempt_held_out, evaluate_held_out
 from graft.train.phases.reference import frozen_policy
 from graft.train.run_dir.checkpoint import Checkpoint
-from graft.train.run_dir.folder import RunStopped
 from graft.train.sft import held_out_scores, sft_step
 from graft.train.sft_dataset import Prefetcher, SFTDataset, make_dataset
 

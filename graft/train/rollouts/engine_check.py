@@ -16,9 +16,9 @@ from graft.protocols import Engine
 from graft.tolerances import tolerances
 from graft.train.components import RunComponents
 from graft.train.distributed.collector import load_engines
+from graft.train.errors import RunStopped
 from graft.train.learner import Learner
 from graft.train.rollouts.rollout_engine import NoEngine, is_external
-from graft.train.run_dir.folder import RunStopped
 from graft.types import Author, Episode, Leaf, Span, Task
 
 CHECKED = 48

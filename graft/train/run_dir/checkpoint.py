@@ -23,8 +23,8 @@ from typing import Any, cast
 from graft.files import write_text
 from graft.models.io.hub import find_model
 from graft.models.io.load import read_json
+from graft.train.errors import RunStopped
 from graft.train.learner import Learner
-from graft.train.run_dir.folder import RunStopped
 from graft.train.run_dir.metrics_log import episode_line
 from graft.train.run_dir.names import named
 from graft.train.run_dir.optimizer_state import find_unusable_state, load_tensors, tensors_of

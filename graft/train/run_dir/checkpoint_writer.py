@@ -12,6 +12,7 @@ from typing import Any
 from graft.deadlines import waiting
 from graft.files import aside_of, make_aside, put_in_place, remove, write_json
 from graft.models.io.save import ids_of
+from graft.models.lora.files import save_adapters
 from graft.models.policy import host_copy, save_policy
 from graft.train.distributed.process_group import ALONE, ProcessGroup
 from graft.train.learner import Learner
@@ -149,7 +150,7 @@ class CheckpointWriter:
             policy = host_copy(learner.policy, keep=self.processes.is_first)
         state = json.loads(json.dumps(state))
         if learner.lora is not None and self.processes.is_first:
-            learner.lora.save(aside / ADAPTER_FOLDER)  # small
+            save_adapters(learner.lora, aside / ADAPTER_FOLDER)  # small
 
         def write() -> None:
             if policy is not None:
@@ -179,7 +180,7 @@ class CheckpointWriter:
         if self.names:
             write_json(aside / ACTION_NAMES, {"actions": list(self.names)})
         if learner is not None and learner.lora is not None:
-            learner.lora.save(aside / ADAPTER_FOLDER)
+            save_adapters(learner.lora, aside / ADAPTER_FOLDER)
         save_small(small, aside / TRAINER_FOLDER)
         write_json(aside / "state.json", dict(state))
 

@@ -32,8 +32,8 @@ from torch import Tensor
 
 from graft.files import write_json
 from graft.models.parallel.shards import is_sharded, local, local_slices, shard_range
-from graft.train.distributed.process_group import ALONE, ProcessGroup
 from graft.train.learner import Learner
+from graft.train.processes import SINGLE, Processes
 from graft.train.run_dir.optimizer_state import layout_free
 
 Prints = Mapping[str, str]
@@ -50,7 +50,7 @@ def fingerprints(
     *,
     dtype: torch.dtype | None = None,
     device: torch.device | None = None,
-    processes: ProcessGroup = ALONE,
+    processes: Processes = SINGLE,
 ) -> dict[str, str]:
     """The fingerprint of each tensor. A collective operation where some are split.
 

@@ -21,14 +21,10 @@ from graft.files import (
     write_text,
 )
 from graft.recipe.yaml_errors import explain_yaml
+from graft.train.errors import RunStopped
 from graft.trust.bounds import read_yaml
 from graft.trust.masking import mask, masked
 from graft.trust.ownership import sign
-
-
-class RunStopped(RuntimeError):
-    """The run cannot continue; the text says why and what to do. Saved files are intact."""
-
 
 MAY_CHANGE = {
     "run.resume", "run.dir", "run.name", "run.save_every", "run.keep_last", "run.eval_every",

@@ -31,9 +31,9 @@ from graft.models.decoder import Decoder
 from graft.models.finite import find_unusable
 from graft.models.io.tensor_names import whole_views
 from graft.models.parallel.shards import as_sharded, is_sharded, local, local_slices
+from graft.train.errors import RunStopped
 from graft.train.learner import Learner
 from graft.train.optimizer import Optimizer
-from graft.train.run_dir.folder import RunStopped
 
 PLACES = "places"
 """Entry of a file's header: name -> the shape of the whole tensor, and where the shard starts in it."""

@@ -21,7 +21,7 @@ from safetensors.torch import load_file
 
 from graft.files import write_json
 from graft.models.io.save import save_tensors
-from graft.train.run_dir.folder import RunStopped
+from graft.train.errors import RunStopped
 from graft.trust.bounds import parse_json, read_bytes
 
 NUMBERS, TENSORS = "state.json", "state.safetensors"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from graft.algos.parts import is_users_part, part_name
-from graft.algos.presets import Preset
+from graft.algos.preset import Preset
 from graft.config import Config, ConfigError
 from graft.models.io.gguf_read import open_tokenizer
 from graft.models.io.load import read_config

@@ -4,37 +4,20 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 
-from graft.rollout.collect import collect_informative, missing_share
+from graft.rollout.collect import collect_informative
 from graft.rollout.collector import Collector, RolloutRequest, StalenessWindow
-from graft.rollout.examples import unsampled
+from graft.rollout.outcomes import missing_share, unsampled
 from graft.train.algorithm import rounds_of
 from graft.train.components import RunComponents
 from graft.train.rollouts.episode_groups import rewards_by_group
+from graft.train.rollouts.step_rollouts import StepRollouts
 from graft.train.sft_dataset import Examples, in_order, recorded
 from graft.train.tasks import TRAIN_SEEDS, TaskStream
 from graft.types import Episode, Task
 
 
-@dataclass(slots=True)
-class StepRollouts:
-    """The episodes of a step, and how they were collected."""
-
-    episodes: list[Episode]
-    set_aside: int = 0
-    """Flat groups that dynamic sampling replaced."""
-    seconds: float = 0.0
-    """The time that the step waited for them; 0: not known."""
-    cursor: int = 0
-    """Of the task stream behind them."""
-    is_async: bool = False
-    """Whether they were collected while other steps learned."""
-    metrics: dict[str, float] = field(default_factory=dict[str, float])
-    """Of the collector, the engine, and the environments of a mix."""
-
-
-class RolloutSource:
+class CollectedRollouts:
     """The episodes of each step, and the way of new weights to their engine.
 
     With `rollout.staleness` the collector runs ahead of the learner, by that number of steps at most,
