@@ -55,9 +55,9 @@ def gradient(learner: Learner, algo: Algorithm, episodes: list[Episode]) -> Tens
 
     learner.optimizer.step = record  # type: ignore[method-assign]
     rows = trajectories_of(episodes)
-    batch = algo.shape(learner.annotate(rows, to_batch(rows)))
+    batch = algo.shape(learner.annotate(to_batch(rows)))
     batch = algo.prepare(batch.replace(advantages=algo.credit(batch.zeros(), batch)))
-    learner.update(rows, batch)
+    learner.update(batch)
     return taken[0]
 
 

@@ -130,11 +130,11 @@ def main(arguments: list[str]) -> None:
         ready = []
         for step in steps:
             rows = [row for episode in dataset.examples(step) for row in episode.trajectories()]
-            ready.append((rows, to_batch(rows)))
+            ready.append(to_batch(rows))
         wait()
         began = time.perf_counter(), time.process_time()
-        for rows, batch in ready:
-            learner.update(rows, batch)
+        for batch in ready:
+            learner.update(batch)
         wait()
         return time.perf_counter() - began[0], time.process_time() - began[1]
 

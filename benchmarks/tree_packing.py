@@ -28,13 +28,14 @@ from graft.models.tree.packing import response
 MICRO_ROWS = 64
 
 
-def padded_backward(trainer: GraftTrainer, rows, batch) -> float:
+def padded_backward(trainer: GraftTrainer, batch) -> float:
     """Gradients of the step, row by row in padded micro-batches; the loss."""
     policy, learner = trainer.policy, trainer.learner
     weights, total = learner.reduction(batch), 0.0
-    for start in range(0, len(rows), MICRO_ROWS):
+    for start in range(0, batch.num_rows, MICRO_ROWS):
         part = slice(start, start + MICRO_ROWS)
-        some, micro = rows[part], batch.rows(part)
+        micro = batch.rows(part)
+        some = micro.trajectories
         lengths = [len(row.tokens) for row in some]
         width = max(lengths)
         tokens = torch.zeros(len(some), width, dtype=torch.long)
@@ -67,10 +68,10 @@ def padded_backward(trainer: GraftTrainer, rows, batch) -> float:
 
 def main(rounds: int = 5) -> None:
     trainer = GraftTrainer(WORKLOADS["B"])
-    rows, batch = trainer.batch(trainer.rollout())
+    batch = trainer.batch(trainer.rollout())
     learner, policy = trainer.learner, trainer.policy
 
-    padded_loss = padded_backward(trainer, rows, batch)
+    padded_loss = padded_backward(trainer, batch)
     padded_grads = [p.grad.clone() for p in policy.parameters()]
     learner.discard()
     kept: list[Tensor] = []
@@ -82,7 +83,7 @@ def main(rounds: int = 5) -> None:
         return {}
 
     learner.optimizer.step = keep
-    packed_loss = learner.update(rows, batch)["loss"]
+    packed_loss = learner.update(batch)["loss"]
     learner.optimizer.step = step
     gap = max(float((a - b).abs().max()) for a, b in zip(kept, padded_grads, strict=True))
     scale = max(float(g.abs().max()) for g in padded_grads)
@@ -91,13 +92,14 @@ def main(rounds: int = 5) -> None:
     times: dict[str, list[float]] = {"packed": [], "padded": []}
     for _ in range(rounds + 1):
         started = time.perf_counter()
-        learner.update(rows, batch)
+        learner.update(batch)
         middle = time.perf_counter()
-        padded_backward(trainer, rows, batch)
+        padded_backward(trainer, batch)
         learner.optimizer.step()
         times["packed"].append(middle - started)
         times["padded"].append(time.perf_counter() - middle)
     ratios = [b / a for a, b in zip(*(x[1:] for x in times.values()), strict=True)]
+    rows = batch.trajectories
     unique = sum(len(s) for s in {id(s): s for row in rows for s in row.spans}.values())
     print(
         json.dumps(

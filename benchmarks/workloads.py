@@ -109,12 +109,11 @@ class GraftTrainer:
         return collect(tasks, setup, independent(work.samples))
 
     def batch(self, episodes: list[Episode]):
-        """Rows and batch with advantages, as the loop makes them."""
-        rows = trajectories_of(episodes)
-        batch = to_batch(rows)
-        return rows, batch.replace(advantages=self.credit(batch.zeros(), batch))
+        """A batch with advantages, as the loop makes it."""
+        batch = to_batch(trajectories_of(episodes))
+        return batch.replace(advantages=self.credit(batch.zeros(), batch))
 
     def learn(self, episodes: list[Episode]) -> dict[str, float]:
-        metrics = self.learner.update(*self.batch(episodes))
+        metrics = self.learner.update(self.batch(episodes))
         self.engine.load(None, version=self.step)
         return metrics

@@ -79,7 +79,7 @@ def test_engine_and_learner_agree_on_logprobs(dtype, mean):
     batch = batch.replace(advantages=credit(batch.zeros(), batch))
     optimizer = Optimizer([policy], lr=1e-4, schedule=schedule("constant", 0, 1, 0.0))
     place = policy.head_weight.data_ptr()
-    metrics = Learner(policy, optimizer, loss, reduction, 4096).update(rows, batch)
+    metrics = Learner(policy, optimizer, loss, reduction, 4096).update(batch)
     gap = metrics["sampling/sampling_logp_difference/mean"]
     print(
         f"\n{dtype}: mean gap {gap:.2e}, max {metrics['sampling/sampling_logp_difference/max']:.2e}"
@@ -99,7 +99,7 @@ def test_cpu_and_gpu_take_the_same_step_in_fp32():
     for device in ("cuda", "cpu"):
         model = Decoder(policy.shape).initialise(0).to(device)
         optimizer = Optimizer([model], lr=1e-3, schedule=schedule("constant", 0, 1, 0.0))
-        metrics = Learner(model, optimizer, loss, reduction, 2048).update(rows, batch)
+        metrics = Learner(model, optimizer, loss, reduction, 2048).update(batch)
         results.append(metrics)
     for name in ("loss", "grad_norm", "entropy"):
         assert results[0][name] == pytest.approx(results[1][name], rel=2e-3, abs=1e-5)
@@ -116,7 +116,7 @@ def test_the_same_step_has_the_same_bits_each_time():
         model = policy_of(torch.bfloat16)
         optimizer = Optimizer([model], lr=1e-3, schedule=schedule("constant", 0, 1, 0.0))
         learner = Learner(model, optimizer, loss, reduction, 2048)
-        metrics = [learner.update(rows, batch) for _ in range(2)]
+        metrics = [learner.update(batch) for _ in range(2)]
         seen = [(step["loss"], step["grad_norm"]) for step in metrics]
         found.append((seen, [weight.detach().clone() for weight in model.parameters()]))
     for seen, weights in found[1:]:
@@ -132,7 +132,7 @@ def test_paused_samples_go_on_with_logprobs_the_learner_agrees_with():
     _, credit, loss, reduction = build("grpo")
     batch = batch.replace(advantages=credit(batch.zeros(), batch))
     optimizer = Optimizer([policy], lr=1e-4, schedule=schedule("constant", 0, 1, 0.0))
-    metrics = Learner(policy, optimizer, loss, reduction, 4096).update(rows, batch)
+    metrics = Learner(policy, optimizer, loss, reduction, 4096).update(batch)
     assert metrics["sampling/sampling_logp_difference/mean"] <= 7e-3
 
 
@@ -160,9 +160,7 @@ def test_a_split_policy_of_one_process_takes_the_same_step_on_nccl(tmp_path):
             results = []
             for policy in (model, split):
                 optimizer = Optimizer([policy], lr=1e-3, schedule=schedule("constant", 0, 1, 0.0))
-                results.append(
-                    Learner(policy, optimizer, loss, reduction, 2048).update(rows, batch)
-                )
+                results.append(Learner(policy, optimizer, loss, reduction, 2048).update(batch))
             for name in ("loss", "grad_norm", "entropy"):
                 assert results[1][name] == pytest.approx(results[0][name], rel=2e-2, abs=1e-4)
             after = weights_of(split)

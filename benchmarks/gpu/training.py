@@ -137,7 +137,7 @@ class Trainer:
         rows = trajectories_of(episodes)
         batch = to_batch(rows)
         batch = batch.replace(advantages=self.credit(batch.zeros(), batch))
-        self.metrics = self.learner.update(rows, batch)
+        self.metrics = self.learner.update(batch)
         self.version += 1
         self.engine.load(None, self.version)
 

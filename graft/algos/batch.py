@@ -16,6 +16,7 @@ the value is that of the state in which it was chosen.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +26,7 @@ from torch import Tensor
 from graft.algos.masked import number
 from graft.registry import suggestion
 from graft.transfer import transfer
+from graft.types import Trajectory
 
 _PER_ROW = (
     *("reward", "group", "leaf", "truncated", "twin_reward", "has_teacher"),
@@ -68,6 +70,9 @@ class Batch:
     """[N] bool: a limit of the rollout ended it, not the environment."""
     twin_reward: Tensor
     """[N] the reward of the leaf of which this one is the counterfactual; NaN: it is not one."""
+
+    trajectories: Sequence[Trajectory] = ()
+    """[N] the walks through its forest, one per row, that a model reads; empty: of tensors alone."""
 
     observed: Tensor | None = None
     """[N, T] bool: tokens that the environment wrote, each once per leaf; None: not known."""
@@ -119,7 +124,12 @@ class Batch:
         grid = self.actions.shape
         if len(grid) != 2:
             raise ValueError(f"Batch.actions has shape {tuple(grid)}; it must be [rows, tokens]")
-        for name, tensor in self._tensors().items():
+        if self.trajectories and len(self.trajectories) != grid[0]:
+            raise ValueError(
+                f"Batch.trajectories has {len(self.trajectories)} rows, but actions is {tuple(grid)}: "
+                f"give it {grid[0]}, or none"
+            )
+        for name, tensor in self.tensors().items():
             want = grid[:1] if name in _PER_ROW else grid
             if name in _PER_CANDIDATE:
                 want = (*grid, *tensor.shape[2:3])
@@ -142,8 +152,10 @@ class Batch:
             hint = suggestion(name, known)
             raise AttributeError(f"Batch has no {name!r};{hint} known: {', '.join(known)}")
 
-    def _tensors(self) -> dict[str, Tensor]:
-        named = {field.name: getattr(self, field.name) for field in fields(self)}
+    def tensors(self) -> dict[str, Tensor]:
+        """Its fields that are filled, without the trajectories."""
+        names = (field.name for field in fields(self) if field.name != "trajectories")
+        named = {name: getattr(self, name) for name in names}
         return {name: tensor for name, tensor in named.items() if tensor is not None}
 
     @property
@@ -175,10 +187,17 @@ class Batch:
 
     def rows(self, index: slice | Tensor) -> Batch:
         """The Batch of some rows: a micro-batch, or the same rows in another order."""
-        return Batch(**{name: tensor[index] for name, tensor in self._tensors().items()})
+        tensors = {name: tensor[index] for name, tensor in self.tensors().items()}
+        walks = self.trajectories
+        if walks:
+            chosen = torch.arange(self.num_rows, device=self.actions.device)[index]
+            numbers: list[int] = chosen.tolist()  # pyright: ignore[reportUnknownMemberType]
+            walks = [walks[number] for number in numbers]
+        return Batch(**tensors, trajectories=walks)
 
     def to(self, device: torch.device | str) -> Batch:
-        return Batch(**transfer(self._tensors(), torch.device(device)))
+        tensors = transfer(self.tensors(), torch.device(device))
+        return Batch(**tensors, trajectories=self.trajectories)
 
     def need(self, name: str, source: str) -> Tensor:
         """An optional tensor, or an error that says what should have filled it."""

@@ -96,7 +96,7 @@ def checked(function: Any, what: str) -> Any:
     def call(*args: Any) -> Any:
         tensors: dict[str, Any] = dict(zip(ARGUMENTS[what], args, strict=True))
         if isinstance(batch := tensors.pop("batch", None), Batch):
-            tensors |= {f"batch.{one.name}": getattr(batch, one.name) for one in fields(batch)}
+            tensors |= {f"batch.{name}": tensor for name, tensor in batch.tensors().items()}
         tensors.pop("advantages", None)  # a sum that a credit may add to
         tensors = {name: tensor for name, tensor in tensors.items() if tensor is not None}
         before = {name: tensor._version for name, tensor in tensors.items()}

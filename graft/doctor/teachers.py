@@ -27,7 +27,7 @@ def teacher_checks(config: Config, learner: Learner, rows: Sequence[Trajectory])
     if not isinstance(teachers, Teachers):
         return
     scored = replace(learner, teachers=replace(teachers, needs_logprobs=True))
-    batch = scored.annotate(rows, to_batch(rows))
+    batch = scored.annotate(to_batch(rows))
     held = compared(batch)
     shapes = [model.shape for model in teachers.models.values() if model is not None]
     named = ", ".join(f"{name}: {given}" for name, given in config.distill.teachers.items())
@@ -51,8 +51,8 @@ def teacher_checks(config: Config, learner: Learner, rows: Sequence[Trajectory])
 def _identity(learner: Learner, rows: Sequence[Trajectory]) -> Check:
     """The policy as its own teacher gives its own log-probs: the same code scores both."""
     own = Teachers({POLICY: None}, {}, lambda task: POLICY)
-    batch = replace(learner, teachers=own).annotate(rows, to_batch(rows))
-    mine = learner.over_micros(rows, batch, lambda f: f.logprobs(*learner.scoring)[0])
+    batch = replace(learner, teachers=own).annotate(to_batch(rows))
+    mine = learner.over_micros(batch, lambda f: f.logprobs(*learner.scoring)[0])
     held = compared(batch)
     gap = teacher_gap(batch.replace(logprobs=mine))
     off = float(gap[held].abs().mean()) if held.any() else 0.0

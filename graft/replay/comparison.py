@@ -130,8 +130,8 @@ def _rows(step: RecordedStep, made: StepResult, tolerance: float) -> Iterator[St
             yield StepDifference(step.number, what, UNKNOWN, "none were recorded")
         return
     lines = {id(episode): number for number, episode in enumerate(step.episodes)}
-    places = [(lines[id(row.episode)], row.leaf_index, row.context) for row in made.trajectories]
-    lengths = [sum(map(len, response(row))) for row in made.trajectories]
+    places = [(lines[id(row.episode)], row.leaf_index, row.context) for row in batch.trajectories]
+    lengths = [sum(map(len, response(row))) for row in batch.trajectories]
     known = logprobs.masked_fill(~batch.mask, math.nan)
     grids: dict[str, tuple[Tensor, Callable[[TokenRow], np.ndarray], float]] = {
         "advantages": (batch.advantages, lambda row: row.advantages, FLOOR),

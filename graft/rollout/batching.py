@@ -33,7 +33,7 @@ def trajectories_of(episodes: Sequence[Episode]) -> list[Trajectory]:
 
 
 def to_batch(trajectories: Sequence[Trajectory]) -> Batch:
-    """The `[N, T]` grid of these trajectories.
+    """The `[N, T]` grid of these trajectories, which stay with it.
 
     prompt "2+3=", policy "[2+3]", env "5;", policy "5" and end of text (8 columns):
         mask     1 1 1 1 1 . . 1 1        turns    0 0 0 0 0 - - 1 1
@@ -107,6 +107,7 @@ def to_batch(trajectories: Sequence[Trajectory]) -> Batch:
     roles = {name: stable_number(name) for name in dict.fromkeys(names)}
     return Batch(
         **tensors,
+        trajectories=trajectories,
         reward=torch.tensor([leaf.reward for leaf in outcomes], dtype=torch.float32),
         group=torch.tensor(group_of_row, dtype=torch.long),
         leaf=torch.tensor(leaf_of_row, dtype=torch.long),

@@ -9,7 +9,7 @@ log-probs give the sum, in every kind of head. Probabilities 0.75 and 0.25: p 0.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Protocol
 
 from torch import Tensor
@@ -19,7 +19,6 @@ from graft.algos.masked import keep
 from graft.models.decoder import Decoder
 from graft.models.tree.forest import Forest
 from graft.models.truncation import Truncation
-from graft.types import Trajectory
 
 
 class Scorer(Protocol):
@@ -28,14 +27,10 @@ class Scorer(Protocol):
     @property
     def scoring(self) -> tuple[Decoder, float, Tensor | None, Truncation | None]: ...
 
-    def over_micros(
-        self, trajectories: Sequence[Trajectory], batch: Batch, compute: Callable[[Forest], Tensor]
-    ) -> Tensor: ...
+    def over_micros(self, batch: Batch, compute: Callable[[Forest], Tensor]) -> Tensor: ...
 
 
-def collisions(
-    learner: Scorer, trajectories: Sequence[Trajectory], batch: Batch, logp_NT: Tensor | None
-) -> Tensor:
+def collisions(learner: Scorer, batch: Batch, logp_NT: Tensor | None) -> Tensor:
     """[N, T] sums of p^2 over what could be drawn; `logp_NT` are the policy's log-probs, if known."""
     policy, temperature, allowed, cut = learner.scoring
     if cut is not None and (cut.top_p < 1 or cut.min_p > 0):
@@ -46,9 +41,7 @@ def collisions(
         )
 
     def logprobs_at(degree: float) -> Tensor:
-        return learner.over_micros(
-            trajectories, batch, lambda f: f.logprobs(policy, degree, allowed, cut)[0]
-        )
+        return learner.over_micros(batch, lambda f: f.logprobs(policy, degree, allowed, cut)[0])
 
     full_NT = logprobs_at(temperature) if logp_NT is None else logp_NT
     return keep((2 * full_NT - logprobs_at(temperature / 2)).exp(), batch.mask)

@@ -1,4 +1,4 @@
-"""The learner: trajectories and their batch in, one or more optimizer steps out.
+"""The learner: a batch in, one or more optimizer steps out.
 
     N rows (trajectories), T tokens behind the prompt
 
@@ -47,20 +47,17 @@ from graft.train.optimizer import NonFinite, Optimizer
 from graft.train.processes import SINGLE, Processes
 from graft.train.step_totals import IMPORTANCE, IS_EXACT, SAMPLING_GAP, step_totals
 from graft.transfer import transfer
-from graft.types import Trajectory
 
 
 class TeacherScores(Protocol):
     """What teachers add to a batch."""
 
-    def annotate(
-        self, learner: Learner, trajectories: Sequence[Trajectory], batch: Batch
-    ) -> dict[str, Tensor]:
+    def annotate(self, learner: Learner, batch: Batch) -> dict[str, Tensor]:
         """Fields that they fill before an update."""
         ...
 
     def comparing(
-        self, learner: Learner, forest: Forest, trajectories: Sequence[Trajectory], micro: Batch
+        self, learner: Learner, forest: Forest, micro: Batch
     ) -> Callable[[Tensor, Tensor], Tensor] | None:
         """`compare` of `Decoder.action_logprobs`, for `Batch.divergences`; None: not needed."""
         ...
@@ -135,7 +132,7 @@ class Learner:
             )
 
     @torch.no_grad()
-    def annotate(self, trajectories: Sequence[Trajectory], batch: Batch) -> Batch:
+    def annotate(self, batch: Batch) -> Batch:
         """Add what the algorithm needs besides the sampled log-probs: reference and old ones, values.
 
         With one update per batch the policy that trains is the policy that sampled, so old log-probs
@@ -150,28 +147,27 @@ class Learner:
             )
             with self.open_reference() as (reference, tokens):
                 extras["ref_logprobs"] = self.over_micros(
-                    trajectories,
                     batch.replace(mask=compared),  # it has no head row for other actions
                     lambda f: f.logprobs(reference, self.temperature, tokens)[0],
                 )
         if (is_unknown := batch.mask & batch.logprobs.isnan()).any():
-            own = self._own_logprobs(trajectories, batch.replace(mask=is_unknown))
+            own = self._own_logprobs(batch.replace(mask=is_unknown))
             extras["logprobs"] = torch.where(is_unknown, own, batch.logprobs)
         if self.old_is_engine:
             extras["old_logprobs"] = extras.get("logprobs", batch.logprobs)
         elif self.epochs * self.minibatches > 1 or self.needs_old:
-            extras["old_logprobs"] = self._own_logprobs(trajectories, batch)
+            extras["old_logprobs"] = self._own_logprobs(batch)
         if self.with_collisions:
-            extras["collisions"] = collisions(self, trajectories, batch, extras.get("old_logprobs"))
+            extras["collisions"] = collisions(self, batch, extras.get("old_logprobs"))
         if self.critic is not None:
             critic = self.critic
-            extras["values"] = self.over_micros(trajectories, batch, lambda f: f.values(critic))
+            extras["values"] = self.over_micros(batch, lambda f: f.values(critic))
         if self.teachers is not None:
-            extras |= self.teachers.annotate(self, trajectories, batch.replace(**extras))
+            extras |= self.teachers.annotate(self, batch.replace(**extras))
         return batch.replace(**extras) if extras else batch
 
-    def _own_logprobs(self, trajectories: Sequence[Trajectory], batch: Batch) -> Tensor:
-        return self.over_micros(trajectories, batch, lambda f: f.logprobs(*self.scoring)[0])
+    def _own_logprobs(self, batch: Batch) -> Tensor:
+        return self.over_micros(batch, lambda f: f.logprobs(*self.scoring)[0])
 
     @property
     def scoring(self) -> tuple[Decoder, float, Tensor | None, Truncation | None]:
@@ -200,16 +196,14 @@ class Learner:
         more = model.shape.head_rows - tokens.shape[1]
         return F.pad(tokens, (0, more)) if more > 0 else tokens[:, : model.shape.head_rows]
 
-    def over_micros(
-        self, trajectories: Sequence[Trajectory], batch: Batch, compute: Callable[[Forest], Tensor]
-    ) -> Tensor:
+    def over_micros(self, batch: Batch, compute: Callable[[Forest], Tensor]) -> Tensor:
         """The grid of what `compute` returns for each micro-batch."""
         grid = batch.zeros()
-        parts = self._micro_batches(trajectories)
+        parts = self._micro_batches(batch)
         found: list[Tensor] = []
         for part, _ in parts:
             mask = batch.mask[torch.tensor(part)]
-            forest = Forest([trajectories[i] for i in part], mask, self.policy.device)
+            forest = Forest([batch.trajectories[i] for i in part], mask, self.policy.device)
             with self._jointly("the log-probs of a micro-batch"):
                 found.append(compute(forest))
         for (part, is_real), values in zip(parts, found, strict=True):
@@ -218,13 +212,18 @@ class Learner:
         self.complete(grid)
         return grid
 
-    def _micro_batches(self, trajectories: Sequence[Trajectory]) -> list[tuple[list[int], bool]]:
+    def _micro_batches(self, batch: Batch) -> list[tuple[list[int], bool]]:
         """The row numbers of each of this process's micro-batches, and whether they are its share.
 
         Where weights are split, all processes compute together: one that has fewer micro-batches than
         others computes the shortest row again, with weight 0.
         """
-        processes = self.processes
+        processes, trajectories = self.processes, batch.trajectories
+        if len(trajectories) != batch.num_rows:
+            raise ValueError(
+                f"the batch has {batch.num_rows} rows and {len(trajectories)} trajectories, and a model "
+                "reads trajectories; make it with to_batch"
+            )
         shares = share_out(trajectories, self.tokens_per_micro, processes.dp_size)
         own = [(part, True) for part in shares[processes.dp_rank]]
         if self.is_joint and trajectories:
@@ -233,9 +232,9 @@ class Learner:
             own += [([shortest], False)] * (most - len(own))
         return own
 
-    def own_rows(self, trajectories: Sequence[Trajectory]) -> list[int]:
+    def own_rows(self, batch: Batch) -> list[int]:
         """The row numbers of this process's share."""
-        parts = self._micro_batches(trajectories)
+        parts = self._micro_batches(batch)
         return [number for part, is_real in parts if is_real for number in part]
 
     def _jointly(self, what: str) -> AbstractContextManager[None]:
@@ -249,7 +248,7 @@ class Learner:
                 grid.zero_()  # another process of the group has the same rows
             self.processes.add([grid], "the log-probs of the other processes' rows")
 
-    def update(self, trajectories: Sequence[Trajectory], batch: Batch) -> dict[str, float]:
+    def update(self, batch: Batch) -> dict[str, float]:
         """All optimizer steps on this batch; metrics averaged over them."""
         totals: dict[str, float] = {}
         seed = self.seed * 1000 + self.optimizer.steps
@@ -259,7 +258,7 @@ class Learner:
             # the index ascends: where it is complete, the batch need not be copied
             some = batch if len(index) == batch.num_rows else batch.rows(index)
             own = seen if number < len(steps) // self.epochs else None  # of the first pass
-            step = self._step([trajectories[i] for i in index.tolist()], some, own, index)
+            step = self._step(some, own, index)
             for name, value in step.items():
                 totals[name] = totals.get(name, 0.0) + value
         if seen is not None:
@@ -278,9 +277,7 @@ class Learner:
         is_cut = self.truncation is not None and self.policy.device.type != "cpu"
         return getattr(self.policy, "order", None) is not None and not is_cut
 
-    def _step(
-        self, trajectories: Sequence[Trajectory], batch: Batch, seen: Tensor | None, index: Tensor
-    ) -> dict[str, float]:
+    def _step(self, batch: Batch, seen: Tensor | None, index: Tensor) -> dict[str, float]:
         """One optimizer step; its log-probs are written to rows `index` of `seen`."""
         weights = self.reduction(batch)
         shares = {"policy": weights}
@@ -291,16 +288,15 @@ class Learner:
             shares["observed"] = observed / observed.sum().clamp(min=1)
         reports: list[dict[str, Tensor]] = []
         gaps: list[Tensor] = []
-        for part, is_real in self._micro_batches(trajectories):
+        for part, is_real in self._micro_batches(batch):
             number = torch.tensor(part)
             micro, device = batch.rows(number), self.policy.device
-            some = [trajectories[i] for i in part]
             wanted = micro.mask if observed is None else micro.mask | observed[number]
-            forest = Forest(some, wanted, device)
+            forest = Forest(micro.trajectories, wanted, device)
             own = {name: share[number] * float(is_real) for name, share in shares.items()}
             moved = transfer(own, device)
             with self._jointly("the gradients of a micro-batch"):
-                report, logp_NT, gap_NT = self._backward(forest, some, micro.to(device), moved)
+                report, logp_NT, gap_NT = self._backward(forest, micro.to(device), moved)
             if is_real:
                 reports.append(report)
                 gaps.append(gap_NT.flatten())
@@ -324,18 +320,14 @@ class Learner:
         return totals
 
     def _backward(
-        self,
-        forest: Forest,
-        trajectories: Sequence[Trajectory],
-        micro: Batch,
-        shares: Mapping[str, Tensor],
+        self, forest: Forest, micro: Batch, shares: Mapping[str, Tensor]
     ) -> tuple[dict[str, Tensor], Tensor, Tensor]:
         """Gradients of one micro-batch; sums over its trained tokens, to be divided by the count.
 
         `shares` are the weights of tokens in the losses of policy, critic and observations. Also the
         log-probs [N, T] and their distance from the engine's, -1 where nothing is trained.
         """
-        logp, entropy, micro = self._scored(forest, trajectories, micro)
+        logp, entropy, micro = self._scored(forest, micro)
         loss_NT, metrics = check_loss(self.loss(logp, entropy, micro), logp, self.loss)
         loss = (loss_NT * shares["policy"]).sum()
         totals = {"loss": loss.detach()}
@@ -357,9 +349,7 @@ class Learner:
         totals[f"{SAMPLING_GAP}/max"] = trained_NT.max() if gap_NT.numel() else trained_NT.sum()
         return totals, logp.detach(), torch.where(micro.mask, gap_NT, -1.0)
 
-    def _scored(
-        self, forest: Forest, trajectories: Sequence[Trajectory], micro: Batch
-    ) -> tuple[Tensor, Tensor, Batch]:
+    def _scored(self, forest: Forest, micro: Batch) -> tuple[Tensor, Tensor, Batch]:
         """Log-probs and entropies, and the micro-batch with what else one forward pass gives."""
         is_compared = self.has_reference or self.teachers is not None
         vocab_size = (
@@ -367,7 +357,7 @@ class Learner:
         )
         compare = None
         if self.teachers is not None:
-            compare = self.teachers.comparing(self, forest, trajectories, micro)
+            compare = self.teachers.comparing(self, forest, micro)
         if compare is not None:
             *scored, div_NT = forest.compared_logprobs(*self.scoring, compare, vocab_size)
             micro = micro.replace(divergences=div_NT)

@@ -21,16 +21,15 @@ from graft.train.learner import Learner
 from graft.train.reference_sync import sync_reference
 from graft.train.rollouts.step_rollouts import StepRollouts
 from graft.train.step_metrics import refuse_unusable, step_metrics
-from graft.types import Trajectory
 
 
 @dataclass(slots=True)
 class StepResult:
-    """What a step learned, trajectory by trajectory; `batch` has the advantages."""
+    """What a step learned."""
 
     metrics: dict[str, float]
-    trajectories: list[Trajectory]
     batch: Batch
+    """With its trajectories and their advantages."""
     logprobs: Tensor | None
     """The learner's own before its first update, [N, T]; None where it does not keep them."""
 
@@ -76,18 +75,18 @@ def learn(step: int, rollouts: StepRollouts, algo: Algorithm, learner: Learner) 
     trajectories = trajectories_of(rollouts.episodes)
     refuse_unusable(rollouts.episodes, trajectories)
     batch = to_batch(trajectories)  # [N, T], shared spans known
-    batch = learner.annotate(trajectories, batch)  # reference and old log-probs, values: if needed
+    batch = learner.annotate(batch)  # reference and old log-probs, values: if needed
     batch = algo.shape(batch)
     advantages = algo.credit(batch.zeros(), batch)
     returns = None if algo.returns is None else algo.returns(batch.zeros(), batch)
     batch = algo.prepare(batch.replace(advantages=advantages, returns=returns))
-    updated = learner.update(trajectories, batch)  # pack, forward once per unique token, step
+    updated = learner.update(batch)  # pack, forward once per unique token, step
     updated |= algo.adapt(batch, updated)
     sync_reference(learner, step)
     algo.settle(rollouts.episodes, batch)
     seconds = time.perf_counter() - started
-    metrics = step_metrics(step, rollouts, trajectories, batch, updated, seconds)
+    metrics = step_metrics(step, rollouts, batch, updated, seconds)
     # with several updates a batch they were computed before the first; else by the only one
     has_own = batch.old_logprobs is not None and not learner.old_is_engine
     logprobs = batch.old_logprobs if has_own else learner.logprobs
-    return StepResult(metrics, trajectories, batch, logprobs)
+    return StepResult(metrics, batch, logprobs)

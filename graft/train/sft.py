@@ -17,11 +17,10 @@ from graft.types import Episode
 def sft_step(learner: Learner, episodes: Sequence[Episode]) -> dict[str, float]:
     """One optimizer step on these examples."""
     started = time.perf_counter()
-    trajectories = [one for episode in episodes for one in episode.trajectories()]
-    batch = to_batch(trajectories)
+    batch = to_batch([one for episode in episodes for one in episode.trajectories()])
     if learner.has_reference:
-        batch = learner.annotate(trajectories, batch)
-    updated = learner.update(trajectories, batch)
+        batch = learner.annotate(batch)
+    updated = learner.update(batch)
     tokens = sum(len(span) for episode in episodes for span in episode.spans)
     keep = ("loss", "entropy", "kl", "grad_norm", "learning_rate")
     seconds = time.perf_counter() - started
@@ -44,12 +43,10 @@ def held_out_scores(learner: Learner, batches: Iterable[Sequence[Episode]]) -> d
     policy = learner.policy
     totals = torch.zeros(3, dtype=torch.float64, device=policy.device)
     for episodes in batches:
-        trajectories = [one for episode in episodes for one in episode.trajectories()]
-        mask = to_batch(trajectories).mask
-        for part in split_rows(trajectories, learner.tokens_per_micro):
-            forest = Forest(
-                [trajectories[i] for i in part], mask[torch.tensor(part)], policy.device
-            )
+        batch = to_batch([one for episode in episodes for one in episode.trajectories()])
+        for part in split_rows(batch.trajectories, learner.tokens_per_micro):
+            micro = batch.rows(torch.tensor(part))
+            forest = Forest(micro.trajectories, micro.mask, policy.device)
             logp, is_best = policy.greedy_match(forest, learner.allowed)
             totals[0] -= logp.sum(dtype=torch.float64)
             totals[1] += is_best.sum()

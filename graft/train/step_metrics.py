@@ -22,7 +22,6 @@ from graft.types import Author, Episode, Leaf, Span, Status, Trajectory
 def step_metrics(
     step: int,
     rollouts: StepRollouts,
-    trajectories: Sequence[Trajectory],
     batch: Batch,
     updated: Mapping[str, float],
     seconds: float,
@@ -30,7 +29,7 @@ def step_metrics(
     """All metrics of a step that took `seconds` to learn; `updated` are the learner's."""
     episodes = _attempted(rollouts.episodes)
     sampled = sum(_num_sampled(episode.spans) for episode in episodes)
-    spans = {id(span): span for row in trajectories for span in row.spans}.values()  # each once
+    spans = {id(span): span for row in batch.trajectories for span in row.spans}.values()
     age = (step - 1 - batch.versions[batch.mask]).float()
     assert batch.advantages is not None
     std = float(batch.advantages[batch.mask].std(correction=0)) if batch.num_tokens else 0.0

@@ -10,6 +10,7 @@ import torch
 
 from graft.algos.batch import Batch
 from graft.algos.checked import checked
+from graft.types import Episode, Task, Trajectory
 from graft.user_code import UserCodeError
 
 
@@ -42,8 +43,24 @@ def test_a_batch_is_frozen_and_replace_leaves_the_old_one_alone(toy_batch):
 
 def test_to_moves_all_tensors(toy_batch):
     moved = toy_batch(reward=[1, 2], values=[[1, 2], [3, 4]]).to("meta")
-    tensors = [getattr(moved, field.name) for field in dataclasses.fields(Batch)]
-    assert {t.device.type for t in tensors if t is not None} == {"meta"}
+    values = [getattr(moved, field.name) for field in dataclasses.fields(Batch)]
+    assert {t.device.type for t in values if isinstance(t, torch.Tensor)} == {"meta"}
+
+
+def test_rows_travel_with_their_trajectories(toy_batch):
+    batch = toy_batch(reward=[1, 2, 3])
+    episode = Episode(Task("t", "toy"), [], [])
+    walks = [Trajectory(episode, number, 0, []) for number in range(3)]
+    batch = batch.replace(trajectories=walks)
+    swapped = batch.rows(torch.tensor([2, 0]))
+    assert [row.leaf_index for row in swapped.trajectories] == [2, 0]
+    assert [row.leaf_index for row in batch.rows(slice(1, 3)).trajectories] == [1, 2]
+    chosen = batch.rows(torch.tensor([True, False, True]))
+    assert [row.leaf_index for row in chosen.trajectories] == [0, 2]
+    assert batch.to("meta").trajectories is walks
+    assert batch.rows(torch.tensor([], dtype=torch.long)).num_rows == 0
+    with pytest.raises(ValueError, match=r"Batch.trajectories has 2 rows"):
+        batch.replace(trajectories=walks[:2])
 
 
 def test_a_wrong_shape_or_a_float_mask_is_refused_by_name(toy_batch):

@@ -83,13 +83,13 @@ def test_sums_of_p2_are_those_over_every_token():
     class Alone:
         scoring = (decoder, 0.7, None, None)
 
-        def over_micros(self, trajectories: Any, batch: Any, compute: Any) -> torch.Tensor:
+        def over_micros(self, batch: Any, compute: Any) -> torch.Tensor:
             return compute(forest)
 
     with torch.no_grad():
-        got = collisions(Alone(), rows, batch, None)
+        got = collisions(Alone(), batch, None)
         logp = forest.logprobs(decoder, 0.7)[0]
-        known = collisions(Alone(), rows, batch, logp)
+        known = collisions(Alone(), batch, logp)
         want = torch.zeros_like(got)
         for token in range(decoder.shape.vocab_size):
             forest.actions.fill_(token)
@@ -98,4 +98,4 @@ def test_sums_of_p2_are_those_over_every_token():
     assert torch.equal(known, got) and 0.05 < float(got[batch.mask].min()) < 1
     Alone.scoring = (decoder, 0.7, None, Truncation(top_p=0.9))  # type: ignore[assignment]
     with pytest.raises(ValueError, match=r"rollout\.top_p=1"):
-        collisions(Alone(), rows, batch, None)
+        collisions(Alone(), batch, None)

@@ -31,13 +31,12 @@ def learner_for(name: str = "grpo", tokens_per_micro: int = 10_000, **more) -> L
 
 
 def batch_of(seeds=range(5), name: str = "grpo"):
-    rows = trajectories_of([random_tree(seed) for seed in seeds])
-    batch = to_batch(rows)
+    batch = to_batch(trajectories_of([random_tree(seed) for seed in seeds]))
     _, credit, _, _ = build(name)
-    return rows, batch.replace(advantages=credit(batch.zeros(), batch))
+    return batch.replace(advantages=credit(batch.zeros(), batch))
 
 
-def gradients_of(learner: Learner, rows, batch) -> dict[str, torch.Tensor]:
+def gradients_of(learner: Learner, batch) -> dict[str, torch.Tensor]:
     taken: dict[str, torch.Tensor] = {}
 
     def record() -> dict[str, float]:
@@ -46,40 +45,48 @@ def gradients_of(learner: Learner, rows, batch) -> dict[str, torch.Tensor]:
         return {}
 
     learner.optimizer.step = record  # type: ignore[method-assign]
-    learner.update(rows, batch)
+    learner.update(batch)
     return taken
 
 
 @pytest.mark.parametrize("name", ["grpo", "dapo", "gspo", "dr_grpo", "cispo"])
 def test_gradients_do_not_depend_on_the_micro_batch_size(name: str):
-    rows, batch = batch_of()
+    batch = batch_of()
     old = torch.zeros_like(batch.logprobs) - 1.0
     batch = batch.replace(old_logprobs=old)
-    whole = gradients_of(learner_for(name), rows, batch)
+    whole = gradients_of(learner_for(name), batch)
     assert sum(float(g.abs().sum()) for g in whole.values()) > 0
     for budget in (1, 25, 60):
-        parts = gradients_of(learner_for(name, budget), rows, batch)
+        parts = gradients_of(learner_for(name, budget), batch)
         for key, grad in whole.items():
             torch.testing.assert_close(parts[key], grad, atol=1e-5, rtol=1e-4)
 
 
 def test_gradients_do_not_depend_on_the_order_of_rows():
-    rows, batch = batch_of()
-    order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(0))
-    whole = gradients_of(learner_for(), rows, batch)
-    mixed = gradients_of(learner_for(), [rows[i] for i in order.tolist()], batch.rows(order))
+    batch = batch_of()
+    order = torch.randperm(batch.num_rows, generator=torch.Generator().manual_seed(0))
+    whole = gradients_of(learner_for(), batch)
+    mixed = gradients_of(learner_for(), batch.rows(order))
     for key, grad in whole.items():
         torch.testing.assert_close(mixed[key], grad, atol=1e-5, rtol=1e-4)
 
 
+def test_a_batch_of_tensors_alone_is_refused():
+    batch = batch_of().replace(trajectories=())
+    with pytest.raises(ValueError, match="0 trajectories"):
+        learner_for().update(batch)
+    with pytest.raises(ValueError, match="0 trajectories"):
+        learner_for(epochs=2).annotate(batch)
+
+
 @pytest.mark.parametrize("name", ["grpo", "dapo"])
 def test_rows_with_nothing_to_train_cost_nothing_and_break_nothing(name: str):
-    rows, batch = batch_of()
+    batch = batch_of()
     mask = batch.mask.clone()
     mask[1:] = False
-    metrics = learner_for(name, tokens_per_micro=1).update(rows, batch.replace(mask=mask))
+    metrics = learner_for(name, tokens_per_micro=1).update(batch.replace(mask=mask))
     assert metrics["loss"] == metrics["loss"]  # not NaN
-    nothing = learner_for(name).update(rows, batch.replace(mask=torch.zeros_like(mask)))
+    nothing = learner_for(name).update(batch.replace(mask=torch.zeros_like(mask)))
     assert (nothing["loss"], nothing["grad_norm"]) == (0.0, 0.0)
 
 
@@ -90,21 +97,21 @@ def test_an_update_makes_rewarded_answers_likelier():
     _, credit, _, _ = build("grpo")
     batch = batch.replace(advantages=credit(batch.zeros(), batch))
     learner = learner_for(epochs=2)
-    before = learner.annotate(rows, batch).need("old_logprobs", "test").sum(1)
-    metrics = learner.update(rows, batch)
-    after = learner.annotate(rows, batch).need("old_logprobs", "test").sum(1)
+    before = learner.annotate(batch).need("old_logprobs", "test").sum(1)
+    metrics = learner.update(batch)
+    after = learner.annotate(batch).need("old_logprobs", "test").sum(1)
     assert after[0] > before[0] and after[1] < before[1]
     assert metrics["optimizer_steps"] == 2.0
 
 
 def test_a_loss_that_is_not_finite_takes_no_step():
-    rows, batch = batch_of()
+    batch = batch_of()
     learner = learner_for()
     before = copy.deepcopy(learner.policy.state_dict())
     bad = batch.advantages.clone()
     bad[batch.mask] = float("nan")
     with pytest.raises(NonFinite, match="loss"):
-        learner.update(rows, batch.replace(advantages=bad))
+        learner.update(batch.replace(advantages=bad))
     for name, value in learner.policy.state_dict().items():
         assert torch.equal(value, before[name])
     assert all(p.grad is None for p in learner.policy.parameters())
@@ -112,16 +119,16 @@ def test_a_loss_that_is_not_finite_takes_no_step():
 
 
 def test_recomputing_activations_changes_nothing():
-    rows, batch = batch_of()
-    plain = gradients_of(learner_for(), rows, batch)
+    batch = batch_of()
+    plain = gradients_of(learner_for(), batch)
     saving = learner_for()
     saving.policy.recompute = True
-    for key, grad in gradients_of(saving, rows, batch).items():
+    for key, grad in gradients_of(saving, batch).items():
         torch.testing.assert_close(grad, plain[key], atol=1e-6, rtol=1e-5)
 
 
 def test_a_critic_learns_the_returns():
-    rows, batch = batch_of()
+    batch = batch_of()
     learner = learner_for("ppo")
     learner.critic = Critic(learner.policy)
     learner.critic_optimizer = Optimizer(
@@ -130,16 +137,16 @@ def test_a_critic_learns_the_returns():
     returns = batch.reward[:, None].expand_as(batch.logprobs)
     losses = []
     for _ in range(60):
-        annotated = learner.annotate(rows, batch)
+        annotated = learner.annotate(batch)
         assert float(annotated.values[~batch.mask].abs().sum()) == 0.0
-        losses.append(learner.update(rows, annotated.replace(returns=returns))["loss/value"])
+        losses.append(learner.update(annotated.replace(returns=returns))["loss/value"])
     assert losses[-1] < 0.3 * losses[0]
 
 
 @pytest.mark.parametrize("budget", [10_000, 25])
 def test_a_critic_of_turns_learns_where_they_begin(budget: int):
     """Its loss is the mean over turns, whatever the micro-batches; elsewhere it has no gradient."""
-    rows, batch = batch_of()
+    batch = batch_of()
     learner = learner_for("ppo_turn", budget)
     learner.critic = Critic(learner.policy)
     learner.critic_optimizer = Optimizer(
@@ -155,21 +162,21 @@ def test_a_critic_of_turns_learns_where_they_begin(budget: int):
         return {}
 
     learner.critic_optimizer.step = record  # type: ignore[method-assign]
-    annotated = learner.annotate(rows, batch)  # a new critic values everything at 0
-    metrics = learner.update(rows, annotated.replace(returns=returns))
+    annotated = learner.annotate(batch)  # a new critic values everything at 0
+    metrics = learner.update(annotated.replace(returns=returns))
     assert metrics["loss/value"] == pytest.approx(4.5, abs=1e-5)
     assert slopes == pytest.approx([-3.0], abs=1e-5)
 
 
 def test_the_reference_is_computed_by_its_own_weights():
-    rows, batch = batch_of()
+    batch = batch_of()
     learner = learner_for()
     learner.reference = Decoder(SHAPE).initialise(9)
     own = learner_for()
     own.policy = learner.reference
     own.epochs = 2
-    want = own.annotate(rows, batch).old_logprobs
-    got = learner.annotate(rows, batch).ref_logprobs
+    want = own.annotate(batch).old_logprobs
+    got = learner.annotate(batch).ref_logprobs
     torch.testing.assert_close(got[batch.mask], want[batch.mask])
 
 
@@ -224,12 +231,12 @@ def test_the_high_gap_leaves_one_token_in_a_thousand_above_it():
 
 
 def test_the_gap_to_the_engine_is_reported_over_all_micro_batches():
-    rows, batch = batch_of()
+    batch = batch_of()
     learner = learner_for(tokens_per_micro=25, epochs=2)  # two, for the learner's log-probs
-    logp = learner.annotate(rows, batch).need("old_logprobs", "test")
+    logp = learner.annotate(batch).need("old_logprobs", "test")
     learner.epochs = 1
     gap = (logp - batch.logprobs)[batch.mask].abs()
-    metrics = learner.update(rows, batch)
+    metrics = learner.update(batch)
     name = "sampling/sampling_logp_difference"
     assert metrics[f"{name}/mean"] == pytest.approx(float(gap.mean()), rel=1e-5)
     assert metrics[f"{name}/max"] == pytest.approx(float(gap.max()), rel=1e-5)
@@ -240,13 +247,13 @@ def test_the_gap_to_the_engine_is_reported_over_all_micro_batches():
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_host_never_waits_between_micro_batches(dtype: torch.dtype, monkeypatch):
-    rows, batch = batch_of(range(12))
+    batch = batch_of(range(12))
     shape = replace(SHAPE, head_dim=64)
     policy = Decoder(shape).initialise(1).to("cuda", dtype)
     _, _, loss, reduction = build("grpo")
     optimizer = Optimizer([policy], lr=1e-2, schedule=schedule("constant", 0, 1, 0.0))
     learner = Learner(policy, optimizer, loss, reduction, tokens_per_micro=60)
-    learner.update(rows, batch)  # kernels are compiled, tables made
+    learner.update(batch)  # kernels are compiled, tables made
     read = totals_module._read
 
     def read_at_last(reports):
@@ -256,7 +263,7 @@ def test_the_host_never_waits_between_micro_batches(dtype: torch.dtype, monkeypa
     monkeypatch.setattr(totals_module, "_read", read_at_last)
     torch.cuda.set_sync_debug_mode("error")
     try:
-        learner.update(rows, batch)
+        learner.update(batch)
     finally:
         torch.cuda.set_sync_debug_mode("default")
 

@@ -74,7 +74,7 @@ def learner_of(policy: Decoder, loss, **more) -> Learner:
     return Learner(policy, optimizer, loss, token(), 10_000, **{"allowed": table(), **more})
 
 
-def gradient_of(learner: Learner, rows, batch) -> torch.Tensor:
+def gradient_of(learner: Learner, batch) -> torch.Tensor:
     """Of the head, [94, 32]."""
     taken = []
 
@@ -84,7 +84,7 @@ def gradient_of(learner: Learner, rows, batch) -> torch.Tensor:
         return {}
 
     learner.optimizer.step = record  # type: ignore[method-assign]
-    learner.update(rows, batch)
+    learner.update(batch)
     return taken[0]
 
 
@@ -107,7 +107,7 @@ def decided(values: torch.Tensor) -> torch.Tensor:
 def test_log_probs_are_of_the_actions_a_mode_allowed():
     rows, policy = call_rows(), new_policy()
     batch = to_batch(rows)
-    got = learner_of(policy, sft(), epochs=2).annotate(rows, batch).old_logprobs
+    got = learner_of(policy, sft(), epochs=2).annotate(batch).old_logprobs
     with torch.no_grad():
         for row, prompt in enumerate((PROMPT, [5, 5])):
             want = decided(masked(plain_logits(policy, prompt)).log_softmax(-1))
@@ -121,14 +121,12 @@ def test_entropy_is_of_the_few_actions_that_a_tool_allows():
         p = masked(plain_logits(policy)).softmax(-1)[torch.tensor(MASK)]
     want = -torch.where(p > 0, p * p.log(), 0.0).sum(-1)
     assert float(want[2]) < 0.6932  # ln 2: two actions
-    assert learner.update(rows, to_batch(rows))["entropy"] == pytest.approx(
-        float(want.mean()), abs=1e-5
-    )
+    assert learner.update(to_batch(rows))["entropy"] == pytest.approx(float(want.mean()), abs=1e-5)
 
 
 def test_extra_rows_are_trained_and_padding_is_not():
     rows, policy = call_rows(), new_policy()
-    grad = gradient_of(learner_of(policy, sft()), rows, to_batch(rows))
+    grad = gradient_of(learner_of(policy, sft()), to_batch(rows))
     head = policy.head_weight.detach().clone().requires_grad_()
     total = torch.zeros(())
     for prompt in (PROMPT, [5, 5]):
@@ -145,16 +143,16 @@ def test_extra_rows_are_trained_and_padding_is_not():
 def test_a_step_leaves_padding_at_zero_and_moves_the_rest():
     rows, policy = call_rows(), new_policy()
     before = policy.head_weight.detach().clone()
-    learner_of(policy, sft()).update(rows, to_batch(rows))
+    learner_of(policy, sft()).update(to_batch(rows))
     moved = (policy.head_weight.detach() - before).abs().sum(1) > 0
     assert moved[[CALL, TWO, DONE]].all() and not policy.head_weight[33:].any()
 
 
 def test_the_reference_has_log_probs_where_a_token_was_chosen_and_for_tokens_alone():
-    rows, batch = call_rows(), to_batch(call_rows())
+    batch = to_batch(call_rows())
     reference = Decoder(SHAPE).initialise(9)
     learner = learner_of(new_policy(), sft(), reference=reference)
-    annotated = learner.annotate(rows, batch)
+    annotated = learner.annotate(batch)
     assert (annotated.is_vocab_token & batch.mask).tolist() == [[1, 0, 0, 0, 0, 0, 1]] * 2
     with torch.no_grad():
         log_p = plain_logits(reference)[:, :29].log_softmax(-1)  # without the forbidden token
@@ -168,7 +166,7 @@ def test_a_policy_that_only_gained_actions_has_not_moved():
     reference = copy.deepcopy(plain)
     policy = extend(plain, [9, None, 12])
     learner = learner_of(policy, with_kl(sft(), 1.0, "k2"), reference=reference)
-    metrics = learner.update(rows, learner.annotate(rows, to_batch(rows)))
+    metrics = learner.update(learner.annotate(to_batch(rows)))
     assert metrics["kl"] == pytest.approx(0.0, abs=1e-9)
     assert metrics["entropy"] > 0.1
 
@@ -182,11 +180,11 @@ def test_value_and_gradient_of_the_kl_are_those_of_logits_of_tokens_alone(temper
     learner = learner_of(
         policy, with_kl(reinforce(), 0.5), reference=reference, temperature=temperature
     )
-    annotated = learner.annotate(rows, batch)
-    grad = gradient_of(learner, rows, annotated)
+    annotated = learner.annotate(batch)
+    grad = gradient_of(learner, annotated)
     metrics = learner_of(
         policy, with_kl(reinforce(), 0.5), reference=reference, temperature=temperature
-    ).update(rows, annotated)
+    ).update(annotated)
 
     policy = new_policy()
     at, chosen = torch.tensor([0, 6]), torch.tensor([4, 10])
@@ -219,7 +217,7 @@ def test_masks_over_the_vocabulary_alone_need_no_extra_rows():
     learner = learner_of(
         policy, with_kl(sft(), 0.1), allowed=allowed, reference=reference, epochs=2
     )
-    batch = learner.annotate(rows, to_batch(rows))
+    batch = learner.annotate(to_batch(rows))
     assert batch.is_vocab_token is None
     with torch.no_grad():
         for model, got in ((policy, batch.old_logprobs), (reference, batch.ref_logprobs)):
@@ -227,7 +225,7 @@ def test_masks_over_the_vocabulary_alone_need_no_extra_rows():
             want = logits.log_softmax(-1)[torch.arange(n), torch.tensor(TOKENS)]
             torch.testing.assert_close(got[0], want, atol=1e-5, rtol=0)
     learner.epochs = 1
-    assert learner.update(rows, batch)["kl"] > 0
+    assert learner.update(batch)["kl"] > 0
 
 
 def test_actions_without_a_table_or_with_a_narrow_one_are_refused():
@@ -244,9 +242,9 @@ def plain_learner(policy: Decoder) -> Learner:
 
 def resumed(folder: Path, learner: Learner, make: Any, dtype: torch.dtype) -> Learner:
     """A second learner from the checkpoint of this one's third update; both have then made a fourth."""
-    rows, batch = call_rows(), to_batch(call_rows())
+    batch = to_batch(call_rows())
     for _ in range(3):
-        learner.update(rows, batch)
+        learner.update(batch)
     CheckpointWriter(folder, FastTokenizer.characters("0123456789"), keep_last=1).save(
         "rl", 3, learner, {}
     )
@@ -256,7 +254,7 @@ def resumed(folder: Path, learner: Learner, make: Any, dtype: torch.dtype) -> Le
     again = make(policy)
     saved.restore(again)
     for one in (learner, again):
-        one.update(rows, batch)
+        one.update(batch)
     return again
 
 
@@ -289,7 +287,7 @@ def test_a_bias_is_added_to_the_logits_of_actions_and_trained():
     learner, taken = learner_of(policy, sft()), []
     step = learner.optimizer.step
     learner.optimizer.step = lambda: taken.append(policy.action_bias.grad.clone()) or step()
-    got = learner.update(rows, batch)["loss"]
+    got = learner.update(batch)["loss"]
     chosen = []
     bias = torch.tensor([0.5, -1.0, 2.0], requires_grad=True)
     for prompt in (PROMPT, [5, 5]):
@@ -315,12 +313,12 @@ def test_a_frozen_base_moves_in_the_rows_of_actions_only(tied: bool):
     shape = replace(SHAPE, tied=tied)
     rows, policy = call_rows(), extend(Decoder(shape).initialise(1), [9, None, 12])
     batch = to_batch(rows)
-    want = gradient_of(learner_of(copy.deepcopy(policy), sft()), rows, batch)[CALL : DONE + 1]
+    want = gradient_of(learner_of(copy.deepcopy(policy), sft()), batch)[CALL : DONE + 1]
     before = {name: weight.clone() for name, weight in policy.state_dict().items()}
     learner, taken = frozen_learner(policy), []
     step = learner.optimizer.step
     learner.optimizer.step = lambda: taken.append(learner.rows.rows.grad.clone()) or step()
-    learner.update(rows, batch)
+    learner.update(batch)
     torch.testing.assert_close(taken[0], want, atol=1e-6, rtol=0)
     assert policy.head_weight.grad is None
     for name, weight in policy.state_dict().items():
@@ -354,8 +352,8 @@ def test_a_policy_with_actions_is_no_distance_from_itself_as_a_teacher():
     own = Teachers({POLICY: None}, {}, lambda task: POLICY)
     learner = learner_of(new_policy(), sft(), teachers=own)
     rows = call_rows()
-    batch = learner.annotate(rows, to_batch(rows))
-    mine = learner.over_micros(rows, batch, lambda f: f.logprobs(*learner.scoring)[0])
+    batch = learner.annotate(to_batch(rows))
+    mine = learner.over_micros(batch, lambda f: f.logprobs(*learner.scoring)[0])
     gap = teacher_gap(batch.replace(logprobs=mine))
     torch.testing.assert_close(gap, torch.zeros_like(gap), atol=1e-5, rtol=0)
     assert batch.vocab_logprobs is not None and (batch.vocab_logprobs < -1e-3).any()

@@ -134,7 +134,7 @@ def test_the_optimizer_holds_the_adapters_alone(base, tmp_path):
     assert count == 2 * 2 * (64 + 48 + 48 + 64 + 64 + 64 + 64)
     place = [p.data_ptr() for p in components.policy.parameters()]
     rows = trajectories_of([random_tree(seed, vocab=12) for seed in range(3)])
-    learner.update(rows, to_batch(rows))
+    learner.update(to_batch(rows))
     state = learner.optimizer.adam.state_dict()["state"].values()
     assert sum(s["exp_avg"].numel() + s["exp_avg_sq"].numel() for s in state) == 2 * count
     assert sum(m.numel() for m in learner.optimizer.masters) == count

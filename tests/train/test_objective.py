@@ -37,13 +37,12 @@ def learner_of(loss=None, tokens_per_micro=10_000, module=None, **more) -> Learn
     return Learner(policy, optimizer, loss or reinforce(), token(), tokens_per_micro, **more)
 
 
-def rows_and_batch():
-    rows = trajectories_of([random_tree(seed) for seed in (1, 2, 3, 7)])
-    batch = to_batch(rows)
-    return rows, batch.replace(advantages=torch.where(batch.mask, 0.5, 0.0))
+def random_batch():
+    batch = to_batch(trajectories_of([random_tree(seed) for seed in (1, 2, 3, 7)]))
+    return batch.replace(advantages=torch.where(batch.mask, 0.5, 0.0))
 
 
-def gradients_of(learner: Learner, rows, batch):
+def gradients_of(learner: Learner, batch):
     taken = {}
 
     def record() -> dict[str, float]:
@@ -52,7 +51,7 @@ def gradients_of(learner: Learner, rows, batch):
         return {}
 
     learner.optimizer.step = record  # type: ignore[method-assign]
-    return taken, learner.update(rows, batch)
+    return taken, learner.update(batch)
 
 
 def plainly(policy: Decoder, rows, coef: float) -> tuple[torch.Tensor, float]:
@@ -76,43 +75,43 @@ def plainly(policy: Decoder, rows, coef: float) -> tuple[torch.Tensor, float]:
 
 def test_observations_are_learned_as_in_separate_rows_in_any_micro_batches():
     """Shared observations of the trees are computed once; their gradient is that of every row."""
-    rows, batch = rows_and_batch()
+    batch = random_batch()
     assert batch.observed is not None and batch.observed.any()
     assert not (batch.observed & batch.mask).any()
     plain = Decoder(SHAPE).initialise(1)
-    loss, surprise = plainly(plain, rows, coef=0.3)
+    loss, surprise = plainly(plain, batch.trajectories, coef=0.3)
     loss.backward()
     for budget in (10_000, 25, 1):
         learner = learner_of(tokens_per_micro=budget, observation_coef=0.3)
-        grads, metrics = gradients_of(learner, rows, batch)
+        grads, metrics = gradients_of(learner, batch)
         assert metrics["loss/observations"] == pytest.approx(surprise, rel=1e-5)
         for name, weight in plain.named_parameters():
             torch.testing.assert_close(grads[name], weight.grad, atol=1e-5, rtol=1e-4)
-    without, metrics = gradients_of(learner_of(), rows, batch)
+    without, metrics = gradients_of(learner_of(), batch)
     assert "loss/observations" not in metrics
     assert any((without[name] - grads[name]).abs().max() > 1e-3 for name in grads)
 
 
 def test_a_batch_without_observations_is_trained_as_ever():
-    rows, batch = rows_and_batch()
+    batch = random_batch()
     none = batch.replace(observed=torch.zeros_like(batch.mask))
-    grads, metrics = gradients_of(learner_of(observation_coef=0.3), rows, none)
-    want, _ = gradients_of(learner_of(), rows, batch)
+    grads, metrics = gradients_of(learner_of(observation_coef=0.3), none)
+    want, _ = gradients_of(learner_of(), batch)
     assert metrics["loss/observations"] == 0
     for name, grad in want.items():
         torch.testing.assert_close(grads[name], grad)
 
 
 def test_ratios_to_the_engine_need_no_pass_and_the_others_one():
-    rows, batch = rows_and_batch()
+    batch = random_batch()
     learner = learner_of(epochs=2)
-    own = learner.annotate(rows, batch).old_logprobs
+    own = learner.annotate(batch).old_logprobs
     engine = replace(learner, old_is_engine=True)
-    assert engine.annotate(rows, batch).old_logprobs is batch.logprobs
+    assert engine.annotate(batch).old_logprobs is batch.logprobs
     assert (own - batch.logprobs)[batch.mask].abs().max() > 0.1
     once = replace(learner, epochs=1)
-    assert once.annotate(rows, batch).old_logprobs is None
-    needed = replace(once, needs_old=True).annotate(rows, batch).old_logprobs
+    assert once.annotate(batch).old_logprobs is None
+    needed = replace(once, needs_old=True).annotate(batch).old_logprobs
     torch.testing.assert_close(needed, own)
 
 
@@ -171,16 +170,16 @@ HALF_OF_THE_GROUPS = ("reject", {"level": "group", "by": "k2", "high": 6.15})
     ],
 )
 def test_choices_over_the_batch_do_not_depend_on_micro_batches(loss, weights):
-    rows, batch = rows_and_batch()
+    batch = random_batch()
     preset = replace(PRESETS["grpo"], loss=loss, weights=weights, reduction="token")
     more = {"needs_old": needs_old_logprobs(preset), "epochs": 2}
     learners = [learner_of(build(preset)[2], budget, **more) for budget in (10_000, 25)]
     generator = torch.Generator().manual_seed(0)
     adv = torch.randn(batch.mask.shape, generator=generator) * batch.mask
     entropies = torch.rand(batch.mask.shape, generator=generator)
-    batch = learners[0].annotate(rows, batch.replace(advantages=adv, entropies=entropies))
+    batch = learners[0].annotate(batch.replace(advantages=adv, entropies=entropies))
     batch = prepare_of(preset)(batch)
-    whole, parts = (learner.update(rows, batch) for learner in learners)
+    whole, parts = (learner.update(batch) for learner in learners)
     assert whole == pytest.approx(parts, rel=1e-4, abs=1e-5)
     assert whole["grad_norm"] > 0
     for a, b in zip(*(one.policy.parameters() for one in learners), strict=True):
@@ -293,7 +292,7 @@ def test_a_kl_in_the_rewards_moves_its_coefficient_too():
         )
     )
     algo = algorithm_of(preset, lambda builder: builder)
-    _, batch = rows_and_batch()
+    batch = random_batch()
     batch = batch.replace(ref_logprobs=batch.logprobs - 1.0)  # k1 = 1 on every token
     assert algo.shape(batch).reward[0] == batch.reward[0] - 0.1 * batch.lengths[0]
     assert algo.adapt(batch, {"entropy": 1.0}) == {"loss/kl_coef": 0.1}
@@ -385,7 +384,7 @@ def test_every_preset_trains_a_few_steps(tmp_path, name):
 
 def test_a_kl_needs_no_second_pass_of_the_ratio():
     """`corrected` without old log-probs: ratio 1, and the gradient of the ratio is added."""
-    _, batch = rows_and_batch()
+    batch = random_batch()
     batch = batch.replace(ref_logprobs=batch.logprobs)
     logp = (batch.logprobs + 0.5).requires_grad_()
     zero = batch.replace(advantages=batch.zeros())

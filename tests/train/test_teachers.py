@@ -73,9 +73,9 @@ def test_log_probs_and_divergences_of_a_forest_are_those_of_its_rows():
     learner = learner_for(teachers_of({"one": model}))
     rows = trajectories_of([random_tree(seed) for seed in range(4)])
     batch = to_batch(rows)
-    batch = learner.annotate(rows, batch)
+    batch = learner.annotate(batch)
     found = seen_divergences(learner)
-    learner.update(rows, batch.replace(advantages=batch.zeros()))
+    learner.update(batch.replace(advantages=batch.zeros()))
     (got_NT,) = found
     for number, row in enumerate(rows):
         prompt = len(row.spans[0])
@@ -119,8 +119,8 @@ def gradients(learner: Learner, rows: list[Trajectory]) -> dict[str, Tensor]:
         return {}
 
     learner.optimizer.step = record  # type: ignore[method-assign]
-    batch = learner.annotate(rows, to_batch(rows))
-    learner.update(rows, batch.replace(advantages=batch.zeros()))
+    batch = learner.annotate(to_batch(rows))
+    learner.update(batch.replace(advantages=batch.zeros()))
     return taken
 
 
@@ -136,9 +136,9 @@ def test_gradients_of_a_divergence_do_not_depend_on_micro_batches():
 def test_a_model_is_no_distance_from_itself():
     learner = learner_for(teachers_of({POLICY: None}, lambda task: POLICY))
     rows = trajectories_of([random_tree(3)])
-    batch = learner.annotate(rows, to_batch(rows))
+    batch = learner.annotate(to_batch(rows))
     batch = batch.replace(advantages=batch.zeros())
-    metrics = learner.update(rows, batch)
+    metrics = learner.update(batch)
     assert metrics["distill/divergence"] == pytest.approx(0, abs=1e-6)
     assert metrics["grad_norm"] == pytest.approx(0, abs=1e-5)
 
@@ -151,9 +151,9 @@ def test_each_task_has_the_teacher_that_it_names():
     for episode, name in zip(episodes, both, strict=True):
         episode.task = Task(name, name)
     rows = trajectories_of(episodes)
-    got = learner.annotate(rows, to_batch(rows)).teacher_logprobs
+    got = learner.annotate(to_batch(rows)).teacher_logprobs
     alone = [
-        learner_for(teachers_of({"one": model})).annotate(rows, to_batch(rows)).teacher_logprobs
+        learner_for(teachers_of({"one": model})).annotate(to_batch(rows)).teacher_logprobs
         for model in both.values()
     ]
     assert got is not None and alone[0] is not None and alone[1] is not None
@@ -266,10 +266,10 @@ def test_privileged_log_probs_are_those_behind_the_other_prompt():
         tail = replace(episode.spans[1], parent=shared, tokens=TOKENIZER.encode(more))
         leaf.tips = (episode.append(replace(tail, actions=tail.tokens)),)
     rows = trajectories_of([episode])
-    batch = learner.annotate(rows, to_batch(rows))
+    batch = learner.annotate(to_batch(rows))
     assert batch.has_teacher is not None and batch.has_teacher.tolist() == [True, True, False]
     found = seen_divergences(learner)
-    learner.update(rows, batch.replace(advantages=batch.zeros()))
+    learner.update(batch.replace(advantages=batch.zeros()))
     assert float(found[0][0, 0]) != pytest.approx(float(found[0][1, 0]), abs=1e-4)
     for number, view in enumerate(prompt.rewritten(rows)[:2]):
         assert view is not None
@@ -346,9 +346,9 @@ def test_a_server_gives_what_the_same_model_gives_in_this_process():
             learner.optimizer = Optimizer(
                 [policy], lr=0.1, schedule=schedule("constant", 0, 1, 0.0)
             )
-            batch = learner.annotate(rows, to_batch(rows))
+            batch = learner.annotate(to_batch(rows))
             assert batch.teacher_logprobs is not None
-            metrics = learner.update(rows, batch.replace(advantages=batch.zeros()))
+            metrics = learner.update(batch.replace(advantages=batch.zeros()))
             results.append((batch.teacher_logprobs, metrics))
     (here, mine), (there, theirs) = results
     torch.testing.assert_close(there, here, atol=1e-5, rtol=0)

@@ -172,11 +172,11 @@ def update(learner: Learner, case: Case, times: int) -> list[dict[str, float]]:
     )
     reports = []
     for _ in range(times):
-        batch = learner.annotate(rows, to_batch(rows))
+        batch = learner.annotate(to_batch(rows))
         batch = batch.replace(advantages=credit(batch.zeros(), batch))
         if learner.critic is not None:
             batch = batch.replace(returns=batch.reward[:, None].expand_as(batch.logprobs).clone())
-        reports.append(learner.update(rows, batch))
+        reports.append(learner.update(batch))
     return reports
 
 

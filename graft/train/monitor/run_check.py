@@ -334,7 +334,7 @@ def micro(
     if learner.needs_old or learner.old_is_engine:
         batch = batch.replace(old_logprobs=batch.logprobs)
     if learner.teachers is not None:
-        batch = batch.replace(**learner.teachers.annotate(learner, rows, batch))
+        batch = batch.replace(**learner.teachers.annotate(learner, batch))
     batch = prepare(batch)
     # a teacher may be the reference; without a step nothing has to be merged
     unused: dict[str, Any] = {"reference": None, "lora": None, "anchor": None}
@@ -354,7 +354,7 @@ def micro(
             keeps_logprobs=False,
             **unused,
         )
-        return alone.update(rows, batch)
+        return alone.update(batch)
 
     limit = tolerances(learner.policy.dtype).micro
     together, apart = measure(whole), measure(one)

@@ -123,19 +123,10 @@ class Journal:
         """Record episodes, advantages and log-probs, and the weights of a step: see `replay.replay`."""
         if self._metrics is None or record is None:
             return
-        batch = learned.batch
-        assert learned.logprobs is not None and batch.advantages is not None
+        assert learned.logprobs is not None
         with out_of_disk(self.folder.path):
             self._metrics.episodes(step, episodes)
-            write_learned(
-                self.folder.path,
-                step,
-                episodes,
-                learned.trajectories,
-                batch.advantages,
-                learned.logprobs,
-                batch.mask,
-            )
+            write_learned(self.folder.path, step, episodes, learned.batch, learned.logprobs)
             record.write(self.folder.path)
 
     @contextmanager

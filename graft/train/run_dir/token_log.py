@@ -17,10 +17,12 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from graft.files import new_file
-from graft.types import Episode, Trajectory
+from graft.types import Episode
 
 if TYPE_CHECKING:
     from torch import Tensor  # the viewer reads these files without loading it
+
+    from graft.algos.batch import Batch
 
 
 class TokenRow(NamedTuple):
@@ -38,18 +40,18 @@ def write_learned(
     folder: Path,
     step: int,
     episodes: Sequence[Episode],
-    rows: Sequence[Trajectory],
-    advantages_NT: Tensor,
+    batch: Batch,
     logprobs_NT: Tensor,
-    mask_NT: Tensor,
 ) -> None:
-    """Write the file of a step, atomically."""
+    """Write the file of a step, atomically; `batch` has the advantages."""
     from graft.models.tree.packing import response
 
     lines = {id(episode): number for number, episode in enumerate(episodes)}
+    rows = batch.trajectories
     lengths = [sum(map(len, response(row))) for row in rows]
     places = [[lines[id(row.episode)], row.leaf_index, row.context] for row in rows]
-    known = logprobs_NT.masked_fill(~mask_NT, float("nan"))
+    advantages_NT = batch.need("advantages", "a step is recorded after its credit")
+    known = logprobs_NT.masked_fill(~batch.mask, float("nan"))
     target = learned_path(folder, step)
     target.parent.mkdir(exist_ok=True)
     with new_file(target) as aside, aside.open("wb") as file:

@@ -46,49 +46,47 @@ class Teachers:
     prompt: TeacherPrompt | None = None
     """What the teachers read in place of the policy's prompt; None: the same."""
 
-    def annotate(
-        self, learner: Learner, trajectories: Sequence[Trajectory], batch: Batch
-    ) -> dict[str, Tensor]:
+    def annotate(self, learner: Learner, batch: Batch) -> dict[str, Tensor]:
         """The fields of the batch that teachers fill before an update."""
-        views = self._seen(trajectories)
+        views = self._seen(batch.trajectories)
         has_teacher = torch.tensor([view is not None for view in views], dtype=torch.bool)
         found: dict[str, Tensor] = {"has_teacher": has_teacher}
         held = batch.replace(has_teacher=has_teacher)
         held = held.replace(mask=compared(held))
         logprobs = batch.zeros()
-        for name, rows in self._groups(trajectories, views).items():
+        for name, rows in self._groups(batch.trajectories, views).items():
             some = [view for i in rows if (view := views[i]) is not None]
             index = torch.tensor(rows)
+            theirs = held.rows(index).replace(trajectories=some)
             if name in self.servers:
-                found |= self._ask(learner, name, some, held.rows(index), index, logprobs, found)
+                found |= self._ask(learner, name, theirs, index, logprobs, found)
             elif self.needs_logprobs:
                 with self._open(learner, name) as (model, allowed):
                     logprobs[index] = learner.over_micros(
-                        some,
-                        held.rows(index),
+                        theirs,
                         lambda f: f.logprobs(model, learner.temperature, allowed)[0],
                     )
         if not self.needs_logprobs:
             return found
         if learner.policy.shape.extra:  # a teacher's log-probs are of tokens alone
             found["vocab_logprobs"] = learner.over_micros(
-                trajectories, held, lambda f: f.vocab_logprobs(*learner.scoring)[2]
+                held, lambda f: f.vocab_logprobs(*learner.scoring)[2]
             )
         return found | {"teacher_logprobs": logprobs}
 
     def comparing(
-        self, learner: Learner, forest: Forest, trajectories: Sequence[Trajectory], micro: Batch
+        self, learner: Learner, forest: Forest, micro: Batch
     ) -> Callable[[Tensor, Tensor], Tensor] | None:
         """What compares the student's distributions in a micro-batch with the teachers'; see
         `Decoder.action_logprobs`."""
         if (how := self.comparison) is None:
             return None
-        views = self._seen(trajectories)
+        views = self._seen(micro.trajectories)
         parts = [
             self._candidates(forest, rows, micro)
             if name in self.servers
             else self._states(learner, name, forest, rows, views, micro)
-            for name, rows in self._groups(trajectories, views).items()
+            for name, rows in self._groups(micro.trajectories, views).items()
         ]
         shape = micro.mask.shape
         return lambda hidden, weight: how.grid(hidden, weight, parts, shape)
@@ -160,18 +158,18 @@ class Teachers:
         self,
         learner: Learner,
         name: str,
-        rows: Sequence[Trajectory],
         held: Batch,
         index: Tensor,
         logprobs: Tensor,
         found: Mapping[str, Tensor],
     ) -> dict[str, Tensor]:
         """Let a server score this process's share of its rows; others' are added."""
+        rows = held.trajectories
         top_k = 0 if self.comparison is None else self.comparison.top_k
         shape = (*logprobs.shape, top_k)
         ids = found.get("teacher_top_ids", torch.zeros(shape, dtype=torch.long))
         tops = found.get("teacher_top_logprobs", torch.zeros(shape))
-        mine = learner.own_rows(rows)
+        mine = learner.own_rows(held)
         scored = self.servers[name].score([rows[i].tokens for i in mine], top_k)
         grids = [
             held.zeros(),
