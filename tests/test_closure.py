@@ -7,62 +7,67 @@ folders between count only if something is imported from them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-
-import pytest
+from collections.abc import Callable, Iterable
+from functools import cache
 
 from tests.test_floors import ROOT, imports, room_of, whole_package
 
 MAX_FILES, MAX_LINES = 80, 12_000
 """Of `graft.train.rl`, the page of the step."""
 
+FILES = whole_package()
 
-def reached(graph: Mapping[str, set[str]], starts: Iterable[str]) -> set[str]:
+
+def read(module: str) -> str:
+    return (ROOT / FILES[module]).read_text("utf-8")
+
+
+@cache
+def imported_by(module: str) -> frozenset[str]:
+    known = set(FILES)
+    return frozenset(one.target for one in imports(read(module), FILES[module], known)) & known
+
+
+def closure(
+    starts: Iterable[str], imported_by: Callable[[str], Iterable[str]] = imported_by
+) -> set[str]:
     """The modules themselves and all that they import, directly or through others."""
-    known: set[str] = set()
+    reached: set[str] = set()
     waiting = list(starts)
     while waiting:
-        if (module := waiting.pop()) not in known:
-            known.add(module)
-            waiting += graph[module]
-    return known
+        if (module := waiting.pop()) not in reached:
+            reached.add(module)
+            waiting += imported_by(module)
+    return reached
 
 
-@pytest.fixture(scope="module")
-def sources() -> dict[str, str]:
-    return {name: (ROOT / file).read_text("utf-8") for name, file in whole_package().items()}
-
-
-@pytest.fixture(scope="module")
-def graph(sources) -> dict[str, set[str]]:
-    files = whole_package()
-    return {
-        name: {one.target for one in imports(text, files[name], set(files))} & set(files)
-        for name, text in sources.items()
-    }
-
-
-def test_the_page_of_the_step_needs_few_files(graph, sources):
-    needed = reached(graph, ["graft.train.rl"])
-    lines = sum(sources[name].count("\n") for name in needed)
+def test_the_page_of_the_step_needs_few_files():
+    needed = closure(["graft.train.rl"])
+    lines = sum(read(name).count("\n") for name in needed)
     assert len(needed) <= MAX_FILES and lines <= MAX_LINES, (len(needed), lines, sorted(needed))
 
 
-def test_the_step_knows_no_recipe_no_run_folder_and_no_engine(graph):
-    rooms = {room_of(name) for name in reached(graph, ["graft.train.rl"])}
+def test_the_step_knows_no_recipe_no_run_folder_and_no_engine():
+    needed = closure(["graft.train.rl"])
+    rooms = {room_of(name) for name in needed}
     assert not rooms & {"config", "recipe", "engine", "text", "data", "tools", "envs", "actions"}
-    folders = {".".join(name.split(".")[:3]) for name in reached(graph, ["graft.train.rl"])}
+    folders = {".".join(name.split(".")[:3]) for name in needed}
     assert not folders & {"graft.train.run_dir", "graft.train.distributed", "graft.train.phases"}
 
 
-def test_the_native_engine_needs_neither_rollouts_nor_training(graph):
-    own = [name for name in graph if name.startswith("graft.engine.native")]
+def test_the_native_engine_needs_neither_rollouts_nor_training():
+    own = [name for name in FILES if name.startswith("graft.engine.native")]
     assert own
-    needed = reached(graph, own)
-    assert not {room_of(name) for name in needed} & {"rollout", "gateway", "train"}
+    assert not {room_of(name) for name in closure(own)} & {"rollout", "gateway", "train"}
 
 
 def test_a_closure_is_followed_through_other_modules_and_around_circles():
-    graph = {"a": {"b"}, "b": {"c"}, "c": {"a"}, "d": {"a"}}
-    assert reached(graph, ["a"]) == {"a", "b", "c"}
-    assert reached(graph, ["d"]) == {"a", "b", "c", "d"}
+    graph = {"a": ["b"], "b": ["c"], "c": ["a"], "d": ["a"]}
+    assert closure(["a"], graph.__getitem__) == {"a", "b", "c"}
+    assert closure(["d"], graph.__getitem__) == {"a", "b", "c", "d"}
+
+
+def test_the_name_of_an_algorithm_is_resolved_in_one_place():
+    """Who asks for the preset itself misses what the recipe changes in it."""
+    users = {name for name in FILES if "resolve_preset" in read(name)}
+    assert users == {"graft.algos.presets", "graft.train.algorithm"}

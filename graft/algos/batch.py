@@ -191,7 +191,7 @@ class Batch:
         walks = self.trajectories
         if walks:
             chosen = torch.arange(self.num_rows, device=self.actions.device)[index]
-            numbers: list[int] = chosen.tolist()  # pyright: ignore[reportUnknownMemberType]
+            numbers: list[int] = chosen.tolist()  # pyright: ignore
             walks = [walks[number] for number in numbers]
         return Batch(**tensors, trajectories=walks)
 

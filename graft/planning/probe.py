@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from graft.algos.presets import build, prepare_of, resolve_preset
+from graft.algos.presets import build, prepare_of
 from graft.config import Config
 from graft.engine.native.engine import NativeEngine
 from graft.models.decoder import Decoder
@@ -35,6 +35,7 @@ from graft.planning.step_time import (
     train_flops,
 )
 from graft.rollout.batching import to_batch, trajectories_of
+from graft.train.algorithm import preset_of
 from graft.train.memory.device_memory import DeviceMemory
 from graft.train.memory.footprint import (
     activation_bytes,
@@ -215,7 +216,7 @@ def time_training(
     config: Config, policy: Decoder, work: Workload, device: torch.device
 ) -> tuple[float, float, int | None]:
     """Seconds of one micro-batch and of one optimizer step, and their peak memory."""
-    preset = resolve_preset(config.algo.name)
+    preset = replace(preset_of(config), distill_coef=0.0)  # no teacher scores these rows
     _, _, loss, _ = build(preset)
     rows = random_rows(work, policy.shape.vocab_size)
     batch = to_batch(rows)

@@ -15,9 +15,9 @@ from typing import Any
 
 import torch
 
-from graft.algos.presets import resolve_preset
 from graft.config import Config
 from graft.models.shape import ModelShape
+from graft.train.algorithm import preset_of
 from graft.train.memory.footprint import kv_bytes, num_parameters
 from graft.train.memory.plan import MemoryPlan, has_reference
 from graft.train.memory.workload import (
@@ -137,7 +137,7 @@ def estimate_step_time(
         between = steps // run.eval_every if run.eval_every else 0
         evaluations = 1 + between + (steps > 0)
     update = optimizer_bytes(shape, dtype) / rates.optimizer
-    critic = resolve_preset(config.algo.name).needs_critic
+    critic = preset_of(config).needs_critic
     recompute = memory.recompute
     sft_flops = train_flops(shape, warm_up, recompute)
 
@@ -264,7 +264,7 @@ def learn_flops(config: Config, shape: ModelShape, work: Workload, recompute: bo
     train = config.train
     passes = int(has_reference(config)) + int(train.epochs * train.minibatches > 1)
     total = policy_flops(shape, work, recompute, train.epochs, passes)
-    if resolve_preset(config.algo.name).needs_critic:
+    if preset_of(config).needs_critic:
         total += train.epochs * train_flops(shape, work, recompute, with_head=False)
         total += forward_flops(shape, float(work.unique), mean_seen(work))
     return total

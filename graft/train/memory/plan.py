@@ -25,11 +25,12 @@ from typing import Literal, NamedTuple
 
 import torch
 
-from graft.algos.presets import resolve_preset
+from graft.algos.preset import kl_in_reward_of
 from graft.config import Config, ConfigError
 from graft.engine.native.kv.pages import CPU_BYTES, CPU_TOKENS, GPU_SHARE
 from graft.models.lora.training import num_trained, target_sizes
 from graft.models.shape import ModelShape
+from graft.train.algorithm import preset_of
 from graft.train.memory.device_memory import DeviceMemory
 from graft.train.memory.footprint import (
     activation_bytes,
@@ -137,7 +138,7 @@ class RunSizes:
         config, shape, dtype = self.config, self.shape, self.dtype
         memory, work = self.memory, workload_of(config)
         params = num_parameters(shape)
-        preset = resolve_preset(config.algo.name)
+        preset = preset_of(config)
         tokens = largest_micro(config, micro.tokens)
         when: When = "always" if sums_in_place(dtype, memory.fused) else "learning"
         items = [
@@ -359,19 +360,21 @@ def _remedies(config: Config) -> Iterator[tuple[str, dict[str, object]]]:
         name = f"rollout.max_context={rollout.max_context} to {context}"
         yield name, {"rollout.max_context": context}
         context //= 2
-    if _kl_coef(config) and has_reference(config) and not config.lora.rank:
-        name = f"algo.kl_coef={_kl_coef(config)} to 0 (no reference model)"
+    if (coef := _kl_coef(config)) and has_reference(config) and not config.lora.rank:
+        name = f"algo.kl_coef={coef} to 0 (no reference model)"
         yield name, {"algo.kl_coef": 0.0}
 
 
 def has_reference(config: Config) -> bool:
     """Whether a KL term, in the loss or in the rewards, or a teacher is the reference model."""
-    shaping = resolve_preset(config.algo.name).shaping
-    is_in_reward = any(part[0] == "kl_in_reward" for part in shaping)
+    preset = preset_of(config)
+    has_kl = preset.kl_coef or kl_in_reward_of(preset)
     is_teacher = REFERENCE in config.distill.teachers.values()
-    return bool(config.train.steps and (_kl_coef(config) or is_in_reward or is_teacher))
+    return bool(config.train.steps and (has_kl or is_teacher))
 
 
 def _kl_coef(config: Config) -> float:
-    given = config.algo.kl_coef
-    return resolve_preset(config.algo.name).kl_coef if given is None else given
+    """What algo.kl_coef=0 would switch off: a KL that a preset has in its own shaping stays."""
+    preset = preset_of(config)
+    is_moved = config.algo.kl_in == "reward"
+    return kl_in_reward_of(preset).get("coef", 0.0) if is_moved else preset.kl_coef
