@@ -141,8 +141,8 @@ def test_a_split_policy_of_one_process_takes_the_same_step_on_nccl(tmp_path):
     import torch.distributed as dist
     from torch.distributed.device_mesh import init_device_mesh
 
+    from graft.models.io.tensor_names import weights_of
     from graft.models.parallel.decoder import shard
-    from graft.models.policy import weights_of
 
     plain, rows = rollouts(torch.bfloat16)
     batch = to_batch(rows)

@@ -28,8 +28,6 @@ from graft.models.io.tensors import check_finite
 ACTIONS = "actions.safetensors"
 """The file of a model's extra rows: ROWS [extra, width], and BIAS [extra] if they have one."""
 ROWS, BIAS = "rows", "bias"
-ACTION_ROWS, ACTION_BIAS = "actions.rows", "actions.bias"
-"""Names of these among weights that are sent to engines; no Hugging Face tensor has them."""
 SEED = 0
 """Seed of rows that start from no token, independent of the seed of the run."""
 

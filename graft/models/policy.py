@@ -1,6 +1,5 @@
 """Operations on any kind of policy: a decoder, a sharded decoder, or a transformers model.
 
-    weights_of    whole tensors by Hugging Face name, for engines and files
     save_policy   write a folder that transformers opens
     host_copy     a copy in host memory, to be written while training continues
 
@@ -19,16 +18,8 @@ import torch
 from torch import Tensor
 
 from graft.models.decoder import Decoder
-from graft.models.io.save import TokenIds, named_weights, save_weights
-from graft.models.parallel.shards import is_sharded
-
-
-def weights_of(policy: Any) -> Mapping[str, Tensor]:
-    """Whole tensors by Hugging Face name; rows of actions beyond the vocabulary come last."""
-    if not isinstance(policy, Decoder):
-        return policy.hf_weights(whole_state(policy))
-    sharded: Any = policy
-    return named_weights(policy) if policy.is_whole else sharded.hf_weights()
+from graft.models.io.save import TokenIds, save_weights
+from graft.models.io.tensor_names import weights_of, whole_state
 
 
 def save_policy(
@@ -50,14 +41,6 @@ def save_policy(
     else:
         for name in weights:
             weights[name]  # gathered if it is sharded
-
-
-def whole_state(policy: Any) -> dict[str, Tensor]:
-    """The state dict of a transformers model, gathered if it is sharded."""
-    return {
-        name: tensor.full_tensor() if is_sharded(tensor) else tensor
-        for name, tensor in policy.state_dict().items()
-    }
 
 
 class _HostCopy:

@@ -14,8 +14,8 @@ from graft.algos.algorithm import Algorithm
 from graft.config import Config
 from graft.envs.dataset.base import num_rows
 from graft.models.action_rows import ActionRows
+from graft.models.io.tensor_names import weights_of
 from graft.models.lora.training import Lora
-from graft.models.policy import weights_of
 from graft.protocols import Engine
 from graft.rollout.collector import CollectorConfig
 from graft.rollout.setup import RolloutSetup

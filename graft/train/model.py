@@ -23,9 +23,10 @@ from graft.models.io.gguf_read import gguf_shape, open_gguf, open_tokenizer
 from graft.models.io.hf_config import check_described
 from graft.models.io.hub import find_model, origin_of
 from graft.models.io.load import hub_hint, load_model, open_model, read_config, read_json, shape_of
+from graft.models.io.tensor_names import weights_of
 from graft.models.io.tensors import ModelFileError
 from graft.models.order_probe import find_order
-from graft.models.policy import host_copy, weights_of
+from graft.models.policy import host_copy
 from graft.models.shape import ARCHITECTURES, FAMILY_SWITCHES, ModelShape, UnsupportedModel
 from graft.models.tree.path_blocks import BLOCK
 from graft.text.chat import Chat

@@ -21,8 +21,8 @@ from graft.engine.native.engine import NativeEngine
 from graft.engine.native.mirror import CallMirror
 from graft.models.decoder import Decoder
 from graft.models.extra_actions import extend
+from graft.models.io.tensor_names import weights_of
 from graft.models.parallel.sampler import SlicedDecoder
-from graft.models.policy import weights_of
 from graft.types import Completion, Sampling
 from tests.conftest import _repair_interpreter
 from tests.engine.engine_kit import EXTRA, TOOLS, prompt, tiny_decoder, tools_space

@@ -18,10 +18,10 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from graft.models.action_rows import extra_rows
 from graft.models.critic import Critic
 from graft.models.decoder import Decoder
-from graft.models.extra_actions import ACTION_ROWS, extend
+from graft.models.extra_actions import extend
 from graft.models.io.load import open_model
 from graft.models.io.save import save_model
-from graft.models.io.tensor_names import hf_names, whole_views
+from graft.models.io.tensor_names import ACTION_ROWS, hf_names, whole_views
 from graft.models.io.tensors import ModelFileError
 from graft.models.parallel.critic import sharded_critic
 from graft.models.parallel.decoder import ShardedDecoder, shard

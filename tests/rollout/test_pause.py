@@ -13,7 +13,7 @@ import torch
 from graft.engine.native.engine import NativeEngine
 from graft.envs.base import BaseEnv
 from graft.models.decoder import Decoder
-from graft.models.policy import weights_of
+from graft.models.io.tensor_names import weights_of
 from graft.models.shape import ModelShape
 from graft.models.tree.forest import Forest
 from graft.rollout.async_collector import AttemptRunner

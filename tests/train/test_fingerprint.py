@@ -14,9 +14,9 @@ from torch import Tensor
 
 from graft.models.critic import Critic
 from graft.models.decoder import Decoder
+from graft.models.io.tensor_names import weights_of
 from graft.models.parallel.critic import sharded_critic
 from graft.models.parallel.decoder import shard
-from graft.models.policy import weights_of
 from graft.models.shape import ModelShape
 from graft.train.distributed.process_group import ALONE
 from graft.train.distributed.process_group import ProcessGroup as Run

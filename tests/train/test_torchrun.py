@@ -30,13 +30,12 @@ from graft.algos.presets import build
 from graft.config import ConfigError, check
 from graft.models.critic import Critic
 from graft.models.decoder import Decoder, causal
-from graft.models.extra_actions import ACTION_ROWS, extend, load_rows
+from graft.models.extra_actions import extend, load_rows
 from graft.models.io.load import load_model
-from graft.models.io.tensor_names import hf_names, whole_views
+from graft.models.io.tensor_names import ACTION_ROWS, hf_names, weights_of, whole_views
 from graft.models.lora.training import TARGETS, Lora
 from graft.models.parallel.critic import sharded_critic
 from graft.models.parallel.decoder import shard
-from graft.models.policy import weights_of
 from graft.rollout.batching import to_batch, trajectories_of
 from graft.train.build import refuse_layout
 from graft.train.distributed.process_group import ALONE

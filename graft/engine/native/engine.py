@@ -27,6 +27,7 @@ from graft.engine.native.scoring import Scores, score
 from graft.engine.stop_strings import StopStrings, TokenPieces
 from graft.models.decoder import Decoder
 from graft.models.device import has_kernels
+from graft.models.io.tensor_names import weights_of
 from graft.models.shape import ModelShape
 from graft.models.tree.path_blocks import BLOCK
 from graft.protocols import Grammar, Tokenizer
@@ -181,13 +182,11 @@ class NativeEngine:
     @torch.no_grad()
     def load(self, weights: Mapping[str, Any] | None, version: int) -> None:
         """Take over new weights: None if they were changed in place, else by Hugging Face name (and
-        rows of actions beyond the vocabulary as `graft.models.policy` names them).
+        rows of actions beyond the vocabulary as `models.io.tensor_names` names them).
 
         Cached keys and values are dropped, except those of completions in progress, which continue.
         """
         if weights is not None:
-            from graft.models.policy import weights_of
-
             views = weights_of(self.decoder)
             unknown = sorted(set(weights) - set(views))
             missing = sorted(set(views) - set(weights))

@@ -19,13 +19,12 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from graft.files import new_file, sync, write_json
-from graft.models.action_rows import extra_rows
 from graft.models.decoder import Decoder
-from graft.models.extra_actions import ACTION_BIAS, ACTION_ROWS, ACTIONS, BIAS, ROWS
+from graft.models.extra_actions import ACTIONS, BIAS, ROWS
 from graft.models.finite import find_unusable
 from graft.models.io.hf_config import check_described
 from graft.models.io.load import INDEX, WEIGHTS, ModelFileError, read_config, read_json
-from graft.models.io.tensor_names import hf_names, hf_sizes
+from graft.models.io.tensor_names import ACTION_BIAS, ACTION_ROWS, hf_sizes, named_weights
 from graft.models.shape import ModelShape
 from graft.text.tokenizer import FastTokenizer
 
@@ -55,14 +54,6 @@ def save_model(
     Path(folder).mkdir(parents=True, exist_ok=True)
     dtype, weights = dtype or decoder.dtype, named_weights(decoder)
     save_weights(decoder.shape, weights, Path(folder), dtype, special or {}, source, shard_bytes)
-
-
-def named_weights(decoder: Decoder) -> dict[str, Tensor]:
-    """Whole tensors by Hugging Face name; rows of actions beyond the vocabulary come last."""
-    rows = {ACTION_ROWS: extra_rows(decoder)} if decoder.shape.extra else {}
-    if decoder.action_bias is not None:
-        rows[ACTION_BIAS] = decoder.action_bias.detach()
-    return {**hf_names(decoder), **rows}
 
 
 def save_weights(

@@ -11,13 +11,18 @@ With 4 query heads and 2 KV heads of size 8, layer 0 reads
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from graft.models.action_rows import extra_rows
 from graft.models.decoder import Decoder
+from graft.models.parallel.shards import is_sharded
 from graft.models.shape import ModelShape
+
+ACTION_ROWS, ACTION_BIAS = "actions.rows", "actions.bias"
+"""Names of the rows of actions and their bias among weights for engines; no Hugging Face tensor has them."""
 
 
 class ParameterRows(NamedTuple):
@@ -91,6 +96,30 @@ def hf_names(decoder: Decoder) -> dict[str, Tensor]:
     return {
         name: parameters[where.parameter].detach()[where.start : where.stop]
         for name, where in hf_rows(decoder.shape).items()
+    }
+
+
+def named_weights(decoder: Decoder) -> dict[str, Tensor]:
+    """Whole tensors by Hugging Face name; rows of actions beyond the vocabulary come last."""
+    rows = {ACTION_ROWS: extra_rows(decoder)} if decoder.shape.extra else {}
+    if decoder.action_bias is not None:
+        rows[ACTION_BIAS] = decoder.action_bias.detach()
+    return {**hf_names(decoder), **rows}
+
+
+def weights_of(policy: Any) -> Mapping[str, Tensor]:
+    """`named_weights` of any policy: each tensor of a sharded one is gathered when it is read."""
+    if not isinstance(policy, Decoder):
+        return policy.hf_weights(whole_state(policy))
+    sharded: Any = policy
+    return named_weights(policy) if policy.is_whole else sharded.hf_weights()
+
+
+def whole_state(policy: Any) -> dict[str, Tensor]:
+    """The state dict of a transformers model, gathered if it is sharded."""
+    return {
+        name: tensor.full_tensor() if is_sharded(tensor) else tensor
+        for name, tensor in policy.state_dict().items()
     }
 
 

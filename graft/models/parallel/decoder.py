@@ -30,8 +30,8 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
 from torch.distributed.tensor import DTensor, Placement, Shard, distribute_tensor
 
 from graft.models.decoder import Decoder, PackedTokens
-from graft.models.extra_actions import ACTION_ROWS, random_rows
-from graft.models.io.tensor_names import hf_rows
+from graft.models.extra_actions import random_rows
+from graft.models.io.tensor_names import ACTION_ROWS, hf_rows
 from graft.models.io.tensors import ModelFileError
 from graft.models.logprobs import likeliest, score_actions
 from graft.models.ops import embed
@@ -131,7 +131,7 @@ class ShardedDecoder(Decoder):
         return gather(self.hf_parameters()[name])
 
     def hf_weights(self) -> Mapping[str, Tensor]:
-        """The weights as `io.save.named_weights`; each is gathered when it is read.
+        """The weights as `tensor_names.named_weights`; each is gathered when it is read.
 
         Collective: every process must read the same names in the same order, as `.items()` does.
         """

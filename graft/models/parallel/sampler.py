@@ -24,8 +24,7 @@ from torch.distributed import ProcessGroup
 
 from graft.models import ops
 from graft.models.decoder import Block, Decoder
-from graft.models.extra_actions import ACTION_BIAS, ACTION_ROWS
-from graft.models.io.tensor_names import hf_rows
+from graft.models.io.tensor_names import ACTION_BIAS, ACTION_ROWS, hf_rows
 from graft.models.parallel.layout import BY_COLUMNS, BY_ROWS, EMBEDDING, HEAD, check_sizes
 from graft.models.parallel.regions import leave
 from graft.models.parallel.shards import join, shard_range
