@@ -35,7 +35,7 @@ from benchmarks.workloads import (
     digits_share,
     prompt,
 )
-from graft.models.policy import weights_of
+from graft.models.io.tensor_names import weights_of
 
 clock = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
 

@@ -107,8 +107,8 @@ def split_alone(components: Any, processes: Any) -> Any:
     """FSDP2 over one process: the trained model is split, and the engine keeps the plain one."""
     from dataclasses import replace
 
+    from graft.models.io.tensor_names import weights_of
     from graft.models.parallel.decoder import shard
-    from graft.models.policy import weights_of
 
     plain = components.policy
     policy = shard(plain.shape, processes.mesh(1), weights_of(plain).get, dtype=plain.dtype)
