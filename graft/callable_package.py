@@ -19,16 +19,9 @@ class CallablePackage(ModuleType):
 
     call: str
     """Its "module:name"."""
-    hint: str
-    """What to say where it is called with arguments that it does not have."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        function = load(self.call)
-        try:
-            self.__signature__.bind(*args, **kwargs)
-        except TypeError as error:
-            raise TypeError(f"{self.__name__}(): {error}; {self.hint}") from None
-        return function(*args, **kwargs)
+        return load(self.call)(*args, **kwargs)
 
     @property
     def __doc__(self) -> str | None:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -39,8 +32,8 @@ class CallablePackage(ModuleType):
         return inspect.signature(load(self.call))
 
 
-def make_callable(package: str, call: str, hint: str) -> None:
+def make_callable(package: str, call: str) -> None:
     """From now on calling `package` calls `call`, which is imported then."""
     module: Any = sys.modules[package]
     module.__class__ = CallablePackage
-    module.call, module.hint = call, hint
+    module.call = call

@@ -50,6 +50,7 @@ from graft.recipe.run_keys import (
 from graft.recipe.section import Section
 from graft.recipe.yaml_errors import explain_override, explain_yaml
 from graft.registry import nearest
+from graft.signatures import explain_arguments
 from graft.trust.bounds import read_yaml
 from graft.trust.masking import mask, masked
 
@@ -185,13 +186,13 @@ class Config(Section):
         if samples and self.rollout.max_tokens >= self.rollout.max_context:
             raise ValueError(
                 f"rollout.max_tokens={self.rollout.max_tokens} leaves no room for a prompt in "
-                f"rollout.max_context={self.rollout.max_context}"
+                f"rollout.max_context={self.rollout.max_context}; raise the second, or lower the first"
             )
         _check_eval(self)
         if self.train.minibatches > self.rollout.tasks:
             raise ValueError(
                 f"train.minibatches={self.train.minibatches} is more than rollout.tasks="
-                f"{self.rollout.tasks}: a mini-batch holds whole groups"
+                f"{self.rollout.tasks}: a mini-batch holds whole groups; lower the first, or raise the second"
             )
         return self
 
@@ -211,7 +212,9 @@ def _check_eval(config: Config) -> None:
             "them the same; give a temperature, or eval.samples=1"
         )
     if section.env and not config.task.env:
-        raise ValueError("eval.env replaces task.env for held-out tasks, and task.env is empty")
+        raise ValueError(
+            "eval.env replaces task.env for held-out tasks, and task.env is empty; give that, or no eval.env"
+        )
 
 
 RECIPES = Path(__file__).parent / "recipes"
@@ -224,6 +227,12 @@ def find_recipe(name: str) -> Path:
         raise ConfigError(
             f"{name!r} is Python, and a recipe is a YAML file that names it, as in task.env: "
             f"{given.stem}:CLASS; `graft init NAME` writes both, `graft translate` reads scripts of TRL"
+        )
+    if given.suffix in (".jsonl", ".csv", ".parquet", ".arrow"):
+        raise ConfigError(
+            f"{name!r} is a file of rows, and a recipe is a YAML file that names it, as in task: {{env: "
+            f"prompts, args: {{data: {name}}}}} or sft: {{data: {name}}}; `graft data show {name}` shows how "
+            "it is read"
         )
     if given.is_file():
         return given
@@ -250,6 +259,7 @@ def bundled_recipes() -> dict[str, Path]:
     return dict(sorted(names.items()))
 
 
+@explain_arguments
 def load_config(
     recipe: str | Path | Mapping[str, Any] | Config,
     overrides: Sequence[str] = (),
@@ -276,6 +286,10 @@ def load_config(
     if not isinstance(recipe, str | Path | Mapping):
         raise ConfigError(
             f"a recipe is a file, a bundled name or a dict of sections, not {type(recipe).__name__}"
+        )
+    if isinstance(overrides, str | Mapping):
+        raise ConfigError(
+            f"overrides are {overrides!r}; give a list of texts, one for each key: ['train.lr=1e-4']"
         )
     if isinstance(recipe, Mapping):
         path, name = where, "run"

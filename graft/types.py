@@ -20,6 +20,8 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from enum import StrEnum
 from typing import Any, NamedTuple
 
+from graft.signatures import explain_arguments
+
 Message = dict[str, Any]
 """A chat message in OpenAI's form: role, content, and where they apply tool_calls, tool_call_id, name."""
 
@@ -101,6 +103,7 @@ class Turn(_Turn):
 
     __slots__ = ()
 
+    @explain_arguments
     def __new__(
         cls,
         observation: str = "",
@@ -156,6 +159,7 @@ class MessageText(str):
         return self
 
 
+@explain_arguments
 @dataclass(frozen=True, slots=True)
 class Sampling:
     """How to draw tokens. Temperature 0 is greedy; the defaults are the model's own distribution."""
@@ -175,6 +179,15 @@ class Sampling:
     """Tokens at the context's end that this sample continues: a stop string may start in them."""
 
     def __post_init__(self) -> None:
+        try:
+            self._check()
+        except TypeError:
+            for name in (one.name for one in fields(self) if one.type in ("int", "float")):
+                if not isinstance(value := getattr(self, name), int | float):
+                    raise TypeError(f"{name}={value!r}: must be a number") from None
+            raise
+
+    def _check(self) -> None:
         bad = None
         if self.temperature < 0:
             bad = f"temperature={self.temperature}: must be 0 (greedy) or more"
@@ -216,6 +229,7 @@ class Completion:
     version: int
 
 
+@explain_arguments
 @dataclass(frozen=True, slots=True)
 class Task:
     """What to attempt. An env that is reset with `seed` poses exactly this task."""
@@ -364,6 +378,7 @@ class Leaf:
         return not self.seat or self.metrics.get("turns", 0.0) > 0
 
 
+@explain_arguments
 @dataclass(slots=True)
 class Episode:
     """All attempts at one task: a forest of spans (one root per context) and its leaves.
@@ -463,6 +478,7 @@ class Episode:
         return cls.from_json(json.loads(line))
 
 
+@explain_arguments
 @dataclass(frozen=True, slots=True)
 class Trajectory:
     """The walk from a root to one tip of a leaf: one row of a batch."""

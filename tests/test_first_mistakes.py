@@ -134,21 +134,17 @@ class Mine(BaseEnv):
         return Turn(reward=1.0, terminated=True)
 
 
-class Undescribed(Mine):
-    @graft.tool
-    def look(self, place: int) -> str:
-        return str(place)
+def undescribed(place: int) -> str:
+    return str(place)
 
 
-class Untyped(Mine):
-    @graft.tool
-    def look(self, place):
-        """Look.
+def untyped(place):
+    """Look.
 
-        Args:
-            place: Where.
-        """
-        return place
+    Args:
+        place: Where.
+    """
+    return place
 
 
 class Misspelled(Mine):
@@ -202,8 +198,11 @@ PYTHON = {
     "recipe": (lambda p: graft.train(["a"]), ("list", "a file", "dict of sections")),  # type: ignore
     "section": (lambda p: graft.train({"modle": {}}), ("'modle'", "'model.path'")),
     "name": (lambda p: graft.colect, ("'colect'", "'collect'")),  # type: ignore
-    "no docstring": (lambda p: graft.make(Undescribed), ("'look'", "docstring", "description=")),
-    "no hint": (lambda p: graft.make(Untyped), ("'look'", "'place'", "place: str")),
+    "no docstring": (
+        lambda p: graft.tool(undescribed),
+        ("'undescribed'", "docstring", "description="),
+    ),
+    "no hint": (lambda p: graft.tool(untyped), ("'untyped'", "'place'", "place: str")),
     "tool options": (lambda p: graft.make(Misspelled), ("Misspelled", "'max_use'", "'max_uses'")),
     "mute tool": (lambda p: called(Mute, "<look>1</look>"), ("look", "None", "return a text")),
     "no reset": (lambda p: graft.make(Mine).step("a"), ("no episode", "reset()")),

@@ -42,6 +42,7 @@ GROUND = {
     "garbage",
     "ours",
     "plugins",
+    "signatures",
 }
 for room in GROUND:
     LOOKS_AT[room] = GROUND

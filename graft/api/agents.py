@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 from graft.api.collect import TEMPERATURE, TRUNCATION, collect
 from graft.api.engine import PolicyEngine, engine_for
 from graft.api.policy import Policy
+from graft.signatures import explain_arguments
 from graft.types import Episode, Message, Sampling, Status, Task
 from graft.user_code import UserCodeError, seen
 
@@ -46,6 +47,7 @@ class RolloutFunction:
         return collect(engine, *args, agent=self, **kwargs)
 
 
+@explain_arguments
 def rollout(
     function: Callable[..., Any] | None = None,
     *,
@@ -216,6 +218,7 @@ class ServedAgents:
         self._is_held = bool(num_running)
 
 
+@explain_arguments
 @contextmanager
 def agent(
     policy: Policy | PolicyEngine,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -10,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 from graft.api.engine import PolicyEngine, engine_of
 from graft.api.environments import EnvLike, as_task, check_tasks, env_maker
-from graft.api.keywords import names_ours
 from graft.api.progress import ProgressLine
 from graft.api.settings import settings
 from graft.recipe.attempt_keys import EnvItem
+from graft.signatures import explain_arguments
 from graft.types import Episode, Task
 from graft.user_code import UserCodeError, seen
 
@@ -38,7 +39,7 @@ TRUNCATION = "truncation"
 """Likewise: their top-k and top-p."""
 
 
-@names_ours
+@explain_arguments
 def collect(
     engine: PolicyEngine,
     env: EnvLike | None = None,
@@ -96,7 +97,7 @@ def collect(
     return run(lambda: acollect(**arguments))
 
 
-@names_ours
+@explain_arguments
 async def acollect(
     engine: PolicyEngine,
     env: EnvLike | None = None,
@@ -127,6 +128,7 @@ async def acollect(
     from graft.train.actions import check_calls
     from graft.train.build import make_setup
     from graft.train.rollouts.truncation import refuse_truncation
+    from graft.train.step_metrics import explain_dead
     from graft.train.tasks import TRAIN_SEEDS
 
     engine = engine_of(engine, "collect")
@@ -192,6 +194,8 @@ async def acollect(
         learns.settle(episodes)
     for episode in episodes:
         episode.spans[0].info |= {TEMPERATURE: temperature, TRUNCATION: [top_k, top_p]}
+    if reason := explain_dead(episodes):
+        warnings.warn(f"collect: {reason}; learner.step() refuses these episodes", stacklevel=2)
     return episodes
 
 

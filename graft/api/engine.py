@@ -8,9 +8,10 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 from weakref import finalize
 
-from graft.api.keywords import names_ours
+from graft.api.attributes import ExplainedAttributes
 from graft.api.policy import Policy
 from graft.api.settings import settings
+from graft.signatures import explain_arguments
 from graft.user_code import UserCodeError, seen
 
 if TYPE_CHECKING:
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from graft.train.tasks import TaskStream
 
 
-class PolicyEngine:
+class PolicyEngine(ExplainedAttributes):
     """Samples from a Policy with continuous batching; it holds no copy of the weights.
 
     >>> engine = graft.Engine(policy)
@@ -32,7 +33,7 @@ class PolicyEngine:
     kv_tokens  tokens that the key-value cache holds; 0: chosen by the free memory
     """
 
-    @names_ours
+    @explain_arguments
     def __init__(self, policy: Policy, *, seed: int = 0, kv_tokens: int = 0) -> None:
         from graft.train.rollouts.rollout_engine import make_engine
 

@@ -18,15 +18,18 @@ def check_episodes(episodes: Any) -> list[Episode]:
     """Episodes with something to learn from."""
     if isinstance(episodes, Episode):
         raise UserCodeError("step() takes a list of episodes; write learner.step([episode])")
+    way_out = "give the list that graft.collect(...) returned"
     if not isinstance(episodes, Sequence) or isinstance(episodes, str):
-        raise UserCodeError(f"step() takes a list of episodes, not {seen(episodes)}")
+        raise UserCodeError(f"step() takes a list of episodes, not {seen(episodes)}; {way_out}")
     for number, episode in enumerate(episodes):
         if not isinstance(episode, Episode):
             raise UserCodeError(
-                f"episodes[{number}] is {seen(episode)}; it must be a graft.Episode"
+                f"episodes[{number}] is {seen(episode)}; it must be a graft.Episode: {way_out}"
             )
     if not episodes:
-        raise UserCodeError("step() was given no episodes; there is nothing to learn from")
+        raise UserCodeError(
+            "step() was given no episodes; there is nothing to learn from: " + way_out
+        )
     return list(episodes)
 
 

@@ -20,6 +20,7 @@ from graft.evaluate.estimates import Estimate
 from graft.evaluate.eval_spec import EvalSpec
 from graft.evaluate.task_set import TaskSet
 from graft.evaluate.task_sets import read_sets
+from graft.signatures import explain_arguments
 from graft.user_code import UserCodeError, seen
 
 if TYPE_CHECKING:
@@ -37,6 +38,7 @@ class Scores(Mapping[str, Mapping[str, Estimate]]):
     table   every number behind it: rewards of each attempt, data sources, failures
     """
 
+    @explain_arguments
     def __init__(self, table: ScoreTable) -> None:
         self.table = table
         [self._results] = table.rows.values()
@@ -64,6 +66,7 @@ class Scores(Mapping[str, Mapping[str, Estimate]]):
         return self.table.markdown()
 
 
+@explain_arguments
 def evaluate(
     policy: Policy | PolicyEngine | str | PathLike[str],
     on: str | EnvLike = "",

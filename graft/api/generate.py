@@ -9,12 +9,13 @@ from typing import Any
 
 from graft.api.engine import PolicyEngine, engine_for
 from graft.api.environments import Prompt
-from graft.api.keywords import names_ours
 from graft.api.policy import Policy, load
+from graft.signatures import explain_arguments
 from graft.types import Sampling
 from graft.user_code import UserCodeError, seen
 
 
+@explain_arguments
 @dataclass(frozen=True, slots=True)
 class Generation:
     """One completion; the lists have an entry per sampled token."""
@@ -31,7 +32,7 @@ class Generation:
     """stop: a stop token or stop text; length: max_tokens or the model's window."""
 
 
-@names_ours
+@explain_arguments
 def generate(
     policy: Policy | PolicyEngine | str | PathLike[str],
     prompts: str | Sequence[Prompt],
@@ -83,6 +84,7 @@ def _listed(prompts: Any) -> list[Prompt]:
     return list(prompts)
 
 
+@explain_arguments
 async def agenerate(
     policy: Policy | PolicyEngine | str | PathLike[str],
     prompts: str | Sequence[Prompt],

@@ -8,6 +8,7 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from graft.api.attributes import ExplainedAttributes
 from graft.api.episode_checks import (
     check_episodes,
     refuse_foreign,
@@ -16,9 +17,9 @@ from graft.api.episode_checks import (
     temperature_of,
     truncation_of,
 )
-from graft.api.keywords import names_ours
-from graft.api.policy import Policy
+from graft.api.policy import Policy, explain_writing
 from graft.api.settings import settings
+from graft.signatures import explain_arguments
 from graft.types import Episode
 from graft.user_code import UserCodeError, seen
 
@@ -29,7 +30,7 @@ PartLike = str | Mapping[str, Any] | Callable[..., Any]
 """A name of a table, {name: {keyword: value}}, or a function."""
 
 
-class PolicyLearner:
+class PolicyLearner(ExplainedAttributes):
     """Trains a Policy in place: log-probs, advantages, loss, optimizer step.
 
     >>> learner = graft.Learner(policy, algo="grpo", lr=1e-6)
@@ -69,7 +70,7 @@ class PolicyLearner:
     seed              of the order of mini-batches and new adapters
     """
 
-    @names_ours
+    @explain_arguments
     def __init__(
         self,
         policy: Policy,
@@ -142,6 +143,7 @@ class PolicyLearner:
     def lr(self, value: float) -> None:
         self.trainer.optimizer.lr = settings(train={"lr": value}).train.lr
 
+    @explain_arguments
     def step(self, episodes: Sequence[Episode]) -> dict[str, float]:
         """Learn from episodes; the numbers of the step, named as a run's metrics are.
 
@@ -173,6 +175,7 @@ class PolicyLearner:
             self.policy.advance()
         return learned.metrics
 
+    @explain_arguments
     def save(self, folder: str | PathLike[str]) -> Path:
         """Write a checkpoint: the policy, and what the optimizer remembers. Returns its folder.
 
@@ -193,11 +196,13 @@ class PolicyLearner:
             names=() if policy.actions is None else policy.actions.names,
             turn_ends=policy.chat.end_ids,
         )
-        writer.save(
-            "rl", policy.version, self.trainer, {"steps": self.steps, **self.components.algo.state}
-        )
+        state = {"steps": self.steps, **self.components.algo.state}
+        with explain_writing(Path(folder)):
+            writer.folder.mkdir(parents=True, exist_ok=True)
+        writer.save("rl", policy.version, self.trainer, state)
         return Path(folder) / "checkpoints" / f"rl-{policy.version:06d}"
 
+    @explain_arguments
     def restore(self, folder: str | PathLike[str]) -> None:
         """Go on from the newest checkpoint that `save` wrote; its policy was loaded from there too."""
         from graft.train.run_dir.checkpoint import checkpoints

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
-from graft.api.keywords import names_ours
+from graft.api.attributes import ExplainedAttributes
 from graft.api.settings import settings
 from graft.config import Config, ConfigError, load_config
+from graft.signatures import explain_arguments
 from graft.user_code import seen
 
 if TYPE_CHECKING:
@@ -22,7 +24,7 @@ if TYPE_CHECKING:
     from graft.text.tokenizer import FastTokenizer
 
 
-class Policy:
+class Policy(ExplainedAttributes):
     """What `graft.load` returns: an Engine samples from it, a Learner trains it, both in place.
 
     model      the decoder, a `torch.nn.Module`; its tensors are the only copy of the weights
@@ -33,6 +35,7 @@ class Policy:
     path       where it was loaded from; None: it started from random weights
     """
 
+    @explain_arguments
     def __init__(
         self,
         config: Config,
@@ -63,6 +66,7 @@ class Policy:
     def num_parameters(self) -> int:
         return sum(parameter.numel() for parameter in self.model.parameters())
 
+    @explain_arguments
     def save(self, folder: str | PathLike[str]) -> Path:
         """Write a Hugging Face folder, which `graft.load` and transformers open.
 
@@ -75,12 +79,13 @@ class Policy:
         target = Path(folder)
         if target.is_file():
             raise ValueError(f"'{target}' is a file; save() writes a folder: give another name")
-        target.mkdir(parents=True, exist_ok=True)
         special = ids_of(self.tokenizer, self.chat.end_ids)
-        save_policy(self.model, target, special=special, source=self.path)
-        self.tokenizer.save(target)
-        if self.actions is not None:
-            write_json(target / ACTION_NAMES, {"actions": list(self.actions.names)})
+        with explain_writing(target):
+            target.mkdir(parents=True, exist_ok=True)
+            save_policy(self.model, target, special=special, source=self.path)
+            self.tokenizer.save(target)
+            if self.actions is not None:
+                write_json(target / ACTION_NAMES, {"actions": list(self.actions.names)})
         return target
 
     @property
@@ -108,7 +113,19 @@ class Policy:
         )
 
 
-@names_ours
+@contextmanager
+def explain_writing(folder: Path) -> Iterator[None]:
+    """Say of a folder that the system refuses which it is, and what to do."""
+    try:
+        yield
+    except OSError as error:
+        raise type(error)(
+            f"cannot write to '{folder}' ({error}); save to a folder that this user may write to, on a disk "
+            "with room"
+        ) from error
+
+
+@explain_arguments
 def load(
     source: str | PathLike[str] | None = None,
     *,
@@ -130,7 +147,7 @@ def load(
 
     source         hub name (OWNER/NAME), model folder, run (its name or folder), checkpoint or .gguf
     shape          instead of `source`: sizes of a new model, as `model.shape` in a recipe
-    alphabet       characters that the new model reads and writes; "bytes": any text
+    alphabet       characters that the new model reads and writes; "bytes", and empty: any text
     chat_template  name (chatml), path or text of a template; None: the tokenizer's own
     template_args  variables that the template reads, such as {"enable_thinking": False}
     actions        a file of actions beyond the vocabulary; a run brings its own
@@ -147,11 +164,20 @@ def load(
     from graft.trust.ownership import settings_from
 
     if source is not None and not isinstance(source, str | PathLike):
-        raise ConfigError(f"load() takes a name or a path, not {seen(source)}")
+        new = "; for a new model write graft.load(shape={...}, alphabet=...)"
+        raise ConfigError(
+            f"load() takes a name or a path, not {seen(source)}"
+            f"{new if isinstance(source, Mapping) else ''}"
+        )
     if (source is None) == (shape is None):
         raise ConfigError(
             "load() needs one of the two: a source (hub name, folder, run, .gguf), or shape={...} for "
             'a new model, as in graft.load(shape={"width": 64, "layers": 2}, alphabet="abc")'
+        )
+    if source is not None and alphabet:
+        raise ConfigError(
+            f"alphabet={alphabet!r} is that of a new model, and '{source}' brings its own tokenizer; leave "
+            "it out, or give shape={...} in place of the source"
         )
     file = None if source is None else _settings_file(str(source))
     with settings_from(file, trust, [actions, chat_template or ""]):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -12,12 +13,16 @@ from typing import Any
 from graft.api.policy import Policy, load
 from graft.api.progress import is_watched, run_display
 from graft.config import Config, ConfigError, load_config
+from graft.signatures import explain_arguments
 from graft.user_code import seen
 
 Recipe = str | PathLike[str] | Mapping[str, Any] | Config
 """The name of a bundled recipe, a YAML file, a dict of sections, or what `graft.load_recipe` gives."""
 
+SETTINGS = "settings of the recipe are 'train.lr=1e-4' or {'train.lr': 1e-4}"
 
+
+@explain_arguments
 @dataclass(frozen=True, slots=True)
 class RunResult:
     """What a run leaves: its folder, with checkpoints, metrics and episodes, and its summary."""
@@ -41,6 +46,7 @@ class RunResult:
         return load(self.folder, **options)
 
 
+@partial(explain_arguments, hint=SETTINGS)
 def train(
     recipe: Recipe,
     *overrides: str | Mapping[str, Any],
@@ -63,6 +69,7 @@ def train(
     return _run(recipe, overrides, progress, trust)
 
 
+@partial(explain_arguments, hint=SETTINGS)
 def sft(
     recipe: Recipe,
     *overrides: str | Mapping[str, Any],

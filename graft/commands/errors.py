@@ -9,7 +9,7 @@ import traceback
 
 import typer
 
-from graft.commands.options import flag_meant, setting_meant
+from graft.commands.options import command_meant, flag_meant, setting_meant, value_given
 from graft.ours import FOLDERS, is_ours
 from graft.trust.masking import mask
 
@@ -20,7 +20,9 @@ def complain(error: Exception) -> int:
         param = getattr(error, "param", None)
         if help_text := getattr(param, "help", "") if "Missing" in str(error) else "":
             typer.echo(f"{getattr(param, 'name', '').upper()}: {help_text}", err=True)
-        if hint := setting_meant(error, sys.argv[1:]) or flag_meant(error, sys.argv[1:]):
+        words = sys.argv[1:]
+        hints = setting_meant(error, words), flag_meant(error, words), value_given(error, words)
+        if hint := next(filter(None, hints), "") or command_meant(error):
             typer.echo(hint, err=True)
         return 2
     from graft.actions.fields import ActionsError
@@ -49,7 +51,7 @@ def complain(error: Exception) -> int:
     typer.echo(f"graft: {visible(mask(seen))}", err=True)
     usage = (ConfigError, UnknownName, ActionsError, NotTrusted)
     is_usage = isinstance(error, usage) or type(error) is ValueError
-    return 2 if is_usage else 1
+    return 2 if is_usage or getattr(error, "is_usage", False) else 1
 
 
 def error_text(error: BaseException) -> str:

@@ -55,6 +55,55 @@ def flag_meant(error: Any, words: list[str]) -> str:
     return ""
 
 
+def value_given(error: Any, words: list[str]) -> str:
+    """The value that an option refuses, which its error may leave out; "" for other errors.
+
+    `graft view RUN --port web` gives "--port was given 'web'".
+    """
+    options = getattr(getattr(error, "param", None), "opts", ())
+    joined = [(name, value) for name, found, value in (w.partition("=") for w in words) if found]
+    for option, value in [*pairwise(words), *joined]:
+        if option in options and "Invalid value" in error.format_message():
+            return f"graft: {option} was given {value!r}"
+    return ""
+
+
+def command_meant(error: Any) -> str:
+    """The command for a word that other programs have for it; "" for other errors."""
+    text = str(getattr(error, "message", ""))
+    word = text.partition("No such command ")[2].strip(".").strip("'")
+    return f"graft: {OTHER_COMMANDS[word]}" if word in OTHER_COMMANDS else ""
+
+
+OTHER_COMMANDS = {
+    "resume": "the same `graft train` command resumes a run",
+    "run": "`graft train RECIPE` runs a recipe",
+    "start": "`graft train RECIPE` starts a run",
+    "fit": "`graft train RECIPE` trains",
+    "rl": "`graft train RECIPE` trains",
+    "finetune": "`graft sft RECIPE` does supervised fine-tuning",
+    "test": "`graft eval RUN` scores a run on held-out tasks",
+    "benchmark": "`graft eval MODEL --on math500` scores a model",
+    "predict": "`graft generate MODEL --prompt TEXT` completes a text",
+    "infer": "`graft generate MODEL --prompt TEXT` completes a text",
+    "chat": "`graft generate MODEL --prompt TEXT` completes a text",
+    "sample": "`graft rollout RUN` shows an attempt, `graft data sample` writes many",
+    "convert": "`graft export RUN --out FOLDER` writes other formats",
+    "merge": "`graft export RUN --out FOLDER` writes merged weights",
+    "save": "`graft export RUN --out FOLDER` writes a checkpoint for other software",
+    "list": "`graft runs` lists runs, `graft recipes` recipes, `graft envs` environments",
+    "ls": "`graft runs` lists runs, `graft recipes` recipes, `graft envs` environments",
+    "status": "`graft watch RUN` follows a run, `graft runs` lists them",
+    "logs": "`graft watch RUN` follows a run, `graft view RUN` shows it in the browser",
+    "tensorboard": "`graft view RUN` shows curves and episodes in the browser",
+    "ui": "`graft view RUN` shows curves and episodes in the browser",
+    "new": "`graft init NAME` writes a project",
+    "create": "`graft init NAME` writes a project",
+    "check": "`graft doctor RECIPE` checks a recipe and what it needs",
+    "help": "`graft --help` lists the commands",
+}
+
+
 def setting_meant(error: Any, words: list[str]) -> str:
     """A hint for an unknown option that looks like a setting; "" for other errors.
 

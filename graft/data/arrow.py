@@ -138,7 +138,21 @@ def open_parquet(file: Path, done: Callable[[], int] = lambda: 0) -> Iterator[An
             yield table
     except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
         what = f"cannot be read from row {done() + 1} on" if done() else "is not a parquet file"
-        raise DataError(f"{file} {what}: {str(error).strip()}; {CUT_OFF}") from error
+        raise DataError(f"{file} {what}: {str(error).strip()}; {_way_out(file)}") from error
+
+
+def _way_out(file: Path) -> str:
+    """What to do about a file that is not what its ending says."""
+    try:
+        with file.open("rb") as opened:
+            start = opened.read(64).lstrip()
+    except OSError:
+        return CUT_OFF
+    if start.startswith((b"{", b"[")):
+        return "it begins as JSON does: rename it to .jsonl"
+    if b"git-lfs" in start:
+        return "it is a pointer of Git LFS: `git lfs pull` gets the file itself"
+    return CUT_OFF
 
 
 def map_arrow(file: Path) -> Any:
@@ -154,7 +168,9 @@ def map_arrow(file: Path) -> Any:
             memory.seek(0)
             return pyarrow.ipc.open_stream(memory).read_all()
     except (pyarrow.ArrowException, OSError) as error:
-        raise DataError(f"{file} is not an Arrow file or stream: {error}; {CUT_OFF}") from error
+        raise DataError(
+            f"{file} is not an Arrow file or stream: {error}; {_way_out(file)}"
+        ) from error
 
 
 def table_rows(table: Any, source: str) -> Iterator[Any]:

@@ -9,6 +9,12 @@ class DataError(ValueError):
     """A file or row that cannot be used; the message names the row, the field and the reason."""
 
 
+class NoSuchData(DataError):
+    """A name that is no file, folder or dataset."""
+
+    is_usage = True
+
+
 class BadField(ValueError):
     """A field of a row that cannot be used; the caller adds the file and the row."""
 

@@ -27,6 +27,7 @@ from graft.data.readers import ANSWERS, NUMBERS, QUESTIONS, ChatRow, TaskRow
 SAMPLE_ROWS = 20  # rows from which a layout is detected
 
 Purpose = Literal["task", "chat", "any"]
+KEYED = "\nor name the columns of other rows: prompt_key=COLUMN answer_key=COLUMN (task.args in a recipe)"
 
 
 @dataclass(frozen=True)
@@ -226,7 +227,7 @@ def detect_layout(
     hint = f" It is read as {other.name}, which {_lacks(purpose)}." if other else ""
     raise DataError(
         f"{where}: no layout matches its columns (found: {columns}).{hint} Rename columns to those of one:\n"
-        f"{listing}"
+        f"{listing}{KEYED if purpose != 'chat' else ''}"
     )
 
 

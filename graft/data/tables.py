@@ -20,8 +20,9 @@ from typing import Any
 
 from graft.data.arrow import RowGroups, arrow_rows, parquet_rows, table_rows
 from graft.data.arrow_values import plain_rows
-from graft.data.errors import DataError
+from graft.data.errors import DataError, NoSuchData
 from graft.data.rows import ENDINGS, ending_of, parsed, scan_rows, text_rows
+from graft.registry import suggestion
 
 NOT_ROWS = {"dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json"}
 SPLIT_FOLDERS = {"train", "test", "validation", "valid", "val", "dev"}
@@ -135,9 +136,10 @@ def files_of(path: str | Path, split: str | None = None) -> list[Path]:
         files = [found]
     else:
         start = "" if found.is_absolute() else f" in {Path.cwd()}"
-        raise DataError(
-            f"no file or folder {str(path)!r}{start}; give its path from there, or a dataset of the hub as "
-            "train@OWNER/NAME"
+        near = suggestion(found.name, [one.name for one in sorted(found.parent.glob("*"))[:1000]])
+        raise NoSuchData(
+            f"no file or folder {str(path)!r}{start};{near} give its path from there, or a dataset of the "
+            "hub as train@OWNER/NAME"
         )
     if len({ending_of(file) for file in files}) > 1:
         names = ", ".join(file.name for file in files)

@@ -16,17 +16,23 @@ import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import partial
 from typing import Any, Self
 
 from graft.envs.checked import as_observation, as_turn, check_action
 from graft.envs.random_state import RandomState, checked_seed
 from graft.protocols import Env, Observation
+from graft.signatures import explain_arguments
 from graft.tools.rebind import Memo, counterparts
 from graft.types import Author, Message, Task, Turn
 from graft.user_code import UserCodeError, UserObject, named, seen
 
 Trace = list[tuple[Author, str]]
 """The texts after the prompt, in order, with their authors. The last one ends the episode."""
+
+ARGUMENTS = (
+    "write your own __init__ for others; max_turns, stop and the like are attributes of the class"
+)
 
 _memo: ContextVar[Memo | None] = ContextVar("_memo", default=None)
 
@@ -162,6 +168,7 @@ class BaseEnv(CopyableEnv):
     """Actions per episode; when they are used up the episode is truncated. None: no limit."""
     saved: tuple[str, ...] = ("seed", "turns", "is_over", "prompt", "answer", "num_random_actions")
 
+    @partial(explain_arguments, hint=ARGUMENTS)
     def __init__(self) -> None:
         super().__init__()
         self.turns = 0

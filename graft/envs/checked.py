@@ -13,6 +13,7 @@ from weakref import WeakSet
 
 from graft.types import Author, Turn
 from graft.user_code import (
+    HOOKS,
     MOST_REWARD,
     Owner,
     UserCodeError,
@@ -192,7 +193,21 @@ def _env_fault(env: Any) -> str:
     return ""
 
 
+HOOK_RESULTS = {
+    "pose": "def pose(self)`, which returns the prompt",
+    "respond": "def respond(self, action)`, which returns a graft.Turn",
+}
+
+
 def _check_methods(env: Any) -> None:
+    for method, hook in HOOKS.items():
+        written = [
+            getattr(getattr(type(env), name, None), "__qualname__", "") for name in (method, hook)
+        ]
+        if written == [f"BaseEnv.{method}", f"BaseEnv.{hook}"]:
+            raise UserCodeError(
+                f"{named(env, 'class')} has no {hook}(); write `{HOOK_RESULTS[hook]}"
+            )
     for method, given in {"reset": "seed=None", "step": "action"}.items():
         function = getattr(env, method)
         if inspect.iscoroutinefunction(function):

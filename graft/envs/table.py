@@ -23,6 +23,7 @@ from graft.ours import is_ours
 from graft.plugins import Table, entries
 from graft.protocols import Env
 from graft.registry import UnknownName, check_options, load, load_named, nearest
+from graft.signatures import explain_arguments
 from graft.trust import check_name
 from graft.user_code import UserCodeError, named, naming, place_of, seen, source_of
 
@@ -48,6 +49,7 @@ class EnvTable(Table):
 ENVS = EnvTable("graft.envs", BUNDLED)
 
 
+@explain_arguments
 def make(
     env_id: str | Callable[..., Any] | Env,
     *,
@@ -225,6 +227,7 @@ def closest_id(env_id: str) -> str | None:
     return lower[close] if close else None
 
 
+@explain_arguments
 def register(env_id: str, entry: str | Callable[..., Env], **defaults: Any) -> None:
     """Add an env to `ENVS`: a class, a function that returns an env, or "package.module:name"."""
     known = ENVS[env_id].build if env_id in ENVS else None

@@ -2,6 +2,4 @@
 
 from graft.callable_package import make_callable
 
-make_callable(
-    __name__, "graft.api.evaluate:evaluate", "help(graft.api.evaluate.evaluate) lists them"
-)
+make_callable(__name__, "graft.api.evaluate:evaluate")

@@ -12,6 +12,9 @@ from graft.registry import nearest
 PEER_KEYS = {name: row.entry for row in read_table() for name in (*row.trl, *row.verl, *row.others)}
 """Their names -> graft's key, and what differs."""
 
+RECIPE_OPTIONS = ("config", "config_name", "config_file", "config_path", "recipe")
+"""Options by which other programs are given their settings' file."""
+
 FIRST_KEYS = {
     "run": "run.name", "model": "model.path", "task": "task.env", "agent": "agent.seconds",
     "actions": "actions.file",
@@ -122,6 +125,10 @@ def as_override(option: str, following: Iterable[str], known: Mapping[str, Any])
         value = next((v for v in following if "=" not in v and not v.startswith("--")), "")
     if key in ("resume", "run.resume") and not value:
         return "the same command resumes a run; run.resume=false refuses a folder with a checkpoint"
+    if key in RECIPE_OPTIONS:
+        return (
+            f"the recipe is the first argument and needs no option: graft train {value or 'RECIPE'}"
+        )
     text = "settings are written key=value, without dashes"
     if key in known:
         return f"{text}: {key}={value or 'VALUE'}"

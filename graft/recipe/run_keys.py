@@ -8,6 +8,7 @@ from typing import Any, Literal
 from pydantic import Field, field_validator
 
 from graft.recipe.section import Section
+from graft.registry import suggestion
 
 
 class RunSection(Section):
@@ -94,6 +95,16 @@ class EngineSection(Section):
     """Tokens in the KV pool; 0: chosen by the free memory."""
     page_size: int = Field(default=0, ge=0)
     """Tokens per KV page; 0: 64 with kernels (on a GPU), else 16."""
+
+    @field_validator("name")
+    @classmethod
+    def _is_engine(cls, value: str) -> str:
+        known = ["native", "vllm", "sglang"]
+        if value in (*known, "openai") or ":" in value:  # that of OpenAI has its own refusal
+            return value
+        raise ValueError(
+            f"there is no such engine;{suggestion(value, known)} known: {', '.join(known)}"
+        )
 
 
 class ParallelSection(Section):

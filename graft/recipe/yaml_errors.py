@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import re
 
+INDENTED = (
+    "a text cannot begin with this character; indent with blanks in place of a tab, and put a text that "
+    "begins with @, ` or % into quotation marks"
+)
 REASONS = (
     ("',' or ']'", "a list is not closed with ], or lacks a comma"),
     ("',' or '}'", "a mapping is not closed with }, or lacks a comma"),
@@ -11,7 +15,7 @@ REASONS = (
     ("undefined alias", "* refers to a mark (&name) that is not there"),
     ("unexpected end of stream", "a quotation mark is not closed"),
     ("tab character", "a line is indented with a tab; YAML takes blanks"),
-    ("cannot start any token", "a text cannot begin with this character (a tab, @, ` or %)"),
+    ("cannot start any token", INDENTED),
     ("unknown directive", "a text cannot begin with %"),
     ("constructor for the tag", "! names a type, and a recipe has plain values only"),
     ("unknown escape character", "in double quotation marks a backslash is written twice"),
@@ -20,7 +24,7 @@ REASONS = (
     ("expected node content", "a value is missing, or begins with a character of YAML's own"),
     ("<document start>", "something follows the end of the value"),
     ("control characters", "it has control characters; save it as UTF-8 text"),
-    ("codec can't decode", "it is not UTF-8 text"),
+    ("codec can't decode", "it is not UTF-8 text; save it as UTF-8"),
     ("no viable alternative", "${ is not closed with }; a plain ${ is written \\${"),
     ("token recognition error", "${...} is not the name of a key; a plain ${ is written \\${"),
     ("mismatched input", "${...} is not the name of a key; a plain ${ is written \\${"),

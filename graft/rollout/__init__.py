@@ -5,4 +5,4 @@ As a function: `graft.api.agents.rollout`.
 
 from graft.callable_package import make_callable
 
-make_callable(__name__, "graft.api.agents:rollout", "help(graft.api.agents.rollout) lists them")
+make_callable(__name__, "graft.api.agents:rollout")

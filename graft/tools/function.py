@@ -71,13 +71,7 @@ class FunctionTool:
             raise ValueError(
                 f"tool name {self.name!r}: must be 1 to 64 letters, digits, _ or -; pass name="
             )
-        summary, about = read_docstring(inspect.getdoc(source) or "")
-        self.description = summary if description is None else description
-        if not self.description:
-            raise ValueError(
-                f"tool {self.name!r} has no docstring, so the model cannot know what it does; "
-                "write one, or pass description="
-            )
+        self.description, about = _described(source, self.name, description)
         self.timeout = timeout
         self.blocking = blocking
         self.concurrency = concurrency
@@ -154,8 +148,39 @@ def tool(function: Any = None, **options: Any) -> Any:
     check_options(FunctionTool, options, "@tool", given=("function",))
     if isinstance(function, MethodType):  # a bound method is complete: nothing to mark
         return FunctionTool(function, **options)
+    name = options.get("name") or getattr(function, "__name__", "")
+    _described(function, name, options.get("description"))
+    for place, parameter in enumerate(inspect.signature(function).parameters.values()):
+        if place or parameter.name != "self":
+            _check_hint(parameter, name)
     vars(function)["__tool__"] = options
     return function
+
+
+def _described(
+    function: Callable[..., Any], name: str, description: str | None
+) -> tuple[str, dict[str, str]]:
+    """What the model reads of a tool and of its parameters."""
+    summary, about = read_docstring(inspect.getdoc(function) or "")
+    if text := summary if description is None else description:
+        return text, about
+    raise ValueError(
+        f"tool {name!r} has no docstring, so the model cannot know what it does; write one, or pass "
+        "description="
+    )
+
+
+def _check_hint(parameter: inspect.Parameter, name: str) -> None:
+    if parameter.annotation is parameter.empty:
+        raise ValueError(
+            f"tool {name!r}: parameter {parameter.name!r} has no type hint; "
+            f"write {parameter.name}: str, or another type"
+        )
+    if parameter.annotation in (object, Any, "object", "Any"):
+        raise ValueError(
+            f"tool {name!r}: parameter {parameter.name!r} has the type hint {parameter.annotation}, from "
+            f"which the model cannot know what to write; write {parameter.name}: str, or another type"
+        )
 
 
 def as_text(value: Any) -> str:
@@ -210,11 +235,7 @@ def arguments_model(
             raise ValueError(
                 f"tool {name!r}: {parameter} cannot be passed by name; name every parameter, without * and /"
             )
-        if parameter.annotation is parameter.empty:
-            raise ValueError(
-                f"tool {name!r}: parameter {parameter.name!r} has no type hint; "
-                f"write {parameter.name}: str, or another type"
-            )
+        _check_hint(parameter, name)
         default = ... if parameter.default is parameter.empty else parameter.default
         # description=None would erase the description in an annotation
         text: dict[str, Any] = (

@@ -2,6 +2,4 @@
 
 from graft.callable_package import make_callable
 
-make_callable(
-    __name__, "graft.api.runs:train", "settings are 'train.lr=1e-4' or {'train.lr': 1e-4}"
-)
+make_callable(__name__, "graft.api.runs:train")

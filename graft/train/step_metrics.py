@@ -218,15 +218,23 @@ def _traceback_place(episodes: Sequence[Episode]) -> str:
     return "; GRAFT_DEBUG=1 prints the traceback, span.info['traceback'] has it"
 
 
+def explain_dead(episodes: Sequence[Episode]) -> str:
+    """Why no attempt can be learned from, where a tool or environment is down; else ""."""
+    statuses = [leaf.status for episode in episodes for leaf in episode.leaves]
+    if not is_dead(statuses):
+        return ""
+    return (
+        f"none of the {len(statuses)} attempts of this step came to its end; {len(_failures(episodes))} "
+        f"failed, mostly: {commonest_failure(episodes)}"
+    )
+
+
 def refuse_unusable(episodes: Sequence[Episode], trajectories: Sequence[Trajectory]) -> None:
     """Stop a run whose step has nothing to learn from."""
-    statuses = [leaf.status for episode in episodes for leaf in episode.leaves]
-    if is_dead(statuses):
+    if reason := explain_dead(episodes):
         raise RunStopped(
-            f"none of the {len(statuses)} attempts of this step came to its end; "
-            f"{len(_failures(episodes))} failed, mostly: {commonest_failure(episodes)}. Nothing was trained, "
-            "and saved files are intact. Repair the environment, tool or agent and try again"
-            f"{_traceback_place(episodes)}"
+            f"{reason}. Nothing was trained, and saved files are intact. Repair the environment, tool or "
+            f"agent and try again{_traceback_place(episodes)}"
         )
     leaves = [leaf for episode in episodes for leaf in episode.leaves]
     if not any(leaf.has_acted for leaf in leaves):

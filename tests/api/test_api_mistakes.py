@@ -211,7 +211,8 @@ def test_attempts_that_all_broke(engine):
         def respond(self, action):
             raise OSError("no such door")
 
-    episodes = graft.collect(engine, Broken, tasks=2, samples=2, max_tokens=2)
+    with pytest.warns(UserWarning, match="no such door"):
+        episodes = graft.collect(engine, Broken, tasks=2, samples=2, max_tokens=2)
     with pytest.raises(
         RuntimeError, match=r"none of the 4 attempts .* mostly: .*no such door"
     ) as told:

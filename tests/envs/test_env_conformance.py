@@ -328,3 +328,6 @@ def test_an_env_of_ones_own_needs_no_table():
 class Plain(BaseEnv):
     def pose(self) -> str:
         return "?"
+
+    def respond(self, action: str) -> Turn:
+        return Turn(terminated=True)

@@ -20,6 +20,7 @@ from typing import Any, ClassVar
 from graft.envs.base import CopyableEnv
 from graft.envs.checked import as_turn, check_action
 from graft.registry import resolve
+from graft.signatures import explain_arguments
 from graft.types import Turn
 from graft.user_code import UserCodeError, UserObject, refusal
 
@@ -53,6 +54,7 @@ class MultiAgentEnv(CopyableEnv):
     """The player that `demonstrate` shows."""
     saved: tuple[str, ...] = ("seed", "live", "active", "pending", "earned")
 
+    @explain_arguments
     def __init__(
         self,
         *,

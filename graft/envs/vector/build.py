@@ -14,6 +14,7 @@ from graft.envs.random_state import checked_seed
 from graft.envs.table import build_env
 from graft.envs.vector.slot import Autoreset, EnvSlot, EnvSpec
 from graft.envs.wrappers import Wrappers
+from graft.signatures import explain_arguments
 
 if TYPE_CHECKING:
     from graft.envs.vector.base import VectorEnv
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 Mode = Literal["auto", "serial", "threads"]
 
 
+@explain_arguments
 def make_vec(
     env_ids: str | Sequence[str],
     wrappers: Wrappers | None = None,

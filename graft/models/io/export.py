@@ -80,6 +80,12 @@ class ExportError(RuntimeError):
     """Nothing was exported; the message says why and what to do."""
 
 
+class TargetRefused(ExportError):
+    """The folder to write has something in it."""
+
+    is_usage = True
+
+
 @contextmanager
 def open_source(path: Path, base: Path | None = None) -> Iterator[StoredModel]:
     """A checkpoint, a Hugging Face folder, a .gguf file, or a folder of adapters and their base."""
@@ -305,17 +311,17 @@ def atomic_folder(
 
 def _refuse_to_overwrite(folder: Path, force: bool, keep: Path | None) -> None:
     if folder.exists() and not folder.is_dir():
-        raise ExportError(f"'{folder}' is a file; give --out the name of a new folder")
+        raise TargetRefused(f"'{folder}' is a file; give --out the name of a new folder")
     if not folder.exists() or not any(folder.iterdir()):
         return
     if not force:
-        raise ExportError(
+        raise TargetRefused(
             f"'{folder}' exists and is not empty; give another --out, or --force to replace it"
         )
     if keep is not None and keep.resolve().is_relative_to(folder):
-        raise ExportError(f"'{folder}' holds what is exported; give another --out")
+        raise TargetRefused(f"'{folder}' holds what is exported; give another --out")
     if reason := _not_ours(folder):
-        raise ExportError(
+        raise TargetRefused(
             f"'{folder}' {reason}, so --force does not replace it; remove it yourself, or give "
             f"another --out"
         )

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from graft.models.decoder import Decoder
 from graft.models.io.hf_config import read_shape
-from graft.models.io.tensors import ModelFileError, build_decoder, check_sizes
+from graft.models.io.tensors import ModelFileError, NotAModel, build_decoder, check_sizes
 from graft.models.shape import ModelShape, UnsupportedModel
 from graft.trust.bounds import parse_json, read_bytes
 from graft.trust.links import check_links
@@ -111,12 +111,12 @@ def hub_hint(given: str) -> str:
 def read_config(folder: Path) -> dict[str, Any]:
     """The folder's parsed config.json."""
     if not folder.exists():
-        raise ModelFileError(
+        raise NotAModel(
             f"no model at '{folder}': there is no such folder or file; {hub_hint(str(folder))}, in "
             "Python: graft.models.io.hub.find_model(NAME)"
         )
     if not folder.is_dir():
-        raise ModelFileError(
+        raise NotAModel(
             f"'{folder}' is a file; pass a .gguf file, or the folder that holds config.json and "
             f"{WEIGHTS}"
         )
@@ -124,7 +124,7 @@ def read_config(folder: Path) -> dict[str, Any]:
     file = folder / "config.json"
     if not file.exists():
         if (folder / "adapter_config.json").exists():
-            raise ModelFileError(
+            raise NotAModel(
                 f"'{folder}' has no config.json: it holds adapters only; graft export {folder} --out "
                 f"FOLDER merges them with their base into a model, or give the base model"
             )
@@ -134,7 +134,10 @@ def read_config(folder: Path) -> dict[str, Any]:
             )
         ggufs = sorted(found.name for found in folder.glob("*.gguf"))
         hint = f"; to load a GGUF file pass its path: {folder / ggufs[0]}" if ggufs else ""
-        raise ModelFileError(f"'{folder}' has no config.json, so it is not a model folder{hint}")
+        raise NotAModel(
+            f"'{folder}' has no config.json, so it is not a model folder; give one that "
+            f"save_pretrained or graft wrote, a run, or a name on the hub (OWNER/NAME){hint}"
+        )
     return read_json(file)
 
 

@@ -17,6 +17,12 @@ class ModelFileError(ValueError):
     """Files that are not a usable model; the message names the file, the tensor and what to do."""
 
 
+class NotAModel(ModelFileError):
+    """A path at which there is no model."""
+
+    is_usage = True
+
+
 def build_decoder(
     shape: ModelShape,
     stored: Mapping[str, tuple[int, ...]],
