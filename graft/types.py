@@ -242,6 +242,15 @@ class Task:
     data_source: str = ""
     meta: Mapping[str, Any] = field(default_factory=_new_dict)
 
+    def __post_init__(self) -> None:
+        if isinstance(self.prompt, str | Mapping) or any(
+            not isinstance(message, Mapping) for message in self.prompt
+        ):
+            raise TypeError(
+                f"prompt={self.prompt!r}: must be a list of messages, as in "
+                "[{'role': 'user', 'content': '...'}]"
+            )
+
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
 

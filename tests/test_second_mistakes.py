@@ -26,6 +26,7 @@ rollout: {tasks: 1, samples: 2, max_tokens: 4, max_turns: 2, max_context: 64}
 train: {steps: 1}
 """
 ROWS = '{"question": "2+3", "answer": "5"}\n{"question": "2+4", "answer": "6"}\n'
+BARE = "model: {shape: {width: 16}}\ntask: {env: calculator}\n"
 REWARDS = "def brief(task, trajectory):\n    return 1.0\n"
 AGENT = "train t.yaml task.env=prompts task.args.data=rows.jsonl model.alphabet=bytes task.reward=exact_match"
 PROMPTS = "train t.yaml task.env=prompts model.alphabet=bytes"
@@ -123,6 +124,20 @@ COMMANDS = [
     slip("resume RUN", "'resume'", do="the same `graft train` command"),
     slip("train t.yaml rollout.max_context=4", "rollout.max_context=4", do="raise the second"),
     slip("export RUN --out RUN", "exists and is not empty", do="another --out"),
+    slip("train t.yaml 'task.reward={judge: {}}'", "judge", do="$JUDGE_URL"),
+    slip(
+        "data show roles.jsonl",
+        "row 1, messages",
+        "'asistant'",
+        do="assistant",
+        code=1,
+        roles_jsonl='{"messages": [{"role": "user", "content": "a"}, {"role": "asistant"}]}\n',
+    ),
+    slip("train s.yaml", "rollout=8", do="'rollout.samples'", s_yaml=f"{BARE}rollout: 8\n"),
+    slip("train t.yaml train.betas=0.9", "train.betas=0.9", do="train.betas=[0.9, ...]"),
+    slip("train t.yaml algo.kl_coef=-0.1", "algo.kl_coef=-0.1", do="greater than or equal to 0"),
+    slip("train t.yaml rollout.temperature=0", "rollout.temperature=0", do="more than 0"),
+    slip("train t.yaml run.dir=t.yaml", "run.dir='t.yaml'", do="name a folder"),
     slip("train t.yaml model.shape={} model.path=.", "'.'", "no config.json", do="OWNER/NAME"),
 ]
 
@@ -155,7 +170,7 @@ def test_a_command_is_answered_with_its_code_what_and_how(
         monkeypatch.setenv(name, "")
     with pytest.raises(SystemExit) as end:
         main()
-    answer = capfd.readouterr().err
+    answer = "".join(capfd.readouterr())
     assert "Traceback" not in answer
     assert [part for part in (*given.names, given.remedy) if part not in answer] == [], answer
     assert end.value.code == given.code
@@ -180,6 +195,32 @@ class Silent(Letters):
 class Numeric(Letters):
     def respond(self, action):  # type: ignore[override]
         return 1.0
+
+
+class Unready(Letters):
+    def __init__(self):
+        self.size = 3
+
+
+class Gym(Letters):
+    def pose(self):  # type: ignore[override]
+        return {"observation": "a?"}
+
+
+class OldGym(Letters):
+    def respond(self, action):  # type: ignore[override]
+        return "", 1.0, True, {}
+
+
+class Wordy(Letters):
+    def respond(self, action):
+        return graft.Turn(reward="1.0", terminated=True)  # type: ignore[arg-type]
+
+
+def act(env: Any) -> Any:
+    env = graft.make(env)
+    env.reset(seed=0)
+    return env.step("a")
 
 
 class Loop(NamedTuple):
@@ -224,6 +265,21 @@ def hide(place: object) -> str:
 def close_and_collect(at: Loop) -> Any:
     at.engine.close()
     return at.collect()
+
+
+def load_weights(at: Loop) -> Any:
+    at.policy.save("mine")
+    return graft.load("mine/model.safetensors")
+
+
+def reward_with_a_text(at: Loop) -> Any:
+    with graft.agent(at.engine) as gateway, gateway.session("a?") as session:
+        session.reward("good")  # type: ignore[arg-type]
+
+
+def open_with_a_message(at: Loop) -> Any:
+    with graft.agent(at.engine) as gateway:
+        gateway.session({"role": "user", "content": "a?"})  # type: ignore[arg-type]
 
 
 def save_below_a_file(at: Loop) -> Any:
@@ -445,6 +501,60 @@ PYTHON = {
         ("Letters()", "'max_turns'"),
         "attributes of the class",
     ),
+    "an env without super().__init__()": Case(
+        lambda at: act(Unready), ValueError, ("Unready",), "super().__init__()"
+    ),
+    "pose returns a dict": Case(
+        lambda at: act(Gym), ValueError, ("Gym.pose", "'observation'"), "a text, or messages"
+    ),
+    "respond returns four values": Case(
+        lambda at: act(OldGym), ValueError, ("OldGym.respond", "four"), "Turn(observation, reward"
+    ),
+    "a reward as a text in a Turn": Case(
+        lambda at: act(Wordy), ValueError, ("Wordy.respond", "'1.0'"), "a finite number"
+    ),
+    "Task: a text as prompt": Case(
+        lambda at: graft.Task("t", "toy", prompt="a?"),  # type: ignore[arg-type]
+        TypeError,
+        ("prompt='a?'",),
+        "'role': 'user'",
+    ),
+    "tasks as dicts": Case(
+        lambda at: graft.collect(at.engine, tasks=[{"prompt": "a?"}], reward=write),  # type: ignore
+        ValueError,
+        ("tasks[0]", "a dict"),
+        "graft.Task",
+    ),
+    "k as on the command line": Case(
+        lambda at: graft.evaluate(at.policy, on=Letters, k="1,8"),  # type: ignore[arg-type]
+        ValueError,
+        ("k", "'1,8'"),
+        "k=(1, 8)",
+    ),
+    "one of two sets misspelt": Case(
+        lambda at: graft.evaluate(at.policy, on="calculator,countdwn"),
+        ValueError,
+        ("'countdwn'",),
+        "'countdown'",
+    ),
+    "session.reward of a text": Case(
+        reward_with_a_text, ValueError, ("session.reward()", "'good'"), "a finite number"
+    ),
+    "a session of one message": Case(
+        open_with_a_message, ValueError, ("session()", "a dict"), "a list of messages"
+    ),
+    "load the file of the weights": Case(
+        load_weights, ValueError, ("'mine/model.safetensors'",), "the folder"
+    ),
+    "Learner(epochs=0)": Case(
+        lambda at: at.learner(epochs=0), ValueError, ("epochs=0",), "greater than or equal to 1"
+    ),
+    "Learner of a name": Case(
+        lambda at: graft.Learner("Qwen/Qwen3-0.6B"),  # type: ignore[arg-type]
+        ValueError,
+        ("'Qwen/Qwen3-0.6B'",),
+        "graft.load",
+    ),
 }
 
 
@@ -470,5 +580,5 @@ def test_a_new_model_without_an_alphabet_reads_any_text():
     assert len(graft.generate(policy, "häh?", max_tokens=1)) == 1
 
 
-def test_there_are_eighty():
-    assert len([*COMMANDS, *PYTHON]) >= 80
+def test_there_are_a_hundred():
+    assert len([*COMMANDS, *PYTHON]) >= 100

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager
 from typing import Any, TypeVar
@@ -21,7 +21,7 @@ from graft.api.engine import PolicyEngine, engine_for
 from graft.api.policy import Policy
 from graft.signatures import explain_arguments
 from graft.types import Episode, Message, Sampling, Status, Task
-from graft.user_code import UserCodeError, seen
+from graft.user_code import UserCodeError, as_reward, seen
 
 T = TypeVar("T")
 ROLES = ("main", "sub-agent", "summary")
@@ -101,10 +101,13 @@ class OpenedSession:
         from graft.gateway.dialects.dialect import answer_id
 
         named = None if response_id is None else answer_id(response_id)
-        self._served.on_loop(lambda: self._held.reward(float(value), named))
+        number = as_reward(value, "session.reward()", verb="was given")
+        self._served.on_loop(lambda: self._held.reward(number, named))
 
     def end(self, status: str = "done") -> None:
         """The attempt is over; ending it twice is fine."""
+        if status not in {*Status}:
+            raise UserCodeError(f"end({status!r}): no such status; known: {', '.join(Status)}")
         self._served.on_loop(lambda: self._served.sessions.finish(self._held, Status(status)))
 
     def __enter__(self) -> OpenedSession:
@@ -149,6 +152,11 @@ class ServedAgents:
         if isinstance(task, str):
             task = Task(task, "gateway", ({"role": "user", "content": task},))
         elif task is not None and not isinstance(task, Task):
+            if not isinstance(task, Sequence) or not all(isinstance(m, Mapping) for m in task):
+                raise UserCodeError(
+                    f"session() was given {seen(task)}; give a graft.Task, a text, or a list of messages: "
+                    "[{'role': 'user', 'content': '...'}]"
+                )
             messages = tuple(task)
             task = Task(str(messages), "gateway", messages)
         given = task

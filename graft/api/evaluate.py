@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from os import PathLike
 from pathlib import Path
@@ -125,6 +125,8 @@ def evaluate(
     from graft.train.build import sampling_of
     from graft.trust.ownership import settings_from
 
+    if isinstance(k, str) or not isinstance(k, int | Iterable | None):
+        raise UserCodeError(f"k is {seen(k)}; give a whole number from 1, or several: k=(1, 8)")
     ks = [] if k is None else sorted({k} if isinstance(k, int) else set(k))
     for name, value in {"k": ks[0] if ks else k, "samples": samples, "tasks": tasks}.items():
         if value is not None and (not isinstance(value, int) or value < 1):

@@ -78,8 +78,9 @@ def _explain(key: str, problem: Any, *others: Any) -> str:
     message = ", or ".join(dict.fromkeys(one[0].lower() + one[1:] for one in found))
     if problem["type"] == "string_type" and isinstance(problem["input"], int | float):
         message += f"; YAML reads this as a number: quote it, as in {key}='\"01\"'"
-    if problem["type"] == "list_type" and isinstance(problem["input"], str | int | float):
-        message += f"; write {key}=[{problem['input']}]"
+    if problem["type"] in ("list_type", "tuple_type") and not isinstance(problem["input"], dict):
+        more = ", ..." if problem["type"] == "tuple_type" else ""
+        message += f"; write {key}=[{problem['input']}{more}]"
     if problem["type"] in ("dict_type", "model_type"):
         message += f"; write {key}.NAME=VALUE for one of its entries"
     return f"{key}={problem['input']!r}: {message}"

@@ -42,6 +42,13 @@ class RunSection(Section):
             raise ValueError("a run is a folder below run.dir; set run.dir for another place")
         return value
 
+    @field_validator("dir")
+    @classmethod
+    def _is_no_file(cls, value: str) -> str:
+        if Path(value).is_file():
+            raise ValueError("this is a file, and runs are folders inside run.dir; name a folder")
+        return value
+
 
 class ModelSection(Section):
     path: str = ""
