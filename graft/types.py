@@ -243,9 +243,8 @@ class Task:
     meta: Mapping[str, Any] = field(default_factory=_new_dict)
 
     def __post_init__(self) -> None:
-        if isinstance(self.prompt, str | Mapping) or any(
-            not isinstance(message, Mapping) for message in self.prompt
-        ):
+        prompt: Any = self.prompt
+        if isinstance(prompt, str | Mapping) or not all(isinstance(m, Mapping) for m in prompt):
             raise TypeError(
                 f"prompt={self.prompt!r}: must be a list of messages, as in "
                 "[{'role': 'user', 'content': '...'}]"

@@ -558,10 +558,15 @@ PYTHON = {
 }
 
 
+@pytest.fixture(scope="module")
+def policy() -> graft.Policy:
+    """No case trains it."""
+    return graft.load(shape=SHAPE, alphabet="abc?")
+
+
 @pytest.fixture
-def at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Loop]:
+def at(policy: graft.Policy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Loop]:
     monkeypatch.chdir(tmp_path)
-    policy = graft.load(shape=SHAPE, alphabet="abc?")
     with graft.Engine(policy) as engine:
         yield Loop(policy, engine)
 
