@@ -11,6 +11,7 @@ from graft.cli import app
 from graft.commands.envs import list_envs, open_env, play, table
 from graft.doctor import Check, examine
 from graft.envs import ENVS, make
+from graft.gateway.supervisor import CGROUP, NAMESPACE, SUBREAPER
 
 run = CliRunner().invoke
 
@@ -121,7 +122,16 @@ def test_play_reads_from_a_pipe():
 
 def test_the_doctor_checks_everything_and_names_the_sandbox():
     checks = {check.name: check for check in examine()}
-    assert set(checks) == {"python", "packages", "device", "sandbox", "extras", "disk"}
+    assert set(checks) == {
+        "python",
+        "packages",
+        "device",
+        "sandbox",
+        "agents",
+        "extras",
+        "disk",
+    }
+    assert any(way in checks["agents"].seen for way in (CGROUP, NAMESPACE, SUBREAPER))
     assert checks["python"].verdict == "pass"
     assert any(way in checks["sandbox"].seen for way in ("bubblewrap", "namespaces", "landlock"))
     result = run(app, ["doctor", "--json"])

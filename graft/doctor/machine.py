@@ -33,6 +33,7 @@ def examine() -> Iterator[Check]:
         "packages": torch,
         "device": device,
         "sandbox": sandbox,
+        "agents": agents,
         "extras": extras,
         "disk": disk,
     }
@@ -84,6 +85,13 @@ def sandbox() -> Check:
         return Check("sandbox", PASS, f"{chosen} ({others})")
     remedy = "install bubblewrap, or allow user namespaces; code tasks are refused until then"
     return Check("sandbox", WARN, f"no method works ({others})", remedy)
+
+
+def agents() -> Check:
+    from graft.gateway.supervision import choose, methods
+
+    others = "".join(f"; no {method}: {reason}" for method, reason in methods().items() if reason)
+    return Check("agents", PASS, f"the processes of programs are held by a {choose()}{others}")
 
 
 def extras() -> Check:

@@ -10,11 +10,9 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import secrets
 import shutil
 import stat
 import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -22,8 +20,9 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from graft.gateway import supervisor
-from graft.gateway.reaper import MARK, kill_group, kill_marked, reaper
+from graft.gateway import supervision
+from graft.gateway.reaper import kill_group, kill_marked, new_mark, reaper
+from graft.gateway.supervisor import CGROUP, remove_cgroup
 from graft.rollout.failure import RolloutFailure
 from graft.rollout.user_calls import in_thread
 from graft.types import Status
@@ -116,11 +115,11 @@ def _bad_reward(why: str) -> RolloutFailure:
 
 
 async def _run(words: Sequence[str], variables: dict[str, str]) -> tuple[int, str]:
-    cgroup = supervisor.make_cgroup(f"graft-agent-{os.getpid()}-{secrets.token_hex(4)}")
-    start = [sys.executable, "-I", "-S", supervisor.__file__, cgroup]
+    method, mark = supervision.choose(), new_mark()
+    cgroup = supervision.make_cgroup() if method == CGROUP else ""
     try:
         process = subprocess.Popen(
-            [*start, *words],
+            supervision.command(method, cgroup, mark, words),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -128,14 +127,13 @@ async def _run(words: Sequence[str], variables: dict[str, str]) -> tuple[int, st
             start_new_session=True,  # a group of its own: Ctrl-C reaches the run alone, which ends it
         )
     except (OSError, ValueError) as error:
-        supervisor.remove_cgroup(cgroup)
+        remove_cgroup(cgroup)
         raise RolloutFailure(
             Status.ENV_ERROR, f"the agent {words[0]!r} cannot be started: {error}"
         ) from error
     assert process.stdout is not None
-    session = variables.get(MARK, "")
     folders = [str(Path(variables[name]).parent) for name in ("GRAFT_TASK", "GRAFT_REWARD_FILE")]
-    reaper().watch(process.pid, session, *folders)
+    reaper().watch(process.pid, mark, *folders)
     output, pipe, loop = bytearray(), process.stdout.fileno(), asyncio.get_running_loop()
     os.set_blocking(pipe, False)
 
@@ -153,12 +151,12 @@ async def _run(words: Sequence[str], variables: dict[str, str]) -> tuple[int, st
     finally:
         loop.remove_reader(pipe)
         process.stdout.close()
-        await asyncio.shield(in_thread(_end, process, session, cgroup))
+        await asyncio.shield(in_thread(_end, process, mark, cgroup))
         reaper().forget(process.pid)
     return process.returncode, output.decode(errors="replace")
 
 
-def _end(process: subprocess.Popen[bytes], session: str, cgroup: str) -> None:
+def _end(process: subprocess.Popen[bytes], mark: int, cgroup: str) -> None:
     """End the supervisor, which ends the program, and what is left where the program has killed it."""
     if process.poll() is None:
         process.terminate()
@@ -166,9 +164,8 @@ def _end(process: subprocess.Popen[bytes], session: str, cgroup: str) -> None:
             process.wait(END_SECONDS)
     kill_group(process.pid)
     process.wait()
-    if session:
-        kill_marked(session)
-    supervisor.remove_cgroup(cgroup)
+    kill_marked(mark)
+    remove_cgroup(cgroup)
 
 
 async def _ended(process: subprocess.Popen[bytes]) -> None:

@@ -5,22 +5,35 @@
 
 A process may leave its group, its session and its environment; its ancestors it cannot. When the program
 ends, or the run says so (SIGTERM), the supervisor kills its descendants until none is left, then ends as the
-program did. In a control group of version 2, where one can be made, the kernel kills them, and also those of
-a program that has killed this process. It runs this file, with the standard library only.
+program did. Besides, one of these holds them (supervision.py chooses):
+
+control group   of version 2: the kernel kills all that is in it
+pid namespace   the kernel kills all that is in it when its first process ends, which is a child of the
+                supervisor; the program sees no process outside, and so can kill neither
+subreaper       nothing else
+
+A program that kills its supervisor is answered by the run, which kills what has the program's mark
+(reaper.py). It runs this file, with the standard library only.
 """
 
 from __future__ import annotations
 
 import ctypes
 import os
+import resource
 import signal
 import sys
 import time
+from collections.abc import Callable
 from contextlib import suppress
-from functools import cache
+from functools import partial
+from importlib import import_module
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
+CGROUP, NAMESPACE, SUBREAPER = "control group", "pid namespace", "subreaper"
+SANDBOX = Path(__file__).parents[1] / "tools" / "sandbox"
+"""Its package `inside` has the system calls, and needs the standard library only."""
 SET_CHILD_SUBREAPER = 36
 """Of prctl."""
 NOT_STARTED = 127
@@ -34,18 +47,14 @@ class Stopped(Exception):
 
 
 def main() -> NoReturn:
-    cgroup, *words = sys.argv[1:]
+    method, cgroup, mark, *words = sys.argv[1:]
     signal.signal(signal.SIGTERM, _stop)
     with suppress(AttributeError, OSError):  # not on macOS
         ctypes.CDLL(None).prctl(SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-    status = signal.SIGTERM
-    try:
-        child = os.fork()
-        if not child:
-            _become(words, cgroup)
-        status = _wait(child)
-    except Stopped:
-        pass
+    run = partial(_run, partial(_become, words, cgroup, int(mark)))
+    status: int = signal.SIGTERM
+    with suppress(Stopped):
+        status = _run_in_namespace(run) if method == NAMESPACE else run()
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     end_descendants()
     remove_cgroup(cgroup)
@@ -61,14 +70,53 @@ def _stop(number: int, frame: object) -> None:
     raise Stopped
 
 
-def _become(words: list[str], cgroup: str) -> NoReturn:
+def _run(become: Callable[[], NoReturn]) -> int:
+    """Wait for a child that becomes the program."""
+    return _wait(os.fork() or become())
+
+
+def _run_in_namespace(run: Callable[[], int]) -> int:
+    """Wait for the first process of a new pid namespace, whose child the program is."""
+    sys.path.append(str(SANDBOX))
+    kernel = import_module("inside.kernel")
+    user = os.geteuid()
+    if user:  # root has the right to do so, and would lose others in a user namespace
+        kernel.unshare_as(user, os.getegid(), kernel.NEWPID)
+    else:
+        kernel.unshare(kernel.NEWPID)
+    reading, writing = os.pipe()
+    first = os.fork() or _lead(kernel, run, writing)
+    os.close(writing)
+    status = _wait(first)
+    return int(os.read(reading, 32) or status)
+
+
+def _lead(kernel: Any, run: Callable[[], int], writing: int) -> NoReturn:
+    """Be the first process of the namespace: it ends with the supervisor, and all others with it."""
+    try:
+        kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
+        for number in (signal.SIGTERM, signal.SIGINT):  # no process inside can end it
+            signal.signal(number, signal.SIG_DFL)
+        kernel.unshare(kernel.NEWNS)  # the folder /proc of the namespace, for its processes alone
+        kernel.mount(b"none", b"/", b"", kernel.MS_REC | kernel.MS_SLAVE)
+        flags = kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC
+        kernel.mount(b"proc", b"/proc", b"proc", flags)
+        os.write(writing, b"%d" % run())
+        os._exit(0)
+    except BaseException as error:
+        os.write(2, f"no pid namespace for the agent: {error}\n".encode())
+    os._exit(NOT_STARTED)
+
+
+def _become(words: list[str], cgroup: str, mark: int) -> NoReturn:
     """The program, in a session of its own: Ctrl-C reaches the run alone, and `kill 0` only itself."""
     try:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         os.setsid()
         if cgroup:
-            with suppress(OSError):
-                Path(cgroup, "cgroup.procs").write_text("0")
+            Path(cgroup, "cgroup.procs").write_text("0")
+        if mark:
+            resource.setrlimit(resource.RLIMIT_RTTIME, (mark, mark))
         os.execvp(words[0], words)
     except BaseException as error:
         os.write(2, f"the agent {words[0]!r} cannot be started: {error}\n".encode())
@@ -76,7 +124,7 @@ def _become(words: list[str], cgroup: str) -> NoReturn:
 
 
 def _wait(child: int) -> int:
-    """The status of the program; orphans that end before it are reaped."""
+    """The status of a child; orphans that end before it are reaped."""
     while True:
         pid, status = os.waitpid(-1, 0)
         if pid == child:
@@ -105,34 +153,10 @@ def descendants(pid: int) -> list[int]:
         with suppress(OSError):
             parent = (folder / "stat").read_text().rpartition(")")[2].split()[1]
             children.setdefault(int(parent), []).append(int(folder.name))
-    found = [pid]
-    for one in found:
-        found += children.get(one, [])
-    return found[1:]
-
-
-@cache
-def cgroup_parent() -> Path | None:
-    """The control group of version 2 of this process; None: there is none."""
-    with suppress(OSError, StopIteration, IndexError):
-        mounts = Path("/proc/self/mountinfo").read_text().splitlines()
-        mount = next(line.split()[4] for line in mounts if " - cgroup2 " in line)
-        groups = Path("/proc/self/cgroup").read_text().splitlines()
-        own = next(line[3:] for line in groups if line.startswith("0::"))
-        return Path(mount, own.lstrip("/"))
-    return None
-
-
-def make_cgroup(name: str) -> str:
-    """The folder of a new control group; "": none can be made here."""
-    with suppress(OSError):
-        if (parent := cgroup_parent()) is not None:
-            made = parent / name
-            made.mkdir()
-            if (made / "cgroup.kill").exists():  # Linux 5.14
-                return str(made)
-            made.rmdir()
-    return ""
+    pids = [pid]
+    for parent in pids:
+        pids += children.get(parent, [])
+    return pids[1:]
 
 
 def remove_cgroup(cgroup: str) -> None:

@@ -19,10 +19,12 @@ NEWNET = 0x4000_0000
 MS_RDONLY = 1
 MS_NOSUID = 2
 MS_NODEV = 4
+MS_NOEXEC = 8
 MS_REMOUNT = 32
 MS_BIND = 4096
 MS_REC = 16384
 MS_PRIVATE = 1 << 18
+MS_SLAVE = 1 << 19
 MNT_DETACH = 2
 
 PR_SET_PDEATHSIG = 1
@@ -124,6 +126,19 @@ def _thread_id_address() -> int:
 
 def unshare(flags: int) -> None:
     _checked("unshare", _unshare(flags))
+
+
+def unshare_as(user: int, group: int, flags: int) -> None:
+    """The same without privileges: in a new user namespace, where this user and group have these numbers."""
+    maps = {
+        "setgroups": "deny",
+        "uid_map": f"{user} {os.geteuid()} 1",
+        "gid_map": f"{group} {os.getegid()} 1",
+    }
+    unshare(flags | NEWUSER)
+    for name, text in maps.items():
+        with open(f"/proc/self/{name}", "w") as file:  # noqa: PTH123 (pathlib is slow to import)
+            file.write(text)
 
 
 def setns(descriptor: int, kind: int) -> None:

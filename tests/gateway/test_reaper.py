@@ -12,14 +12,16 @@ from pathlib import Path
 import pytest
 
 RUN = """
-import os, subprocess, sys
-from graft.gateway.reaper import reaper
-def start(session, folder, **how):
-    variables = {**os.environ, "GRAFT_SESSION": session}
-    return subprocess.Popen(["sleep", "60"], env=variables, start_new_session=True, **how).pid
-ended, agent, child = start("a", ""), start("b", ""), start("b", "")
-reaper().watch(ended, "-", "/no/such/folder")
-reaper().watch(agent, "b", sys.argv[1])
+import resource, subprocess, sys
+from graft.gateway.reaper import new_mark, reaper
+def start(mark):
+    process = subprocess.Popen(["sleep", "60"], env={}, start_new_session=True)
+    resource.prlimit(process.pid, resource.RLIMIT_RTTIME, (mark, mark))
+    return process.pid
+first, second = new_mark(), new_mark()
+ended, agent, child = start(first), start(second), start(second)
+reaper().watch(ended, first, "/no/such/folder")
+reaper().watch(agent, second, sys.argv[1])
 reaper().forget(ended)
 print(ended, agent, child, reaper()._process.pid, flush=True)
 sys.stdin.read()

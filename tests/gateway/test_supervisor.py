@@ -10,78 +10,114 @@ from pathlib import Path
 
 import pytest
 
-from graft.gateway import supervisor
+from graft.gateway import supervision
 from graft.gateway.process import run_process
-from graft.gateway.supervisor import descendants
+from graft.gateway.reaper import MAX_MARK, marked, new_mark
+from graft.gateway.supervisor import CGROUP, NAMESPACE, SUBREAPER, descendants
+from trust.daemons import DAEMONS, ENDS, MARK, run_script, sleeping
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc")
-DAEMONS = {
-    "in the background": "sleep 60 &",
-    "another session": "setsid sleep 60 &",
-    "without an environment": "setsid env -i sleep 60 &",
-    "of a daemon": "(setsid env -i sh -c 'sleep 60 & sleep 60' &) &",
-    "ignores signals": "(trap '' HUP TERM INT; setsid env -i sleep 60 &) ;",
-    "closes its files": "setsid env -i sh -c 'exec <&- >&- 2>&-; sleep 60' &",
-}
-MARK = f"60.{os.getpid()}"
-"""Seconds that the sleeps of these tests take: by this they are found."""
 
 
-def num_running() -> int:
-    count = 0
-    for file in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            words = file.read_bytes().split(b"\0")
-            state = (file.parent / "stat").read_text().rpartition(")")[2].split()[0]
-        except OSError:
-            continue
-        count += words[:2] == [b"sleep", MARK.encode()] and state != "Z"
-    return count
+@pytest.fixture(params=[CGROUP, NAMESPACE, SUBREAPER])
+def method(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    if reason := supervision.methods()[request.param]:
+        pytest.skip(f"no {request.param} here: {reason}")
+    monkeypatch.setattr(supervision, "choose", lambda: request.param)
+    return request.param
 
 
-def run_script(script: str, seconds: float = 20.0) -> int:
-    async def main() -> int:
-        command = ["sh", "-c", script.replace("sleep 60", f"sleep {MARK}")]
-        try:
-            async with asyncio.timeout(seconds):
-                return (await run_process(lambda folder: command, {}, {})).code
-        except TimeoutError:
-            return -1
-
-    return asyncio.run(main())
+def output_of(*words: str) -> str:
+    """What a program writes."""
+    return asyncio.run(run_process(lambda folder: words, {}, {})).output
 
 
-@pytest.mark.parametrize("has_cgroup", [True, False])
-@pytest.mark.parametrize("script", DAEMONS.values(), ids=DAEMONS)
-def test_daemons_end_with_their_program(
-    script: str, has_cgroup: bool, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("name", DAEMONS)
+def test_daemons_end_with_their_program(name: str, method: str):
+    assert run_script(f"{DAEMONS[name]} sleep 0.1; exit 3", seconds=20) == 3
+    assert sleeping() == []
+    assert not (parent := supervision.cgroup_parent()) or not [*parent.glob("graft-agent-*")]
+
+
+def test_daemons_end_at_the_deadline_of_the_program(method: str):
+    script = f"{DAEMONS['without an environment']} {ENDS['waits']}"
+    assert run_script(script, seconds=0.7) == -1
+    assert sleeping() == []
+
+
+@pytest.mark.parametrize("signal", [9, 15])
+def test_daemons_of_a_program_that_kills_its_supervisor_end(signal: int, method: str):
+    script = f"{DAEMONS['forks twice']} {DAEMONS['without an environment']} sleep 0.1; kill -{signal} $PPID; "
+    run_script(script + ENDS["waits"])
+    assert sleeping() == []
+
+
+def test_a_program_that_left_its_control_group_and_killed_its_supervisor_leaves_nothing():
+    if supervision.choose() != CGROUP:
+        pytest.skip("no control group can be made here")
+    leave = f"echo $$ > {supervision.cgroup_parent()}/cgroup.procs; "
+    run_script(leave + DAEMONS["without an environment"] + ENDS["kills its parent"])
+    assert sleeping() == []
+
+
+def test_a_program_ends_as_it_ended(method: str):
+    assert run_script("kill -9 $$", seconds=20) == -9
+    assert run_script("kill -15 $$", seconds=20) == -15
+    assert run_script("exit 0", seconds=20) == 0
+
+
+def test_a_program_that_is_not_there_says_so(method: str):
+    ended = asyncio.run(run_process(lambda folder: ["no-such-program"], {}, {}))
+    assert ended.code == 127 and "no-such-program" in ended.output
+
+
+def test_a_program_is_the_same_user_and_reads_and_writes_the_same_files(
+    method: str, tmp_path: Path
 ):
-    if not has_cgroup:
-        monkeypatch.setattr(supervisor, "make_cgroup", lambda name: "")
-    assert run_script(f"{script} sleep 0.1; exit 3") == 3
-    assert num_running() == 0
-    assert not (parent := supervisor.cgroup_parent()) or not [*parent.glob("graft-agent-*")]
+    (tmp_path / "read").write_text("6 * 7\n")
+    script = f"cd {tmp_path}; id -u; id -g; cat read; cp read written; readlink /proc/self/ns/net"
+    network = Path("/proc/self/ns/net").readlink()
+    assert output_of("sh", "-c", script) == f"{os.getuid()}\n{os.getgid()}\n6 * 7\n{network}\n"
+    assert (tmp_path / "written").stat().st_uid == os.getuid()
 
 
-def test_daemons_end_at_the_deadline_of_the_program():
-    assert run_script(f"{DAEMONS['without an environment']} sleep 60", seconds=0.5) == -1
-    assert num_running() == 0
+def test_a_program_finds_itself_by_its_number(method: str):
+    script = "import os; print(open(f'/proc/{os.getpid()}/cmdline').read().split('\\0')[-2])"
+    assert output_of(sys.executable, "-c", script, "the last word").strip() == "the last word"
 
 
-def test_a_control_group_ends_the_daemons_of_a_program_that_kills_its_supervisor():
-    if not (made := supervisor.make_cgroup("graft-test")):
-        pytest.skip("no control group of version 2 can be made here")
-    supervisor.remove_cgroup(made)
-    assert not Path(made).exists()
-    run_script(f"{DAEMONS['without an environment']} kill -9 $PPID; sleep 60")
-    time.sleep(0.1)
-    assert num_running() == 0
+def test_a_namespace_hides_the_run_and_its_supervisor(monkeypatch: pytest.MonkeyPatch):
+    if reason := supervision.methods()[NAMESPACE]:
+        pytest.skip(reason)
+    monkeypatch.setattr(supervision, "choose", lambda: NAMESPACE)
+    script = "echo $$ $PPID; kill -9 -1 2>/dev/null; kill -9 1; echo on"
+    assert output_of("sh", "-c", script).split() == ["2", "1", "on"]
 
 
-def test_a_program_ends_as_it_ended():
-    assert run_script("kill -9 $$") == -9
-    assert run_script("kill -15 $$") == -15
-    assert run_script("exit 0") == 0
+def test_a_mark_stays_with_processes_that_begin_anew():
+    mark = new_mark()
+    assert 0 < mark < MAX_MARK and mark != new_mark()
+    script = f"setsid env -i sleep {MARK} & sleep 0.3"
+    command = supervision.command(SUBREAPER, "", mark, ["sh", "-c", script])
+
+    async def main() -> list[int]:
+        process = await asyncio.create_subprocess_exec(*command)
+        until = time.monotonic() + 10
+        while not (pids := {*sleeping()} & {*marked(mark)}) and time.monotonic() < until:
+            await asyncio.sleep(0.01)
+        await process.wait()
+        return [*pids]
+
+    assert len(asyncio.run(main())) == 1
+    assert marked(mark) == []
+
+
+def test_the_first_method_that_works_is_chosen(monkeypatch: pytest.MonkeyPatch):
+    reasons = {CGROUP: "not here", NAMESPACE: "", SUBREAPER: ""}
+    monkeypatch.setattr(supervision, "methods", lambda: reasons)
+    assert supervision.choose() == NAMESPACE
+    reasons[NAMESPACE] = "not here"
+    assert supervision.choose() == SUBREAPER
 
 
 def test_descendants_are_children_and_theirs():
@@ -89,12 +125,12 @@ def test_descendants_are_children_and_theirs():
         script = "import subprocess, time; subprocess.Popen(['sleep', '5']); time.sleep(5)"
         process = await asyncio.create_subprocess_exec(sys.executable, "-c", script)
         until = time.monotonic() + 10
-        while len(found := descendants(process.pid)) < 1 and time.monotonic() < until:
+        while len(pids := descendants(process.pid)) < 1 and time.monotonic() < until:
             await asyncio.sleep(0.02)
-        assert process.pid in descendants(os.getpid()) and found[0] in descendants(os.getpid())
-        os.kill(found[0], 9)
+        assert process.pid in descendants(os.getpid()) and pids[0] in descendants(os.getpid())
+        os.kill(pids[0], 9)
         process.kill()
         await process.wait()
-        return found
+        return pids
 
     assert len(asyncio.run(main())) == 1

@@ -85,6 +85,16 @@ def test_a_diagnostic_may_differ_by_a_rounding(tmp_path):
     assert found.faults == [] and found.largest == 1e-7
 
 
+def test_alarms_of_a_timed_run_may_differ_and_other_files_may_not(tmp_path):
+    whole = fabricated(tmp_path / "whole")
+    shutil.copytree(whole, tmp_path / "run")
+    for name in ("alarms.jsonl", "other.jsonl"):
+        (tmp_path / "run" / name).write_text("{}\n")
+    (fault,) = compare(tmp_path / "run", whole, is_timed=True).faults[:1]
+    assert "other.jsonl" in fault and "alarms.jsonl" not in fault
+    assert "alarms.jsonl" in compare(tmp_path / "run", whole).faults[0]
+
+
 def test_disks_are_read_in_order_with_all_their_moments(tmp_path):
     rows = [
         ["before write a #1", "", 0],
