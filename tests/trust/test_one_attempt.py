@@ -9,8 +9,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from trust import one_attempt
-from trust.one_attempt import PLACES, Raised, fault_of, oddities
+from trust import one_attempt, places
+from trust.oddities import Raised, oddities
+from trust.one_attempt import fault_of
+from trust.places import PLACES
 
 pytest.importorskip("uvicorn")
 
@@ -67,7 +69,7 @@ def test_what_would_end_a_program_fails_an_attempt(place: str, error: BaseExcept
 
 
 def test_planted_faults_are_found(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(one_attempt, "give", lambda oddity: 0.5)  # nothing odd happens
+    monkeypatch.setattr(places, "give", lambda oddity: 0.5)  # nothing odd happens
     (row, *_) = [row for row in one_attempt.run(40, seed=1) if row.group == "reward"]
     assert row.ok
     monkeypatch.setitem(PLACES, "reward", lambda oddity: exit(3))
