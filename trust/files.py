@@ -100,16 +100,14 @@ def written_fault(folder: Path, planted: set[Path]) -> str:
     """What is wrong with what a command wrote: a copy of the user's file, weights that are no numbers."""
     from safetensors.torch import load_file
 
-    from graft.models.finite import find_unusable
-
     for path in folder.rglob("*"):
         is_own = path.is_symlink() or not path.is_file() or path.is_relative_to(folder / "home")
         if not is_own and SECRET.encode() in path.read_bytes():
             return f"a file that a link leads to was copied into {path.relative_to(folder)}"
     for path in set(folder.rglob("*.safetensors")) - planted:
-        floats = {name: x for name, x in load_file(path).items() if x.is_floating_point()}
-        if why := find_unusable(floats):
-            return f"{path.relative_to(folder)} was written: {why}"
+        for name, tensor in load_file(path).items():
+            if not tensor.isfinite().all() or ("exp_avg_sq" in name and (tensor < 0).any()):
+                return f"{path.relative_to(folder)} was written with {name} that is no number"
     return ""
 
 

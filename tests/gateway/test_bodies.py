@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import time
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -15,7 +17,7 @@ from graft.gateway.dialects import openai_chat
 from graft.gateway.dialects.fields import MAX_NOTED, MOST_DEPTH
 from graft.gateway.gateway import Gateway
 from graft.gateway.http import body as bodies
-from graft.gateway.http.body import MAX_BODY, check_structure, read_body
+from graft.gateway.http.body import MAX_BODY, MAX_VALUES, check_structure, read_body
 from graft.gateway.request import RefusedRequest
 from tests.gateway.test_server import HELLO, bearer, served
 from tests.gateway.tiny import TASK
@@ -53,6 +55,15 @@ def test_a_body_of_too_many_values_is_refused_before_it_is_parsed(
     with pytest.raises(RefusedRequest):
         asyncio.run(read_body(raw))
     assert time.process_time() - began < 3
+
+
+def test_counting_ends_with_the_first_value_too_many(monkeypatch: pytest.MonkeyPatch):
+    texts = re.compile(rb'"a"').finditer(b'["a"' + b',"a"' * 2 * MAX_VALUES + b"]")
+    monkeypatch.setattr(bodies, "_TEXT", SimpleNamespace(finditer=lambda raw: texts))
+    with pytest.raises(RefusedRequest) as refused:
+        check_structure(b'["a"' + b',"a"' * 2 * MAX_VALUES + b"]")
+    assert refused.value.kind == "too_large"
+    assert len([*texts]) >= MAX_VALUES - 1  # not looked at
 
 
 def test_texts_are_not_counted_as_structure():
