@@ -144,7 +144,7 @@ def check_options(
     takes_any = any(one.kind is one.VAR_KEYWORD for one in accepted)
     known = ", ".join([*names, *(["..."] if takes_any else [])]) or "none"
     for option in options:
-        if option not in names and not takes_any:
+        if option in given or (option not in names and not takes_any):
             hint = suggestion(option, [*names, *meant])
             raise ValueError(f"{what} has no argument {option!r};{hint} known: {known}")
     for one in named:

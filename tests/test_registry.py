@@ -2,7 +2,7 @@ import math
 
 import pytest
 
-from graft.registry import UnknownName, resolve
+from graft.registry import UnknownName, check_options, resolve
 
 TABLE = {"grpo": 1, "rloo": 2, "root": "math:sqrt"}
 
@@ -34,3 +34,12 @@ def test_a_module_beside_the_working_folder_is_found(tmp_path, monkeypatch):
     (tmp_path / "my_rewards_for_test.py").write_text("def one():\n    return 1\n")
     monkeypatch.chdir(tmp_path)
     assert resolve("my_rewards_for_test:one", {}, "reward")() == 1
+
+
+def test_an_option_may_not_have_the_name_of_what_the_caller_fills():
+    def wrap(env: object, **options: object) -> None:
+        """Take any other option."""
+
+    check_options(wrap, {"corpus": "small"}, "wrapper 'wrap'", given=["env"])
+    with pytest.raises(ValueError, match="has no argument 'env'"):
+        check_options(wrap, {"env": "evil"}, "wrapper 'wrap'", given=["env"])
