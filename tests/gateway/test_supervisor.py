@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import os
+import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -25,6 +27,13 @@ def method(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> s
         pytest.skip(f"no {request.param} here: {reason}")
     monkeypatch.setattr(supervision, "choose", lambda: request.param)
     return request.param
+
+
+def wait_until(is_so: Callable[[], bool]) -> None:
+    until = time.monotonic() + 20
+    while not is_so():
+        assert time.monotonic() < until
+        time.sleep(0.01)
 
 
 def output_of(*words: str) -> str:
@@ -52,9 +61,10 @@ def test_daemons_of_a_program_that_kills_its_supervisor_end(signal: int, method:
     assert sleeping() == []
 
 
-def test_a_program_that_left_its_control_group_and_killed_its_supervisor_leaves_nothing():
-    if supervision.choose() != CGROUP:
-        pytest.skip("no control group can be made here")
+@pytest.mark.parametrize("method", [CGROUP], indirect=True)
+def test_a_program_that_left_its_control_group_and_killed_its_supervisor_leaves_nothing(
+    method: str,
+):
     leave = f"echo $$ > {supervision.cgroup_parent()}/cgroup.procs; "
     run_script(leave + DAEMONS["without an environment"] + ENDS["kills its parent"])
     assert sleeping() == []
@@ -86,29 +96,30 @@ def test_a_program_finds_itself_by_its_number(method: str):
     assert output_of(sys.executable, "-c", script, "the last word").strip() == "the last word"
 
 
-def test_a_namespace_hides_the_run_and_its_supervisor(monkeypatch: pytest.MonkeyPatch):
-    if reason := supervision.methods()[NAMESPACE]:
-        pytest.skip(reason)
-    monkeypatch.setattr(supervision, "choose", lambda: NAMESPACE)
+@pytest.mark.parametrize("method", [NAMESPACE], indirect=True)
+def test_a_namespace_hides_the_run_and_its_supervisor(method: str):
     script = "echo $$ $PPID; kill -9 -1 2>/dev/null; kill -9 1; echo on"
     assert output_of("sh", "-c", script).split() == ["2", "1", "on"]
+
+
+@pytest.mark.parametrize("method", [NAMESPACE], indirect=True)
+def test_a_namespace_ends_with_its_supervisor(method: str):
+    """Also if nobody is left who could end it."""
+    script = DAEMONS["without an environment"] + ENDS["waits"]
+    with subprocess.Popen(supervision.command(method, "", 0, ["sh", "-c", script])) as supervisor:
+        wait_until(lambda: len(sleeping()) == 2)
+        supervisor.kill()
+    wait_until(lambda: not sleeping())
 
 
 def test_a_mark_stays_with_processes_that_begin_anew():
     mark = new_mark()
     assert 0 < mark < MAX_MARK and mark != new_mark()
-    script = f"setsid env -i sleep {MARK} & sleep 0.3"
+    script = f"setsid env -i sleep {MARK} & sleep 1"
     command = supervision.command(SUBREAPER, "", mark, ["sh", "-c", script])
 
-    async def main() -> list[int]:
-        process = await asyncio.create_subprocess_exec(*command)
-        until = time.monotonic() + 10
-        while not (pids := {*sleeping()} & {*marked(mark)}) and time.monotonic() < until:
-            await asyncio.sleep(0.01)
-        await process.wait()
-        return [*pids]
-
-    assert len(asyncio.run(main())) == 1
+    with subprocess.Popen(command):
+        wait_until(lambda: len({*sleeping()} & {*marked(mark)}) == 1)
     assert marked(mark) == []
 
 
