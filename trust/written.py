@@ -25,7 +25,8 @@ from trust.effects import MARK, Outcome, observe
 from trust.file_cases import evil
 from trust.files import RECIPE
 
-SMALL, FULL = 24, 600
+SMALL, FULL = 24, 900
+"""The second: every attack at least once."""
 SERVER = "http://127.0.0.1:9/v1"
 """Nobody listens there; a connection is noted before it is refused."""
 
