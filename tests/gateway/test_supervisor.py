@@ -57,7 +57,7 @@ def test_daemons_end_at_the_deadline_of_the_program(method: str):
 @pytest.mark.parametrize("signal", [9, 15])
 def test_daemons_of_a_program_that_kills_its_supervisor_end(signal: int, method: str):
     script = f"{DAEMONS['forks twice']} {DAEMONS['without an environment']} sleep 0.1; kill -{signal} $PPID; "
-    run_script(script + ENDS["waits"])
+    run_script(script + ENDS["waits"], seconds=2)
     assert sleeping() == []
 
 
@@ -66,7 +66,7 @@ def test_a_program_that_left_its_control_group_and_killed_its_supervisor_leaves_
     method: str,
 ):
     leave = f"echo $$ > {supervision.cgroup_parent()}/cgroup.procs; "
-    run_script(leave + DAEMONS["without an environment"] + ENDS["kills its parent"])
+    run_script(leave + DAEMONS["without an environment"] + ENDS["kills its parent"], seconds=2)
     assert sleeping() == []
 
 
