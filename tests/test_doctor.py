@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 import time
 from collections import namedtuple
 from pathlib import Path
@@ -84,8 +85,11 @@ class Broken:
 class Hanging:
     name = "hanging"
 
+    def __init__(self) -> None:
+        self.opened = threading.Event()
+
     def __call__(self, content: str) -> str:
-        time.sleep(5)
+        self.opened.wait(60)
         return "at last"
 
 
@@ -369,10 +373,12 @@ def test_a_broken_tool_fails_and_the_others_answer(written):
 
 
 def test_a_tool_that_hangs_is_given_up_at_its_deadline():
-    env = make("arithmetic", wrappers=[{"tools": {"use": [Hanging(), "calculator"]}}])
+    tool = Hanging()
+    env = make("arithmetic", wrappers=[{"tools": {"use": [tool, "calculator"]}}])
     started = time.perf_counter()
     hangs, answers = tool_checks(env, deadline=0.3)
-    assert time.perf_counter() - started < 3
+    assert time.perf_counter() - started < 30
+    tool.opened.set()
     assert (hangs.verdict, hangs.seen) == ("fail", "no answer within 0.3 s")
     assert answers.verdict == "pass"
 

@@ -33,7 +33,7 @@ try:
 except ImportError as error:
     pytest.skip(str(error), allow_module_level=True)
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.xdist_group("ray")]
 
 LETTERS = '''
 import os, sys, time
@@ -471,7 +471,7 @@ def test_more_than_the_cluster_has_is_refused_at_once(
     started = time.monotonic()
     with pytest.raises(RunStopped, match=capacity):
         train_on_cluster(config, Display(1, quiet=True))
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < 30
     assert not (place / "many").exists()
 
 

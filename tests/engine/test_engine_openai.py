@@ -97,9 +97,9 @@ def test_a_request_is_repeated_after_a_passing_fault(served, fault):
 
 def test_an_attempt_without_an_answer_ends_after_its_timeout(served):
     served.faults = ["silence"]
-    started = time.monotonic()
-    assert sample(engine_of(served, deadline=2.0), "p").finish is Finish.STOP  # 1 s an attempt
-    assert time.monotonic() - started < 1.9
+    # half of the deadline an attempt: the second is made in time
+    assert sample(engine_of(served, deadline=4.0), "p").finish is Finish.STOP
+    assert len(served.requests) == 2
 
 
 def test_the_error_of_repeated_faults_has_their_number_and_the_last_one(served, monkeypatch):
@@ -119,7 +119,7 @@ def test_429_is_repeated_until_the_deadline_and_after_its_retry_after(served, mo
     served.faults, served.retry_after = [429], "0.4"
     started = time.monotonic()
     sample(engine_of(served), "p")
-    assert 0.4 <= time.monotonic() - started < 3
+    assert 0.4 <= time.monotonic() - started < 20
     served.faults, served.retry_after = [429], "60"
     with pytest.raises(EndpointError, match="answered 429"):
         sample(engine_of(served, deadline=1.0), "p")
@@ -237,14 +237,14 @@ def test_training_with_an_endpoint_is_refused_in_one_line():
 
 
 def test_a_cancelled_request_ends_at_once(served):
-    served.delay = 4.0
+    served.delay = 60.0
 
     async def cancel() -> None:
-        request = Endpoint(served.url, timeout=9, deadline=9).ask("/completions", {"a": 1}, str)
+        request = Endpoint(served.url, timeout=90, deadline=90).ask("/completions", {"a": 1}, str)
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.1):
                 await request
 
     started = time.monotonic()
     asyncio.run(cancel())
-    assert time.monotonic() - started < 3
+    assert time.monotonic() - started < 30

@@ -87,7 +87,7 @@ def serving() -> Iterator[Served]:
             elif fault == "nothing":
                 self.close_connection = True
             elif fault == "silence":
-                time.sleep(2.0)
+                time.sleep(60.0)
                 self.close_connection = True
             else:
                 self._send(200, body)

@@ -89,7 +89,7 @@ def test_a_signal_ends_code_that_never_gives_the_loop_back(env, number: signal.S
     threading.Timer(0.5, os.kill, (os.getpid(), number)).start()
     with Interrupt(), pytest.raises(KeyboardInterrupt):
         collect(TASKS, short(env), independent(1))
-    assert time.monotonic() - started < 8.0
+    assert time.monotonic() - started < 30.0
     assert signal.getsignal(signal.SIGINT) == before
 
 
@@ -100,7 +100,7 @@ def test_a_thread_that_hangs_is_left_behind_when_the_collector_closes():
     time.sleep(1.0)
     started = time.monotonic()
     collector.close()
-    assert time.monotonic() - started < 5.0
+    assert time.monotonic() - started < 20.0
 
 
 HANGING = """

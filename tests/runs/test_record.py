@@ -146,15 +146,15 @@ def test_200_000_lines_are_read_in_seconds_and_then_only_what_is_new(tmp_path):
     rest = step(0, **row).removeprefix('{"phase": "rl", "step": 0, ')
     lines = (f'{{"phase": "rl", "step": {n}, {rest}' for n in range(1, 200_001))
     record = make_run(tmp_path / "a", *lines)
-    started = time.perf_counter()
+    started = time.process_time()
     assert record.refresh() == 200_000
-    assert time.perf_counter() - started < 30
+    assert time.process_time() - started < 30
     with (record.path / "metrics.jsonl").open("a") as file:
         file.write(step(200_001, **row))
-    started = time.perf_counter()
+    started = time.process_time()
     assert record.refresh() == 1
     last = RunRecord(record.path).last
-    assert time.perf_counter() - started < 0.5
+    assert time.process_time() - started < 0.5
     assert last is not None and last["step"] == 200_001
     assert record.curves["rl"]["area/metric_14"][-1] == 2.0
 

@@ -81,9 +81,9 @@ def verdicts(checks: list[Check]) -> dict[str, str]:
 
 def test_a_healthy_run_passes_in_little_time(healthy):
     components, learner, episodes = healthy
-    started = time.perf_counter()
+    started = time.process_time()  # not the clock: the machine may be busy
     found = verdicts(check_attempts(learner, episodes, components.chat, 1.0, ("]",)))
-    assert time.perf_counter() - started < 2.0
+    assert time.process_time() - started < 2.0
     assert list(found) == ["ends", "mask", "eos", "log-probs", "rewards"]
     assert {name: found[name] for name in ("ends", "mask", "eos", "log-probs")} == {
         "ends": "pass", "mask": "pass", "eos": "pass", "log-probs": "pass",
