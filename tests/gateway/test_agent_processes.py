@@ -21,7 +21,7 @@ from tests.gateway.test_agent_runs import COMMAND, FUNCTION, ROOT, attempt_claim
 from tests.training import train_recipe
 
 pytest.importorskip("uvicorn")
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400), pytest.mark.xdist_group("ray")]
 
 TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
 NUMBERS = ("reward", "num_trained_tokens", "agent/calls", "entropy", "grad_norm")
