@@ -54,11 +54,11 @@ test: $(TEST) $(OPENENV) browser  ## run the tests (ARGS go to pytest, such as A
 
 test-all: test test-slow  ## the slow tests too: torchrun, Ray, vLLM, SGLang, other people's agents, large pages
 
-# No more at a time than there are cores: each has several processes, a Ray cluster or a browser. Tests that
-# share a fixture of their file stay together (tests/conftest.py).
+# No more at a time than there are cores: each has several processes, a Ray cluster or a browser. Tests of a
+# file stay together (tests/conftest.py).
 test-slow: $(TEST) $(OPENENV) layers browser  ## only those
 	@OMP_NUM_THREADS=1 .venv/vllm/bin/python -m pytest -q --timeout 600 -m vllm tests/engine tests/train/test_external_runs.py
-	@OMP_NUM_THREADS=1 .venv/bin/python -m pytest -q --timeout 600 -m slow $(if $(filter-out 1,$(WORKERS)),-n $(CORES) --dist loadgroup) $(ARGS)
+	@OMP_NUM_THREADS=1 .venv/bin/python -m pytest -q --timeout 600 -m slow $(if $(filter-out 1,$(WORKERS)),-n $(CORES) --dist loadfile) $(ARGS)
 
 lint: $(TEST)  ## ruff and pyright
 	@.venv/bin/ruff check .

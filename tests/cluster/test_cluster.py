@@ -33,7 +33,7 @@ try:
 except ImportError as error:
     pytest.skip(str(error), allow_module_level=True)
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.xdist_group("ray")]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 LETTERS = '''
 import os, sys, time
