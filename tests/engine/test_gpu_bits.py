@@ -5,6 +5,7 @@ The kernels run on the GPU, or in Triton's interpreter.
 
 from __future__ import annotations
 
+import functools
 import random
 from typing import Any
 
@@ -72,13 +73,17 @@ class Fork:
                     page[:, position % BLOCK] = tensor[row]
 
 
+fork_of = functools.cache(Fork)
+"""The learner's attention takes seconds in the interpreter; tests only read it."""
+
+
 @pytest.mark.parametrize(("splits", "tail_rows"), [(1, 1), (2, 1), (1, 3), (2, 2)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_decoding_has_the_learners_bits(
     dtype: torch.dtype, splits: int, tail_rows: int, kernel_device: torch.device
 ) -> None:
     """Two rows at different positions, a shared segment and tails; and a row that is over."""
-    fork = Fork(SPAN + 10, 70, dtype, kernel_device)
+    fork = fork_of(SPAN + 10, 70, dtype, kernel_device)
     ends = [fork.length, SPAN + 30]
     table = np.concatenate([fork.table, fork.table[:1]])
     sharing = share_segments(table[:2], np.array(ends), group=2, kv_heads=1)
@@ -124,7 +129,7 @@ def test_a_segment_that_siblings_begin_together_has_the_learners_bits(
 ) -> None:  # fmt: skip
     """The shared pages of the first segment for both rows, then the pages of each."""
     monkeypatch.setattr(segment_sharing, "PROGRAMS", 1)
-    fork = Fork(start, answers, torch.bfloat16, kernel_device)
+    fork = fork_of(start, answers, torch.bfloat16, kernel_device)
     lengths = np.array([start + end if end else 0 for end in ends])
     sharing = share_segments(fork.table, lengths, group=2, kv_heads=1)
     assert (sharing.items.tolist(), sharing.tails.tolist()) == ([[0, 2, 0, 1, shared]], [1, 1])

@@ -21,7 +21,7 @@ from tests.gateway.test_agent_runs import COMMAND, FUNCTION, ROOT, attempt_claim
 from tests.training import train_recipe
 
 pytest.importorskip("uvicorn")
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(400), pytest.mark.xdist_group("ray")]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
 TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
 NUMBERS = ("reward", "num_trained_tokens", "agent/calls", "entropy", "grad_norm")
@@ -66,7 +66,12 @@ def alone(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     return folder
 
 
-@pytest.mark.parametrize("layout", ["engine.tp=1", "engine.tp=2"])
+@pytest.mark.parametrize(
+    ("alone", "layout"),
+    [(FUNCTION, "engine.tp=1"), (FUNCTION, "engine.tp=2"), (COMMAND, "engine.tp=1")],
+    ids=["function-1", "function-2", "command-1"],
+    indirect=["alone"],
+)
 def test_torchrun_makes_the_attempts_of_one_process(alone: Path, layout: str):
     name = f"two-{layout[-1]}"
     words = [

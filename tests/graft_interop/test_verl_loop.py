@@ -17,6 +17,7 @@ from scripted import END, ScriptedPolicy, byte_tokenizer
 from graft.envs import make
 from graft_interop.verl import rows
 
+pytest.importorskip("hydra")  # first: verl takes seconds to find that it is missing
 agent_loop = pytest.importorskip("verl.experimental.agent_loop.agent_loop")
 
 pytestmark = [pytest.mark.peer, pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
