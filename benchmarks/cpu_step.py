@@ -1,24 +1,26 @@
 """A full GRPO step on a CPU: graft against TRL's GRPOTrainer, step by step in one process.
 
-    python benchmarks/cpu_step.py A 5          # workload, measured steps (one more is a warm-up)
-    OMP_NUM_THREADS=1 python benchmarks/cpu_step.py B 2 64 2    # rows of TRL's micro-batch; half of B
+    python -m benchmarks.cpu_step A 5 --record     # workload, measured steps (one more is a warm-up)
+    OMP_NUM_THREADS=1 python -m benchmarks.cpu_step B 2 64 2    # rows of TRL's micro-batch; half of B
 
 Both begin with the same weights, so that answers are equally long, and train on the same kind of prompts
 with the same number of samples. TRL's trainer
 runs; before each of its steps one graft step is taken, so both see the same machine. Reported are
 medians and their ratio, generation and training apart. With one thread it is the process's own time, which
-other work on the machine hardly changes. Needs the `peer` extra.
+other work on the machine hardly changes. `--record` keeps the figures for the pages. Needs the `peer` extra.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import platform
 import random
 import statistics
 import sys
 import time
 from dataclasses import replace
+from typing import Any
 
 # both sides: threads that sleep while they wait; spinning ones stall whenever the machine is shared
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
@@ -26,6 +28,7 @@ os.environ.update(HF_HUB_OFFLINE="1", TOKENIZERS_PARALLELISM="false", TRL_EXPERI
 
 import torch
 
+from benchmarks.record import Figure, record
 from benchmarks.workloads import (
     CHARACTERS,
     SHAPE,
@@ -126,7 +129,27 @@ def trl_trainer(work: Workload, steps: int, micro_batch: int, hook):
     return trainer, times
 
 
-def main(name: str = "A", steps: int = 5, micro_batch: int = 64, share: int = 1) -> None:
+def figures(report: dict[str, Any]) -> list[Figure]:
+    table = {"x86_64": "x86", "aarch64": "arm"}.get(platform.machine(), platform.machine())
+    work = report["workload"]
+
+    def step(name: str, what: str, times: dict[str, float]) -> Figure:
+        note = f"{times['generate']:.3g} rollout + {times['train']:.3g} learning"
+        return Figure(f"{table}.{name}.{work.lower()}", what, times["step"], "s", note=note)
+
+    ratio = Figure(
+        f"{table}.ratio.{work.lower()}",
+        "TRL's time over graft's, step by step",
+        report["speedup"],
+        rounds=tuple(report["speedup_range"]),
+    )
+    ours = step("step", f"GRPO step {work}", report["graft"])
+    return [ours, step("trl.step", "TRL: the same", report["trl"]), ratio]
+
+
+def main(
+    name: str = "A", steps: int = 5, micro_batch: int = 64, share: int = 1, *, keep: bool = False
+) -> None:
     work = WORKLOADS[name]
     work = replace(work, prompts=work.prompts // share)
     graft = GraftTrainer(work)
@@ -159,7 +182,8 @@ def main(name: str = "A", steps: int = 5, micro_batch: int = 64, share: int = 1)
         return statistics.median(values[1:])  # the first step warms both up
 
     lengths = [log["completions/mean_length"] for log in trainer.state.log_history[1:-1]]
-    report = {"workload": name, "steps": steps, "tokens_per_step": statistics.median(tokens[1:])}
+    report: dict[str, Any] = {"workload": name, "steps": steps}
+    report["tokens_per_step"] = statistics.median(tokens[1:])
     report["trl_tokens_per_step"] = round(statistics.median(lengths) * work.prompts * work.samples)
     for who, times in (("trl", theirs), ("graft", mine)):
         step, generate = median(times["step"]), median(times["generate"])
@@ -174,8 +198,10 @@ def main(name: str = "A", steps: int = 5, micro_batch: int = 64, share: int = 1)
     report["prompts"], report["threads"] = work.prompts, torch.get_num_threads()
     report["clock"] = clock.__name__
     print(json.dumps(report))
+    if keep:
+        record(figures(report))
 
 
 if __name__ == "__main__":
-    arguments = sys.argv[1:]
-    main(*arguments[:1], *map(int, arguments[1:]))
+    arguments = [argument for argument in sys.argv[1:] if argument != "--record"]
+    main(*arguments[:1], *map(int, arguments[1:]), keep="--record" in sys.argv)

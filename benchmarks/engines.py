@@ -23,6 +23,7 @@ from typing import Any
 
 import torch
 
+from benchmarks.record import Figure, record, slug
 from benchmarks.shapes import SHAPES, random_decoder
 from graft.models.io.save import save_model
 from graft.text.tokenizer import FastTokenizer
@@ -81,6 +82,20 @@ def train(
     return {"engine": engine, **found, "tok/s": found["tokens"] / found["rollout s"]}
 
 
+def figures_of(row: dict[str, Any]) -> list[Figure]:
+    name, _, server = row["engine"].partition(",")
+    engine = slug(f"{name} {server.rpartition(',')[2]}")  # an address is no part of a name
+    values = (
+        ("sampled", "tok/s", "tok/s"),
+        ("new weights", "sync s", "s"),
+        ("gap, mean", "gap mean", ""),
+    )
+    return [
+        Figure(f"engines.{engine}.{slug(what)}", f"{engine}: {what}", row[key], unit)
+        for what, key, unit in values
+    ]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
@@ -94,12 +109,17 @@ def main() -> None:
     parser.add_argument("--tasks", type=int, default=64)
     parser.add_argument("--samples", type=int, default=8)
     parser.add_argument("--tokens", type=int, default=512)
+    parser.add_argument("--record", action="store_true", help="keep them in docs/numbers.json")
     asked = parser.parse_args()
+    figures: list[Figure] = []
     if not asked.model.exists():
         store_model(asked.model, asked.shape)
     for engine in asked.engines:
         row = train(asked.model, engine, asked.steps, asked.tasks, asked.samples, asked.tokens)
         print(json.dumps(row), flush=True)
+        figures += figures_of(row)
+    if asked.record:
+        record(figures)
 
 
 if __name__ == "__main__":

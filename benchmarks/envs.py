@@ -1,6 +1,6 @@
 """Environments against GEM (gem-llm 0.1.0), both measured in one run on this machine.
 
-    python -m benchmarks.envs [--rounds 9] [--seconds 0.15] [--only sudoku] [--json FILE]
+    python -m benchmarks.envs [--rounds 9] [--seconds 0.15] [--only sudoku] [--json FILE] [--record]
 
 GEM has its own venv (.venv/gem, made on first use); the two libraries take turns, case by
 case and round by round. Rates are medians; the ratio is the median of the rounds' own ratios, so that
@@ -21,6 +21,8 @@ import zipfile
 from pathlib import Path
 from statistics import median
 from typing import Any
+
+from benchmarks.record import Figure, record, slug
 
 ROOT = Path(__file__).parent.parent
 GEM = ROOT / ".venv" / "gem"
@@ -153,12 +155,20 @@ def orders() -> list[dict[str, Any]]:
     return [*listed, {"case": "grading", "steps": 1}]
 
 
+def figure(row: dict[str, Any]) -> Figure:
+    what = f"{row['case']} {row['id']}".strip()
+    rounds = tuple(row["rounds"]["graft"][row["graft_mode"]])
+    note = f"GEM {row['gem']:,.0f}/s, ratio {row['ratio']:.1f}"
+    return Figure(f"envs.{slug(what)}", what, row["graft"], "/s", rounds, note)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--seconds", type=float, default=0.15, help="per measurement")
     parser.add_argument("--only", default="", help="cases or ids that contain this text")
     parser.add_argument("--json", default="", help="also write every reading to this file")
+    parser.add_argument("--record", action="store_true", help="keep them in docs/numbers.json")
     options = parser.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="graft-bench-"))
     try:
@@ -186,6 +196,8 @@ def main() -> None:
                   f"{row['gem']:>10,.0f} | {row['ratio']:>5.1f} |", flush=True)  # fmt: skip
         if options.json:
             Path(options.json).write_text(json.dumps(rows, indent=1))
+        if options.record:
+            record(map(figure, rows))
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 

@@ -1,6 +1,6 @@
 """What tree packing saves: the learner's step on workload B, packed against separate padded rows.
 
-    python benchmarks/tree_packing.py 5
+    python -m benchmarks.tree_packing 5 --record       # --record keeps the figures for the pages
 
 The same episodes, weights, loss and optimizer; the padded side is what a trainer without trees does:
 every row is its own sequence, prompt included, padded to the longest. Loss and gradients are
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import statistics
 import sys
 import time
@@ -21,11 +22,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from benchmarks.record import Figure, record
 from benchmarks.workloads import WORKLOADS, GraftTrainer
 from graft.models.logprobs import score_actions
 from graft.models.tree.packing import response
 
 MICRO_ROWS = 64
+PACKED = "learner's step on B: packed tree"
+PADDED = "the same in separate padded rows, same loss and gradients"
 
 
 def padded_backward(trainer: GraftTrainer, batch) -> float:
@@ -66,7 +70,7 @@ def padded_backward(trainer: GraftTrainer, batch) -> float:
     return total
 
 
-def main(rounds: int = 5) -> None:
+def main(rounds: int = 5, *, keep: bool = False) -> None:
     trainer = GraftTrainer(WORKLOADS["B"])
     batch = trainer.batch(trainer.rollout())
     learner, policy = trainer.learner, trainer.policy
@@ -101,21 +105,28 @@ def main(rounds: int = 5) -> None:
     ratios = [b / a for a, b in zip(*(x[1:] for x in times.values()), strict=True)]
     rows = batch.trajectories
     unique = sum(len(s) for s in {id(s): s for row in rows for s in row.spans}.values())
-    print(
-        json.dumps(
-            {
-                "packed": round(statistics.median(times["packed"][1:]), 3),
-                "padded": round(statistics.median(times["padded"][1:]), 3),
-                "speedup": round(statistics.median(ratios), 2),
-                "tokens_unique": unique,
-                "tokens_in_rows": sum(len(row.tokens) for row in rows),
-                "loss_gap": abs(packed_loss - padded_loss),
-                "gradient_gap": gap,
-                "gradient_scale": scale,
-            }
+    report = {
+        "packed": round(statistics.median(times["packed"][1:]), 3),
+        "padded": round(statistics.median(times["padded"][1:]), 3),
+        "speedup": round(statistics.median(ratios), 2),
+        "tokens_unique": unique,
+        "tokens_in_rows": sum(len(row.tokens) for row in rows),
+        "loss_gap": abs(packed_loss - padded_loss),
+        "gradient_gap": gap,
+        "gradient_scale": scale,
+    }
+    print(json.dumps(report))
+    if keep:
+        table = {"x86_64": "x86", "aarch64": "arm"}.get(platform.machine(), platform.machine())
+        packed, padded = tuple(times["packed"][1:]), tuple(times["padded"][1:])
+        record(
+            [
+                Figure(f"{table}.packed", PACKED, report["packed"], "s", packed),
+                Figure(f"{table}.padded", PADDED, report["padded"], "s", padded),
+            ]
         )
-    )
 
 
 if __name__ == "__main__":
-    main(*map(int, sys.argv[1:]))
+    arguments = [argument for argument in sys.argv[1:] if argument != "--record"]
+    main(*map(int, arguments), keep="--record" in sys.argv)

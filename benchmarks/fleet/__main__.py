@@ -1,4 +1,4 @@
-"""A step of a model on many GPUs, and how to divide them: computed, not measured (docs/planning.md).
+"""A step of a model on many GPUs, and how to divide them: computed, not measured (benchmarks/PLANNER.md).
 
     python -m benchmarks.fleet --gpus 64 --shape 8B
     python -m benchmarks.fleet --gpus 64 --shape 8B --gpu h100 --staleness 2 --tool-seconds 5

@@ -54,7 +54,7 @@ def show_layouts(planner: Planner, best: LayoutEstimate, name: str) -> None:
         console.print(line)
     console.print(
         "Rates were measured on one H200, where rows that set no rate are off by up to 17%. Links, "
-        "overlap and other GPUs are assumed: docs/planning.md",
+        "overlap and other GPUs are assumed: benchmarks/PLANNER.md",
         style="dim",
     )
 

@@ -2,6 +2,7 @@
 
     python -m benchmarks.gpu [--only rollouts,16x16] [--shapes 0.6B,1.7B] [--quick] [--out FOLDER]
     python -m benchmarks.gpu --device cpu --shapes tiny --quick       # to try the benchmark itself
+    python -m benchmarks.gpu --record                                 # keep the figures for the pages
 
 The first shape gets every job, the others rollouts, training and the full step. A job that fails
 is a row with its error; the run goes on. One that leaves the GPU unusable (an illegal address) starts
@@ -32,6 +33,7 @@ from benchmarks.gpu.roofs import roofs
 from benchmarks.gpu.start import start
 from benchmarks.gpu.warm_up import warm_up
 from benchmarks.gpu.works import anchor_of, works_of
+from benchmarks.record import Figure, record, slug
 from benchmarks.shapes import SHAPES
 from graft.models.device import choose_device, choose_dtype
 
@@ -151,6 +153,7 @@ def main(arguments: list[str] | None = None) -> Report:
     parser.add_argument("--previous", type=Path, help="a gpu.json to compare with")
     parser.add_argument("--profile", action="store_true", help="top kernels instead of the table")
     parser.add_argument("--resume", action="store_true", help="go on with the gpu.json in --out")
+    parser.add_argument("--record", action="store_true", help="keep the rows in docs/numbers.json")
     args = parser.parse_args(arguments)
 
     began = time.time()
@@ -186,7 +189,18 @@ def main(arguments: list[str] | None = None) -> Report:
     print(f"\n{report.markdown()}")
     if args.previous is not None:
         print(f"\n{report.against(Report.load(args.previous))}")
+    if args.record:
+        record(figures(report.rows))
     return report
+
+
+def figures(rows: list[Row]) -> list[Figure]:
+    """Of the rows that were measured; a later run replaces those of the same names."""
+    return [
+        Figure(f"gpu.{slug(row.name)}", row.name, row.value, row.unit, tuple(row.rounds), row.note)
+        for row in rows
+        if row.value is not None
+    ]
 
 
 if __name__ == "__main__":
