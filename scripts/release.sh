@@ -50,4 +50,8 @@ assert not graft.__file__.startswith(sys.argv[1] + "/"), f"imported from the che
 policy = graft.load("runs/quickstart")
 print("release:", graft.generate(policy, "2+3=", max_tokens=4))
 ' "$checkout"
+# a project of one's own, as the README begins
+graft init my-agent
+cd my-agent
+graft train recipe.yaml sft.steps=3 train.steps=2 run.eval_tasks=8
 echo "release: $version works outside the checkout; publish dist/"
