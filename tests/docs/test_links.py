@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
+import yaml
 
 from tests.docs.pages import PAGES, ROOT, inline, prose
 
@@ -45,12 +46,21 @@ def test_links_lead_somewhere(page: Path):
     assert wrong == []
 
 
-def test_every_page_is_in_the_menu_of_the_site_and_in_the_index():
+def test_the_menu_of_the_site_is_the_list_of_the_index():
+    """Every page once, in the same sections and order."""
+    _, menu = (ROOT / "mkdocs.yml").read_text(encoding="utf-8").split("\nnav:\n")
+    (front, *sections) = yaml.safe_load(menu)
+    assert front == {"Overview": "index.md"}
+    index = (ROOT / "docs" / "index.md").read_text(encoding="utf-8").partition("\n## Pages\n")[2]
+    listed: dict[str, list[str]] = {}
+    for section, page in re.findall(r"^\| (?:\*\*(.+)\*\*|\[[^\]]*\]\(([^)]*)\)) \|", index, re.M):
+        if section:
+            listed[section] = []
+        else:
+            listed[list(listed)[-1]].append(page)
+    assert [{section: pages} for section, pages in listed.items()] == sections
     names = {page.name for page in PAGES if page.parent == ROOT / "docs"}
-    menu = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
-    assert set(re.findall(r"([\w-]+\.md)$", menu, re.M)) - {"README.md"} == names
-    index = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
-    assert {name for name in LINK.findall(index) if name in names} == names - {"index.md"}
+    assert sorted(sum(listed.values(), ["index.md"])) == sorted(names)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
