@@ -1,6 +1,6 @@
 """Slow tools: sampling and learning in turns against sampling up to two steps ahead.
 
-    make bench BENCH=async_tools ARGS="5 1 0.1 0"      # rounds, then seconds that a call takes
+    make bench BENCH=async_tools ARGS="5 1 0.1 0"      # rounds, then seconds that a call takes; --record
 
 A model as large as the quickstart's learns to use the calculator, whose calls take a set time.
 It is warmed up once, so that attempts do call it; then every round trains it from there with
@@ -33,6 +33,7 @@ from pathlib import Path
 # threads that sleep while they wait, as the command line has it
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
+from benchmarks.record import Figure, record, slug, take_flag
 from graft.config import Config, check
 from graft.engine.native.cpu.runner import CpuRunner
 from graft.envs.calculator import CalculatorTask
@@ -181,13 +182,14 @@ def measure(model: str, delay: float, staleness: int) -> Measured:
     )
 
 
-def main(rounds: int, delays: list[float]) -> None:
+def main(rounds: int, delays: list[float], *, keep: bool) -> None:
     with tempfile.TemporaryDirectory() as folder:
         started = time.perf_counter()
         train(recipe(Path(folder), 0.0, 0, "", steps=1, sft=120))
         model = str(checkpoints(Path(folder) / "run" / "checkpoints")[-1].path)
         print(f"warmed up in {time.perf_counter() - started:.0f} s", flush=True)
         table: list[str] = []
+        figures: list[Figure] = []
         for delay in delays:
             found: dict[int, list[Measured]] = {0: [], AHEAD: []}
             for number in range(rounds):
@@ -198,11 +200,27 @@ def main(rounds: int, delays: list[float]) -> None:
                         f"{delay:g} s, round {number + 1}, {runs[-1]}, load {load:.1f}", flush=True
                     )
             table += rows(delay, found)
+            figures += figures_of(delay, found)
     print(
         "\n| a call takes | staleness | steps/s | tokens/s | a step waits | and learns | learner idle "
         "| engine idle | mean age | times as fast |\n|" + " --- |" * 10
     )
     print("\n".join(table))
+    if keep:
+        record(figures)
+
+
+def figures_of(delay: float, found: dict[int, list[Measured]]) -> list[Figure]:
+    kept: list[Figure] = []
+    for staleness, runs in found.items():
+        what = f"staleness {staleness}, a call takes {delay:g} s"
+        rates = tuple(each.tokens_per_second for each in runs)
+        idle = statistics.median(each.learner_idle for each in runs)
+        note = f"the learner is idle for {idle:.0%} of the time"
+        kept.append(
+            Figure(f"async.{slug(what)}", what, statistics.median(rates), "tok/s", rates, note)
+        )
+    return kept
 
 
 def rows(delay: float, found: dict[int, list[Measured]]) -> list[str]:
@@ -226,5 +244,6 @@ def rows(delay: float, found: dict[int, list[Measured]]) -> list[str]:
 
 
 if __name__ == "__main__":
-    given = sys.argv[1:]
-    main(int(given[0]) if given else 5, [float(delay) for delay in given[1:]] or [1.0, 0.1, 0.0])
+    given, keep = take_flag(sys.argv[1:])
+    delays = [float(delay) for delay in given[1:]]
+    main(int(given[0]) if given else 5, delays or [1.0, 0.1, 0.0], keep=keep)

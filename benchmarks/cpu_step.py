@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import json
 import os
-import platform
 import random
 import statistics
 import sys
@@ -28,7 +27,7 @@ os.environ.update(HF_HUB_OFFLINE="1", TOKENIZERS_PARALLELISM="false", TRL_EXPERI
 
 import torch
 
-from benchmarks.record import Figure, record
+from benchmarks.record import Figure, record, table_name, take_flag
 from benchmarks.workloads import (
     CHARACTERS,
     SHAPE,
@@ -130,7 +129,7 @@ def trl_trainer(work: Workload, steps: int, micro_batch: int, hook):
 
 
 def figures(report: dict[str, Any]) -> list[Figure]:
-    table = {"x86_64": "x86", "aarch64": "arm"}.get(platform.machine(), platform.machine())
+    table = table_name()
     work = report["workload"]
 
     def step(name: str, what: str, times: dict[str, float]) -> Figure:
@@ -203,5 +202,5 @@ def main(
 
 
 if __name__ == "__main__":
-    arguments = [argument for argument in sys.argv[1:] if argument != "--record"]
-    main(*arguments[:1], *map(int, arguments[1:]), keep="--record" in sys.argv)
+    arguments, keep = take_flag(sys.argv[1:])
+    main(*arguments[:1], *map(int, arguments[1:]), keep=keep)

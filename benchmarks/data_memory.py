@@ -1,6 +1,6 @@
 """How much memory it takes to read a file that is larger than one would like to hold.
 
-    python benchmarks/data_memory.py --gigabytes 2 --row-bytes 1000
+    python -m benchmarks.data_memory --gigabytes 2 --row-bytes 1000 [--record]
 
 Writes a jsonl of chats into a temporary folder and reads it in three processes, each of which prints
 its peak of resident memory: `graft data show`, all rows in order, and chats opened and drawn in a
@@ -16,6 +16,8 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+
+from benchmarks.record import Figure, record, slug
 
 SHOW = "from graft.data.show import inspect; inspect(path)"
 ROWS = """
@@ -56,7 +58,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--gigabytes", type=float, default=2.0)
     parser.add_argument("--row-bytes", type=int, default=1000)
+    parser.add_argument("--record", action="store_true", help="keep them in docs/numbers.json")
     args = parser.parse_args()
+    figures: list[Figure] = []
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "chats.jsonl"
         rows = write_chats(file, int(args.gigabytes * 1e9), args.row_bytes)
@@ -71,6 +75,11 @@ def main() -> None:
             )
             seconds, peak = time.perf_counter() - started, int(done.stdout.split()[-1]) / 1e3
             print(f"{name:<26} peak {peak:6,.0f} MB {seconds:7.1f} s", flush=True)
+            figures.append(
+                Figure(f"data-memory.{slug(name)}", name, peak, "MB", note=f"{seconds:.0f} s")
+            )
+    if args.record:
+        record(figures)
 
 
 if __name__ == "__main__":

@@ -34,6 +34,7 @@ from pathlib import Path
 from typing import Any
 
 import graft
+from benchmarks.record import Figure, record, take_flag
 from benchmarks.shapes import SHAPES
 from graft.engine.native.context import NativeContext
 from graft.engine.native.engine import NativeEngine
@@ -310,7 +311,9 @@ def load_policy(model: str) -> graft.Policy:
     return graft.load(shape=shape, alphabet="bytes", chat_template="chatml")
 
 
-def main(sessions: int, turns: int, tokens: int, model: str, rounds: int = 3) -> None:
+def main(
+    sessions: int, turns: int, tokens: int, model: str, rounds: int = 3, *, keep: bool = False
+) -> None:
     Talk.turns = turns
     policy = load_policy(model)
     each = len(policy.chat.prompt([{"role": "user", "content": QUESTION}])) + 128
@@ -347,6 +350,18 @@ def main(sessions: int, turns: int, tokens: int, model: str, rounds: int = 3) ->
         print(f"  {name:12} {taken:6.2f} ms a call")
     alone.engine.close()
     setup.engine.close()
+    if keep:
+        what = f"{sessions} sessions, {turns} calls, {tokens} tokens an answer"
+        record(
+            Figure(
+                f"gateway.{name}",
+                f"{name}: {what}",
+                statistics.median(found),
+                "tok/s",
+                tuple(found),
+            )
+            for name, found in rates.items()
+        )
 
 
 if __name__ == "__main__":
@@ -357,6 +372,7 @@ if __name__ == "__main__":
     elif sys.argv[1:2] == ["calls"]:
         run(lambda: calls(*(int(word) for word in sys.argv[2:5])))
     else:
-        numbers = [int(word) for word in sys.argv[1:4]]
-        rounds = int(sys.argv[5]) if sys.argv[5:] else 3
-        main(*(numbers or [512, 4, 32]), model="".join(sys.argv[4:5]), rounds=rounds)
+        words, keep = take_flag(sys.argv[1:])
+        numbers = [int(word) for word in words[:3]]
+        rounds = int(words[4]) if words[4:] else 3
+        main(*(numbers or [512, 4, 32]), model="".join(words[3:4]), rounds=rounds, keep=keep)

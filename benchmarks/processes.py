@@ -1,7 +1,7 @@
 """Sampling and learning by 1, 2 and 4 processes, whole steps of GRPO as `graft train` takes them.
 
-    python benchmarks/processes.py                             # all layouts, 3 rounds, about 5 minutes
-    python benchmarks/processes.py --layouts 1 "fsdp 1"        # what FSDP2 costs where nothing is split
+    python -m benchmarks.processes                             # all layouts, 3 rounds, about 5 minutes
+    python -m benchmarks.processes --layouts 1 "fsdp 1"        # what FSDP2 costs where nothing is split
     torchrun --nproc-per-node 1 benchmarks/processes.py --layout "fsdp 1" --width 1024 --layers 24
 
 Every layout takes the same steps on the same tasks and samples the same tokens (draws are keyed by
@@ -14,7 +14,8 @@ median over the rounds of how the seconds of a step compare.
     handing     seconds until the engines have the new weights (nothing where they share the tensors)
 
 Processes beyond the number of cores take turns on them: their rows show what a layout costs, not what
-it gains. `--steps` and `--rounds` make it longer; `--json FILE` keeps every number.
+it gains. `--steps` and `--rounds` make it longer; `--json FILE` keeps every number, `--record` the medians
+for the pages.
 """
 
 from __future__ import annotations
@@ -63,6 +64,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--device", default="auto")
     parser.add_argument("--json", type=Path, default=None)
+    parser.add_argument(
+        "--record", action="store_true", help="keep the medians in docs/numbers.json"
+    )
     return parser.parse_args()
 
 
@@ -212,6 +216,23 @@ def table(rounds: list[dict[str, list[dict[str, float]]]]) -> str:
     return "\n".join(lines)
 
 
+def figures(rounds: list[dict[str, list[dict[str, float]]]]) -> list[Any]:
+    from benchmarks.record import Figure, slug
+
+    found: list[Figure] = []
+    for name in rounds[0]:
+        steps = [step for each in rounds for step in each[name]]
+        middle = {key: statistics.median(step[key] for step in steps) for key in steps[0]}
+        ratios = [_seconds(each[name]) / _seconds(next(iter(each.values()))) for each in rounds]
+        what = f"{LAYOUTS[name][2]}, processes: {LAYOUTS[name][0]}"
+        note = (
+            f"sampling {middle['sampling']:,.0f} tok/s, learning {middle['learning']:,.0f} tok/s, weights to "
+            f"engines {middle['handing']:.2f} s; {statistics.median(ratios):.2f} of one process"
+        )
+        found.append(Figure(f"processes.{slug(what)}", what, middle["step"], "s", note=note))
+    return found
+
+
 def _seconds(steps: list[dict[str, float]]) -> float:
     return statistics.median(step["step"] for step in steps)
 
@@ -243,6 +264,10 @@ def main() -> None:
         f"{os.environ['OMP_NUM_THREADS']}; medians of {args.rounds} rounds of {args.steps} steps\n"
     )
     print(table(rounds))
+    if args.record:
+        from benchmarks.record import record
+
+        record(figures(rounds))
 
 
 if __name__ == "__main__":

@@ -22,8 +22,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-
 ROOT = Path(__file__).resolve().parent.parent
 FILE = ROOT / "docs" / "numbers.json"
 
@@ -56,6 +54,16 @@ def record(figures: Iterable[Figure], machine: str = "", command: str = "") -> N
     lines = ",\n".join(f" {json.dumps(row, ensure_ascii=False)}" for row in rows.values())
     FILE.write_text(f"[\n{lines}\n]\n", encoding="utf-8")
     print(f"recorded in {FILE}; `python scripts/numbers.py` writes it into the pages")
+
+
+def take_flag(arguments: list[str]) -> tuple[list[str], bool]:
+    """The arguments without --record, and whether it was there; for benchmarks that take plain words."""
+    return [argument for argument in arguments if argument != "--record"], "--record" in arguments
+
+
+def table_name() -> str:
+    """How figures of this machine's processor begin: x86 or arm."""
+    return {"x86_64": "x86", "aarch64": "arm"}.get(platform.machine(), platform.machine())
 
 
 def row_of(figure: Figure, about: dict[str, str]) -> dict[str, Any]:
@@ -109,6 +117,8 @@ def _git(*arguments: str) -> str:
 
 
 def describe_machine() -> str:
+    import torch  # not above: a benchmark of memory counts what its own process has loaded
+
     about = f"torch {torch.__version__}, Python {platform.python_version()}"
     if torch.cuda.is_available():
         return f"one {torch.cuda.get_device_name()}, {about}"
@@ -127,5 +137,5 @@ def current_command() -> str:
     """As it was typed: "python -m benchmarks.cpu_step A 8"; --record itself is no part of it."""
     spec = getattr(sys.modules["__main__"], "__spec__", None)
     program = f"-m {spec.name.removesuffix('.__main__')}" if spec else sys.argv[0]
-    arguments = [argument for argument in sys.argv[1:] if argument != "--record"]
+    arguments, _ = take_flag(sys.argv[1:])
     return f"python {program} {shlex.join(arguments)}".strip()

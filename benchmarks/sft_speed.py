@@ -1,7 +1,7 @@
 """A supervised step, rows from a file, against the learner alone on the same packed examples.
 
-    python benchmarks/sft_speed.py                       # a small model on whatever device there is
-    python benchmarks/sft_speed.py --width 1024 --layers 24 --vocab 32000 --batch 64 --words 600
+    python -m benchmarks.sft_speed [--record]            # a small model on whatever device there is
+    python -m benchmarks.sft_speed --width 1024 --layers 24 --vocab 32000 --batch 64 --words 600
 
 Both sides train the same model on the same rows of chats, several turns each. The learner alone gets
 rows and batch ready-made; the supervised step reads rows from the file, renders, encodes and masks them
@@ -31,6 +31,7 @@ import tokenizers
 import torch
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
+from benchmarks.record import Figure, record
 from graft.config import check
 from graft.models.decoder import Decoder
 from graft.models.io.save import save_model
@@ -104,6 +105,7 @@ def main(arguments: list[str]) -> None:
     sizes = {"width": 384, "layers": 4, "vocab": 8000, "batch": 16, "words": 250, "rows": 400}
     for name, value in {**sizes, "steps": 4, "blocks": 5, "micro": 0}.items():
         parser.add_argument(f"--{name}", type=int, default=value)
+    parser.add_argument("--record", action="store_true", help="keep them in docs/numbers.json")
     args = parser.parse_args(arguments)
     folder = Path(tempfile.mkdtemp(prefix="graft-sft-"))
     tokenizer = tokenizer_of(args.vocab)
@@ -162,7 +164,7 @@ def main(arguments: list[str]) -> None:
             rates[name].append(tokens / seconds)
             work[name].append(busy)
     ratios = [b / a for a, b in zip(rates["learner"], rates["sft"], strict=True)]
-    report = {
+    report: dict[str, Any] = {
         "device": str(device),
         "threads": torch.get_num_threads(),
         "parameters": sum(p.numel() for p in components.policy.parameters()),
@@ -175,6 +177,17 @@ def main(arguments: list[str]) -> None:
         "rows_checked_per_second": round(checked),
     }
     print(json.dumps(report))
+    if args.record:
+        speed = "tokens per second of SFT, beside the learner alone on prepared batches"
+        rounds = tuple(report["ratio_range"])
+        record(
+            [
+                Figure("sft.speed", speed, report["ratio"], rounds=rounds),
+                Figure(
+                    "sft.checked", "rows of 300 tokens checked at the start", round(checked), "/s"
+                ),
+            ]
+        )
 
 
 if __name__ == "__main__":

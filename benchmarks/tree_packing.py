@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 import os
-import platform
 import statistics
 import sys
 import time
@@ -22,7 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from benchmarks.record import Figure, record
+from benchmarks.record import Figure, record, table_name, take_flag
 from benchmarks.workloads import WORKLOADS, GraftTrainer
 from graft.models.logprobs import score_actions
 from graft.models.tree.packing import response
@@ -117,7 +116,7 @@ def main(rounds: int = 5, *, keep: bool = False) -> None:
     }
     print(json.dumps(report))
     if keep:
-        table = {"x86_64": "x86", "aarch64": "arm"}.get(platform.machine(), platform.machine())
+        table = table_name()
         packed, padded = tuple(times["packed"][1:]), tuple(times["padded"][1:])
         record(
             [
@@ -128,5 +127,5 @@ def main(rounds: int = 5, *, keep: bool = False) -> None:
 
 
 if __name__ == "__main__":
-    arguments = [argument for argument in sys.argv[1:] if argument != "--record"]
-    main(*map(int, arguments), keep="--record" in sys.argv)
+    arguments, keep = take_flag(sys.argv[1:])
+    main(*map(int, arguments), keep=keep)

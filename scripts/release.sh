@@ -25,12 +25,12 @@ echo "release: $(ls dist)"
 pip install "$(grep '^torch==' constraints.txt)"
 pip install --constraint constraints.txt dist/*.whl
 
-# Nothing of the checkout can be imported from here, and the user's own Python settings do not count.
+# Nothing of the checkout can be imported from here, and neither the user's Python settings nor their graft folder count.
 mkdir "$place/work"
 cd "$place/work"
 graft() {
 	echo "release: graft $*"
-	env -u PYTHONPATH "$place/venv/bin/graft" "$@"
+	env -u PYTHONPATH HOME="$place" "$place/venv/bin/graft" "$@"
 }
 test "$(graft --version | tail -n 1)" = "graft $version"
 small=(sft.steps=3 train.steps=2 rollout.tasks=4 rollout.samples=4 run.eval_tasks=8)
@@ -42,7 +42,7 @@ graft rollout quickstart --task '12+34*56='
 graft eval quickstart --tasks 8
 graft explain reward
 graft export quickstart --out exported
-env -u PYTHONPATH "$place/venv/bin/python" -c '
+env -u PYTHONPATH HOME="$place" "$place/venv/bin/python" -c '
 import sys
 import graft
 

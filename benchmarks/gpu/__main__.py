@@ -190,14 +190,16 @@ def main(arguments: list[str] | None = None) -> Report:
     if args.previous is not None:
         print(f"\n{report.against(Report.load(args.previous))}")
     if args.record:
-        record(figures(report.rows))
+        record(figures(report.rows, "gpu" if device.type == "cuda" else "trial"))
     return report
 
 
-def figures(rows: list[Row]) -> list[Figure]:
+def figures(rows: list[Row], table: str) -> list[Figure]:
     """Of the rows that were measured; a later run replaces those of the same names."""
     return [
-        Figure(f"gpu.{slug(row.name)}", row.name, row.value, row.unit, tuple(row.rounds), row.note)
+        Figure(
+            f"{table}.{slug(row.name)}", row.name, row.value, row.unit, tuple(row.rounds), row.note
+        )
         for row in rows
         if row.value is not None
     ]

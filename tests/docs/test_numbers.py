@@ -40,6 +40,19 @@ SETTINGS: dict[str, tuple[str, ...]] = {
     ),
     "docs/quickstart.md": ("30% call the calculator", "70% guess"),
     "docs/where.md": ("one process to 1e-5",),
+    "docs/scale.md": ("one process to 1e-5", "gives them 30 seconds", "after about 8 seconds"),
+    "docs/data.md": (
+        "256 MB of columns",
+        "a jsonl of 2 GB",
+        "Up to 1% of the rows",
+        "65% of the cases",
+    ),
+    "docs/export.md": (),
+    "docs/glossary.md": (),
+    "docs/index.md": (),
+    "docs/interop.md": (),
+    "docs/text.md": (),
+    "docs/tools.md": (),
     "docs/engines.md": ("the KV cache is 1 GiB", "buckets of 500 MB"),
 }
 """Pages without hand-written figures, and their numbers that are limits or settings, not measurements."""
@@ -161,7 +174,7 @@ def test_a_benchmark_adds_rows_and_replaces_its_own(store: Path):
 
 def test_rows_of_the_gpu_benchmark_have_the_names_that_pages_use():
     rows = [Row("0.6B rollouts 64x8 256->512", "tok/s", 70_431.8, rounds=[70_100.0, 70_700.0])]
-    (figure,) = gpu_figures([*rows, Row("a job that failed", "s", None)])
+    (figure,) = gpu_figures([*rows, Row("a job that failed", "s", None)], "gpu")
     assert figure.name in ROWS
     assert record.row_of(figure, {})["spread"] == [70_100, 70_700]
 

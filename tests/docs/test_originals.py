@@ -15,7 +15,8 @@ from graft.envs import ENVS
 from graft.text.tokenizer import FastTokenizer
 from tests.docs.pages import ROOT
 
-WHOLE = (ROOT / "docs" / "originals.md").read_text(encoding="utf-8")
+MARKER = re.compile(r"<!--/?n[^>]*-->")  # of scripts/numbers.py
+WHOLE = MARKER.sub("", (ROOT / "docs" / "originals.md").read_text(encoding="utf-8"))
 PAGE = WHOLE.partition("\n## GEM's scripts\n")[0]
 """What the page claims; settings and measurements of single originals follow on it."""
 STARTS = "tests/recipes/test_recipes.py::test_a_recipe_starts_with_the_rows_of_the_original"
@@ -274,7 +275,8 @@ def test_rl_grpos_recipe_divides_by_the_sample_deviation():
 )
 def test_the_table_of_learning_repeats_the_measurements(link: str, page: str):
     rows = [line for line in lines() if f"({link})" in line and "`graft train" in line]
-    text = (ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8").removeprefix(PAGE)
+    text = MARKER.sub("", (ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8"))
+    text = text.removeprefix(PAGE)
     for row in rows:
         command, before, after = re.findall(r"`(graft train [^`]*)`.*?(0\.\d+) to (0\.\d+)", row)[0]
         assert all(part in text for part in (command, before, after)), row
