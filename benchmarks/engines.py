@@ -83,8 +83,8 @@ def train(
 
 
 def figures_of(row: dict[str, Any]) -> list[Figure]:
-    name, _, server = row["engine"].partition(",")
-    engine = slug(f"{name} {server.rpartition(',')[2]}")  # an address is no part of a name
+    name, *server = row["engine"].split(",")
+    engine = slug(" ".join([name, *server[1:]]))  # an address is no part of a name
     values = (
         ("sampled", "tok/s", "tok/s"),
         ("new weights", "sync s", "s"),

@@ -224,7 +224,7 @@ def figures(rounds: list[dict[str, list[dict[str, float]]]]) -> list[Any]:
         steps = [step for each in rounds for step in each[name]]
         middle = {key: statistics.median(step[key] for step in steps) for key in steps[0]}
         ratios = [_seconds(each[name]) / _seconds(next(iter(each.values()))) for each in rounds]
-        what = f"{LAYOUTS[name][2]}, processes: {LAYOUTS[name][0]}"
+        what = LAYOUTS[name][2]
         note = (
             f"sampling {middle['sampling']:,.0f} tok/s, learning {middle['learning']:,.0f} tok/s, weights to "
             f"engines {middle['handing']:.2f} s; {statistics.median(ratios):.2f} of one process"

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from benchmarks import quickstart, record
+from benchmarks import async_tools, engines, envs, processes, quickstart, record
 from benchmarks.gpu.__main__ import figures as gpu_figures
 from benchmarks.gpu.report import Row
 from benchmarks.record import Figure
@@ -177,6 +177,28 @@ def test_rows_of_the_gpu_benchmark_have_the_names_that_pages_use():
     (figure,) = gpu_figures([*rows, Row("a job that failed", "s", None)], "gpu")
     assert figure.name in ROWS
     assert record.row_of(figure, {})["spread"] == [70_100, 70_700]
+
+
+def test_benchmarks_record_the_rows_that_pages_show():
+    steps = [{"sampling": 2925.0, "learning": 3159.0, "handing": 0.0, "step": 1.94}]
+    layouts = {name: steps for name in processes.LAYOUTS if name != "fsdp 1"}
+    run = async_tools.Measured(0.2, 1387.0, 0.76, 0.75, 3.66, 1.17, 1.5, 0.0)
+    engine = {"tok/s": 7120.0, "sync s": 1.03, "gap mean": 0.013}
+    env = {
+        "case": "reset",
+        "id": "game:Sudoku-v0-hard",
+        "graft_mode": "",
+        "gem": 8.0,
+        "ratio": 75.5,
+    }
+    recorded = [
+        *processes.figures([layouts]),
+        *async_tools.figures_of(1.0, {0: [run], 2: [run]}),
+        *engines.figures_of({"engine": "sglang,http://127.0.0.1:30000,file", **engine}),
+        envs.figure({**env, "graft": 600.0, "rounds": {"graft": {"": [590.0, 600.0]}}}),
+    ]
+    for figure in recorded:
+        assert figure.what and figure.unit == ROWS[figure.name]["unit"], figure
 
 
 def test_a_run_of_the_quickstart_becomes_rows(store: Path, tmp_path: Path):
