@@ -35,8 +35,6 @@ SETTINGS: dict[str, tuple[str, ...]] = {
         "a chunk of 650 MB",
         "65,536 tokens or 2 GiB",
         "5% of the memory is kept",
-        "h200 (141 GB)",
-        "differences below 20%",
     ),
     "docs/quickstart.md": ("30% call the calculator", "70% guess"),
     "docs/where.md": ("one process to 1e-5",),
