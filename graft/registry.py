@@ -76,7 +76,7 @@ def load(path: str, what: str = "object") -> Any:
 
 
 def load_service(name: str) -> Any:
-    """A function of a package beside graft that commands use: the sandbox, the search server."""
+    """A part of a package beside graft that has no table: the sandbox, the search server."""
     services = entries("graft.services")
     if name not in services:
         raise UnknownName(

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from graft.gateway import supervisor
 from graft.gateway.supervisor import CGROUP, NAMESPACE, SUBREAPER, remove_cgroup
+from graft.registry import UnknownName, load_service
 
 TRIAL_SECONDS = 20.0
 
@@ -38,10 +39,10 @@ def _try(method: str) -> str:
     cgroup = make_cgroup() if method == CGROUP else ""
     if method == CGROUP and not cgroup:
         return f"none of version 2 can be made in {cgroup_parent()}"
-    words = command(method, cgroup, 0, [sys.executable, "-I", "-S", "-c", ""])
     try:
+        words = command(method, cgroup, 0, [sys.executable, "-I", "-S", "-c", ""])
         trial = subprocess.run(words, capture_output=True, timeout=TRIAL_SECONDS, check=False)
-    except (OSError, subprocess.TimeoutExpired) as error:
+    except (OSError, subprocess.TimeoutExpired, UnknownName) as error:
         return str(error)
     finally:
         remove_cgroup(cgroup)
@@ -51,7 +52,9 @@ def _try(method: str) -> str:
 
 def command(method: str, cgroup: str, mark: int, words: Sequence[str]) -> list[str]:
     """The command that runs `words` below a supervisor. cgroup: a folder of `make_cgroup`, or ""."""
-    return [sys.executable, "-I", "-S", supervisor.__file__, method, cgroup, str(mark), *words]
+    start = [sys.executable, "-I", "-S", supervisor.__file__]
+    system_calls = str(load_service("system_calls")) if method == NAMESPACE else ""
+    return [*start, method, system_calls, cgroup, str(mark), *words]
 
 
 @cache

@@ -32,8 +32,6 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 CGROUP, NAMESPACE, SUBREAPER = "control group", "pid namespace", "subreaper"
-SANDBOX = Path(__file__).parents[1] / "tools" / "sandbox"
-"""Its package `inside` has the system calls, and needs the standard library only."""
 SET_CHILD_SUBREAPER = 36
 """Of prctl."""
 NOT_STARTED = 127
@@ -47,14 +45,14 @@ class Stopped(Exception):
 
 
 def main() -> NoReturn:
-    method, cgroup, mark, *words = sys.argv[1:]
+    method, system_calls, cgroup, mark, *words = sys.argv[1:]
     signal.signal(signal.SIGTERM, _stop)
     with suppress(AttributeError, OSError):  # not on macOS
         ctypes.CDLL(None).prctl(SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     run = partial(_run, partial(_become, words, cgroup, int(mark)))
     status: int = signal.SIGTERM
     with suppress(Stopped):
-        status = _run_in_namespace(run) if method == NAMESPACE else run()
+        status = _run_in_namespace(run, system_calls) if method == NAMESPACE else run()
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     end_descendants()
     remove_cgroup(cgroup)
@@ -75,10 +73,13 @@ def _run(become: Callable[[], NoReturn]) -> int:
     return _wait(os.fork() or become())
 
 
-def _run_in_namespace(run: Callable[[], int]) -> int:
-    """Wait for the first process of a new pid namespace, whose child the program is."""
-    sys.path.append(str(SANDBOX))
-    kernel = import_module("inside.kernel")
+def _run_in_namespace(run: Callable[[], int], system_calls: str) -> int:
+    """Wait for the first process of a new pid namespace, whose child the program is.
+
+    system_calls   the folder with `kernel.py`, which needs the standard library only
+    """
+    sys.path.append(system_calls)
+    kernel = import_module("kernel")
     user = os.geteuid()
     if user:  # root has the right to do so, and would lose others in a user namespace
         kernel.unshare_as(user, os.getegid(), kernel.NEWPID)

@@ -69,7 +69,9 @@ def test_files_that_are_named_exist(page: Path):
     names = [
         span
         for span in inline(page)
-        if re.fullmatch(r"(?:graft|tests|benchmarks|scripts|recipes|docs)/[\w./-]+", span)
+        if re.fullmatch(
+            r"(?:graft|graft_\w+|tests|benchmarks|scripts|recipes|docs|examples)/[\w./-]+", span
+        )
         or re.fullmatch(r"[a-z_]+(?:/\w+)+\.py", span)
     ]
     roots = [ROOT, ROOT / "graft", ROOT / "tests", ROOT / "graft" / "engine" / "native"]

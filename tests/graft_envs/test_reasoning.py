@@ -19,10 +19,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from graft.envs import ENVS, make
-from graft.envs import reasoning as rg
 from graft.envs.splits import split_of
 from graft.rewards.worker_pool import NoWorkers, WorkerError
 from graft.types import Author
+from graft_envs import reasoning as rg
 
 pytest.importorskip("reasoning_gym")
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[2]
 TRIAL = Path(__file__).with_name("openenv_trial.py")
 PYTHON = Path(
     os.environ.get("GRAFT_OPENENV_PYTHON") or ROOT / ".venv" / "openenv" / "bin" / "python"

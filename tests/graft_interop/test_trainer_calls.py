@@ -23,7 +23,7 @@ from graft.envs.wrappers import get_wrapper_fns
 from graft_interop import openrlhf, rl2
 from graft_interop.gem_ids import as_gem, register_envs
 
-EXAMPLES = Path(__file__).parents[3] / "examples" / "trainers"
+EXAMPLES = Path(__file__).parents[2] / "examples" / "trainers"
 GUESS = "game:GuessTheNumber-v0"
 TOOL: Any = {"tools": {"use": "calculator", "format": "gem"}}
 

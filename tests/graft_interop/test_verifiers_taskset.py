@@ -22,7 +22,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore"),
 ]
 GUESS = "game:GuessTheNumber-v0"
-EXAMPLES = Path(__file__).parents[3] / "examples" / "trainers"
+EXAMPLES = Path(__file__).parents[2] / "examples" / "trainers"
 Policy = Callable[[list[Any]], str]
 
 

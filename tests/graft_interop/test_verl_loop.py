@@ -22,7 +22,7 @@ agent_loop = pytest.importorskip("verl.experimental.agent_loop.agent_loop")
 
 pytestmark = [pytest.mark.peer, pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 GUESS = "game:GuessTheNumber-v0"
-EXAMPLE = Path(__file__).parents[3] / "examples" / "trainers" / "verl_agent_loops.yaml"
+EXAMPLE = Path(__file__).parents[2] / "examples" / "trainers" / "verl_agent_loops.yaml"
 
 
 class ScriptedServer(ScriptedPolicy):

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[2]
 SYSTEM_PYTHON = "/usr/bin/python3"
 NOBODY = 65534
 USER = {"user": NOBODY, "group": NOBODY, "extra_groups": []}
@@ -21,7 +21,7 @@ PROBE = "import sys; assert sys.version_info >= (3, 11)"
 
 
 def run_as_ordinary_user(script: str, root: Path = ROOT) -> str:
-    """The output of a script that imports graft from below `root`; root becomes another user for it."""
+    """The output of a script that imports the sandbox from below `root`; root becomes another user for it."""
     if os.geteuid() != 0:
         return _run(sys.executable, script, root)
     if not Path(SYSTEM_PYTHON).exists() or not _succeeds(PROBE):
@@ -41,10 +41,8 @@ def _readable(root: Path) -> Iterator[Path]:
         folder.chmod(0o755)
         if not _reads(folder.parent, "."):
             pytest.skip(f"other users may read neither {root} nor {folder.parent} (TMPDIR)")
-        # a run of a sandbox needs no more than the package's Python
-        shutil.copytree(
-            root / "graft", folder / "graft", ignore=shutil.ignore_patterns("__pycache__")
-        )
+        ignored = shutil.ignore_patterns("__pycache__")
+        shutil.copytree(root / "graft_sandbox", folder / "graft_sandbox", ignore=ignored)
         for path in (folder, *folder.rglob("*")):
             path.chmod(0o755 if path.is_dir() else 0o644)
         yield folder

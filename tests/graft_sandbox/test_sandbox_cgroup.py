@@ -24,7 +24,7 @@ from graft_sandbox.inside.cgroup import KERNEL_MEMORY, CallGroup, CallGroups, co
 from graft_sandbox.inside.confinement import TRIAL, Limits
 from graft_sandbox.running import run_in
 
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[2]
 MEGABYTE = 1 << 20
 
 

@@ -22,7 +22,7 @@ from graft_sandbox.running import Running
 from tests.graft_sandbox.ordinary_user import run_as_ordinary_user
 from tests.held import open_files
 
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def children_of(pid: int) -> list[int]:
@@ -225,7 +225,7 @@ def test_an_ordinary_user_gets_the_same_confinement(name: str):
 @pytest.mark.skipif(os.geteuid() != 0, reason="becomes another user")
 def test_an_ordinary_user_gets_a_copy_of_what_only_root_may_read(tmp_path: Path):
     """As in a checkout below /root: an import from the folder itself is refused."""
-    shutil.copytree(ROOT / "graft", tmp_path / "private/graft")
+    shutil.copytree(ROOT / "graft_sandbox", tmp_path / "private/graft_sandbox")
     (tmp_path / "private").chmod(0o700)
     script = "import graft_sandbox\nprint(graft.__file__)"
     place = Path(run_as_ordinary_user(script, tmp_path / "private").strip())

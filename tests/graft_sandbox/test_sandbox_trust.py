@@ -10,9 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from graft.tools.errors import ToolError
 from graft_sandbox import hosts, run_python
-from graft_sandbox.hosts import SandboxHost, hidden_below
+from graft_sandbox.hosts import SandboxError, SandboxHost, hidden_below
 from graft_sandbox.inside import cleanup
 from graft_sandbox.running import run_in
 from tests.graft_sandbox.ordinary_user import run_as_ordinary_user
@@ -243,11 +242,11 @@ def test_what_cannot_be_removed_is_reported_and_the_rest_goes_on(tmp_path: Path)
 
 
 @pytest.mark.parametrize("method_name", ["landlock", "none"])
-def test_a_host_without_a_place_for_its_files_is_a_tool_error(
+def test_a_host_without_a_place_for_its_files_is_an_error_of_its_own(
     method_name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "missing"))
-    with pytest.raises(ToolError, match="cannot start"):
+    with pytest.raises(SandboxError, match="cannot start"):
         SandboxHost(method_name)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.envs import earl_rows_kit as kit
+from tests.graft_envs.earl import earl_rows_kit as kit
 from tests.training import train_recipe
 
 CALCULATOR = """

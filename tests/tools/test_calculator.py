@@ -132,7 +132,7 @@ def test_the_table_holds_tools_under_their_names():
             "summariser": {"url": "http://127.0.0.1:9/v1", "model": "reader"},
         },
     }
-    for name in TOOLS:
+    for name in set(TOOLS) - {"mcp"}:  # which stands for all the tools of a server
         tool = resolve(name, TOOLS, "tool")(**arguments.get(name, {}))
         assert isinstance(tool, Tool)
         assert tool.name == {"browse": "search"}.get(name, name)  # a search, to the policy

@@ -33,7 +33,7 @@ class Echo:
 
 
 def test_the_table_names_the_tools():
-    assert set(TOOLS) == {"browse", "calculator", "fetch", "python", "search"}
+    assert set(TOOLS) == {"browse", "calculator", "fetch", "mcp", "python", "search"}
 
 
 def test_a_tool_is_a_name_with_arguments_a_class_a_function_or_itself():

@@ -12,7 +12,6 @@ from typing import Any, get_args
 import pytest
 import yaml
 
-import graft
 from graft.algos.credits.table import CREDITS
 from graft.algos.distillation import DIVERGENCES
 from graft.algos.losses.table import LOSSES
@@ -25,6 +24,7 @@ from graft.engine import ENGINES
 from graft.envs.table import ENVS
 from graft.envs.tool_env import ToolEnv
 from graft.envs.wrappers import WRAPPERS
+from graft.ours import FOLDERS
 from graft.recipe.admission import NOT_OF_A_STEP, NOT_OF_ATTEMPTS
 from graft.recipe.attempt_keys import EnvItem
 from graft.registry import load
@@ -112,7 +112,7 @@ def test_the_walk_finds_an_argument_that_is_not_on_the_list() -> None:
 def test_every_table_of_names_is_walked() -> None:
     """Each table that code hands to `resolve` or `make` is in one of the two lists above."""
     found: set[str] = set()
-    for file in Path(graft.__file__).parent.rglob("*.py"):
+    for file in (file for folder in FOLDERS for file in Path(folder).rglob("*.py")):
         text = file.read_text()
         if "resolve(" not in text and "make(" not in text:
             continue

@@ -6,7 +6,7 @@ eval:MATH500    the environment alone, inside the wrappers of a recipe
 
 from __future__ import annotations
 
-from graft.envs.dataset import DATASETS
+from graft.envs import ENVS
 from graft.evaluate.benchmarks.benchmark import Benchmark
 
 SAMPLED = "temperature 0.6, top-p 0.95, mean over the attempts (avg@n)"
@@ -23,7 +23,7 @@ BY_TOOL = {
 
 def benchmark(name: str, tool: str, rows: int | None, unconfirmed: str) -> Benchmark:
     """The benchmark around eval:NAME."""
-    known = DATASETS[f"eval:{name}"].args
+    known = ENVS[f"eval:{name}"].args
     is_code, is_math = not tool, tool.startswith("python")
     return Benchmark(
         name=f"gem-{name.lower()}",
@@ -64,5 +64,8 @@ ROWS = {
 """Tool -> set -> the number of its rows, and what of it is not confirmed."""
 
 GEM = tuple(
-    benchmark(name, tool, *rows) for tool, sets in ROWS.items() for name, rows in sets.items()
+    benchmark(name, tool, *rows)
+    for tool, sets in ROWS.items()
+    for name, rows in sets.items()
+    if f"eval:{name}" in ENVS  # programs come with graft_envs
 )

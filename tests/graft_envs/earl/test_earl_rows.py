@@ -14,7 +14,7 @@ from graft.cli import app
 from graft.data.errors import DataError
 from graft.envs import make
 from graft.types import Author, CallText
-from tests.envs import earl_rows_kit as kit
+from tests.graft_envs.earl import earl_rows_kit as kit
 
 ORDER = {"gold": "C,B,A", "reverse": True, "conditions": [["C", "B"], ["B", "A"]]}
 

@@ -19,10 +19,11 @@ import pytest
 from graft.envs.base import BaseEnv
 from graft.envs.tool_env import ToolEnv
 from graft.protocols import Tool
-from graft.tools import event_loop, make_tools, mcp_bounds, mcp_link, mcp_time
+from graft.tools import event_loop, make_tools
 from graft.tools.errors import ToolError
 from graft.trust.masking import mask
 from graft.types import Turn
+from graft_search import mcp_bounds, mcp_link, mcp_time
 from graft_search.mcp import McpTools, read_config
 from tests.held import open_files
 from tests.web_server import Reply, answering
