@@ -13,7 +13,8 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
@@ -257,20 +258,27 @@ def _view(system: Sequence[str], python: Interpreter) -> View:
 def hidden_below(
     readable: list[str], packages: list[str], prefix: str = sys.base_prefix
 ) -> list[str]:
-    """The paths of `HIDDEN_PACKAGES` in every folder of packages that can be read, and the other
+    """The paths of `HIDDEN_PACKAGES`, and of others with tasks, in every folder of packages that can be read, and the other
     environments and downloads of a conda installation, which may hold them too."""
     folders = {os.path.realpath(path) for path in packages}
     for root in readable:
         for name in PACKAGE_FOLDERS:
             for pattern in (name, f"python3*/{name}", f"lib/python3*/{name}", f"*/python3*/{name}"):
                 folders.update(map(str, Path(root).glob(pattern)))
-    found = [path for folder in folders for path in packages_in(folder, HIDDEN_PACKAGES)]
+    names = {*HIDDEN_PACKAGES, *task_packages()}
+    found = [path for folder in folders for path in packages_in(folder, names)]
     conda = [f"{prefix}/{name}" for name in ("envs", "pkgs")]
     found += [path for path in conda if os.path.isdir(path) and not _holds(path, packages)]  # noqa: PTH112
     return sorted({path for path in map(os.path.realpath, found) if _is_below(path, {*readable})})
 
 
-def packages_in(folder: str, names: Sequence[str]) -> list[str]:
+def task_packages() -> set[str]:
+    """Installed packages whose environments graft finds by their entry points."""
+    groups = ("graft.envs", "graft.env_tables")
+    return {one.module.partition(".")[0] for group in groups for one in entry_points(group=group)}
+
+
+def packages_in(folder: str, names: Collection[str]) -> list[str]:
     """The folder, module or compiled module of each of these packages."""
     stems = {*names, *(f"{name}.py" for name in names)}
     try:

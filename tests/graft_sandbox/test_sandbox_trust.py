@@ -6,6 +6,7 @@ import json
 import os
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
+from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import pytest
@@ -154,6 +155,14 @@ def test_the_input_cannot_be_used_to_store_more(method: str):
         "        print('refused')\n"
     )
     assert run_python(code, "input", sandbox=method).stdout == "refused\nrefused\n"
+
+
+def test_packages_that_bring_environments_are_hidden_too(monkeypatch: pytest.MonkeyPatch):
+    maze = EntryPoint("maze", "graft_maze.maze:Maze", "graft.envs")
+    monkeypatch.setattr(
+        hosts, "entry_points", lambda group: [maze] if group == "graft.envs" else []
+    )
+    assert hosts.task_packages() == {"graft_maze"}
 
 
 def test_hidden_packages_cannot_be_imported_or_read(method: str, monkeypatch: pytest.MonkeyPatch):
