@@ -258,8 +258,8 @@ def _view(system: Sequence[str], python: Interpreter) -> View:
 def hidden_below(
     readable: list[str], packages: list[str], prefix: str = sys.base_prefix
 ) -> list[str]:
-    """The paths of `HIDDEN_PACKAGES`, and of others with tasks, in every folder of packages that can be read, and the other
-    environments and downloads of a conda installation, which may hold them too."""
+    """The paths of `HIDDEN_PACKAGES` and of others that bring tasks, in every folder of packages that can be
+    read, and the other environments and downloads of a conda installation, which may hold them too."""
     folders = {os.path.realpath(path) for path in packages}
     for root in readable:
         for name in PACKAGE_FOLDERS:
