@@ -14,6 +14,8 @@ from typing import Any, TypeVar
 
 F = TypeVar("F", bound=Callable[..., Any])
 
+synonyms: Mapping[str, str] = {}
+"""Arguments of other libraries -> the key of a recipe that means the same; `graft.api` fills it."""
 CALLS = ("load", "Engine", "Learner", "collect", "evaluate", "generate")
 """Where an argument may belong that was given to another of them."""
 
@@ -84,11 +86,10 @@ def _public_name(function: Callable[..., Any], args: Sequence[Any]) -> str:
 
 def _meant(option: str, known: Sequence[str]) -> str:
     """The argument that was meant, by the names of other libraries too; else the functions that have it."""
-    from graft.recipe.peer_keys import PEER_KEYS
     from graft.registry import nearest
 
     takes = f"t takes {', '.join(known) or 'none'}"
-    peer = PEER_KEYS.get(option, "").split(" ")[0].rpartition(".")[2]
+    peer = synonyms.get(option, "").split(" ")[0].rpartition(".")[2]
     if hint := peer if peer in known else nearest(option, list(known)):
         return f"did you mean {hint!r}? I{takes}"
     takers = [f"{name}()" for name in CALLS if option in _parameters(name)]

@@ -166,9 +166,10 @@ def test_the_lines_are_printed_as_they_are_made_and_counted_at_the_end(written):
         "python",
         "packages",
         "device",
+        "agents",
         "disk",
     ]
-    assert len(printed) == 4
+    assert len(printed) == 5
 
 
 def test_wrong_usage_is_an_error_before_any_check(written):

@@ -81,7 +81,7 @@ COMMANDS = [
     slip("data show a.parquet", "a.parquet", "not a parquet", do=".jsonl", code=1, a_parquet=ROWS),
     slip("eval nosuchrun", "'nosuchrun'", do="graft runs"),
     slip("eval RUN --k 1-8", "--k '1-8'", do="1,4,8"),
-    slip("export RUN", "target", do="--out FOLDER"),
+    slip("export RUN", "folder to write", do="--out FOLDER"),
     slip("export RUN --out x --dtype fp16", "'fp16'", do="float16"),
     slip("play calculater", "'calculater'", do="'calculator'"),
     slip("play calculator digits=many", "digits='many'", do="two numbers (low, high)"),

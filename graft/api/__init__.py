@@ -11,3 +11,10 @@
 
 Nothing here is a second implementation: each object holds the one that a run uses.
 """
+
+from __future__ import annotations
+
+from graft import signatures
+from graft.recipe.peer_keys import PEER_KEYS
+
+signatures.synonyms = PEER_KEYS

@@ -64,7 +64,7 @@ def export(
     trust: Trust = False,
     as_json: AsJson = False,
 ) -> None:
-    """Write a checkpoint as a Hugging Face folder, which llama.cpp's converter reads too."""
+    """Write a checkpoint as a Hugging Face folder."""
     from graft.config import ConfigError
     from graft.models.io.hub import check_push, push_folder
 

@@ -227,9 +227,9 @@ def test_an_ordinary_user_gets_a_copy_of_what_only_root_may_read(tmp_path: Path)
     """As in a checkout below /root: an import from the folder itself is refused."""
     shutil.copytree(ROOT / "graft_sandbox", tmp_path / "private/graft_sandbox")
     (tmp_path / "private").chmod(0o700)
-    script = "import graft_sandbox\nprint(graft.__file__)"
+    script = "import graft_sandbox\nprint(graft_sandbox.__file__)"
     place = Path(run_as_ordinary_user(script, tmp_path / "private").strip())
-    assert place.parts[-2:] == ("graft", "__init__.py") and not place.exists()
+    assert place.parts[-2:] == ("graft_sandbox", "__init__.py") and not place.exists()
 
 
 def test_methods_are_listed_strongest_first():

@@ -317,7 +317,7 @@ def test_all_forms_of_configuration_come_to_one():
 
 @pytest.mark.parametrize("arguments", [["--help"], ["1", "2"], ["-1"]])
 def test_the_time_server_prints_its_usage(arguments: list[str]):
-    with pytest.raises(SystemExit, match=r"usage: python -m graft\.tools\.mcp_time \[PORT\]"):
+    with pytest.raises(SystemExit, match=r"usage: python -m graft_search\.mcp_time \[PORT\]"):
         mcp_time.main(arguments)
 
 

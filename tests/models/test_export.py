@@ -268,7 +268,7 @@ def test_an_existing_folder_is_kept_unless_forced(tmp_path: Path, export: Any) -
     done(export, source, "--out", out)  # an empty one is as good as none
     before = contents(out)
     code, _, complained = export(source, "--out", out, "--dtype", "bfloat16")
-    assert code == 1 and "exists and is not empty" in complained and contents(out) == before
+    assert code == 2 and "exists and is not empty" in complained and contents(out) == before
     done(export, source, "--out", out, "--dtype", "bfloat16", "--shard-size", "20KB", "--force")
     assert "model.safetensors" in before and "model.safetensors" not in contents(out)
     done(export, source, "--out", out, "--force")  # shards too are what an export writes
@@ -317,7 +317,7 @@ def test_force_spares_what_is_no_export_or_more_than_one(tmp_path: Path, export:
     ):
         before = contents(folder)
         code, _, complained = export(source, "--out", folder, "--force")
-        assert code == 1 and why in complained, complained
+        assert code == 2 and why in complained, complained
         assert "remove it yourself, or give another --out" in complained
         assert contents(folder) == before
 
@@ -374,8 +374,8 @@ def test_wrong_usage_is_reported_in_one_line(tmp_path: Path, export: Any) -> Non
         ([source, "--adapter=there"], 2, "--adapter --out there"),
         ([source, "other", "--out", out], 2, "other"),
         (["--from-verl", source, "--out", out, "--adapter"], 2, "--from-verl needs --merge"),
-        ([tmp_path / "nowhere", "--out", out], 1, "there is no such folder or file"),
-        ([source, "--out", source / "config.json"], 1, "is a file; give --out"),
+        ([tmp_path / "nowhere", "--out", out], 2, "there is no such folder or file"),
+        ([source, "--out", source / "config.json"], 2, "is a file; give --out"),
     ]
     for arguments, code, text in cases:
         ended, _, complained = export(*arguments)

@@ -5,6 +5,7 @@ import random
 import threading
 import time
 from collections import Counter
+from functools import partial
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -497,9 +498,16 @@ def test_a_fault_of_the_engine_in_a_step_ahead_is_raised_when_that_step_is_taken
             self.num_opened += 1
             if self.num_opened == 2:
                 raise ZeroDivisionError("a bug of the engine")
+            is_open.set()
             return super().open(tokens, key)
 
-    collector = closing(AsyncCollector(collector_config(Broken())))
+    is_open = threading.Event()
+
+    def second_waits(seed: int | None) -> None:
+        assert seed == 0 or is_open.wait(20)
+
+    make_env = partial(OneQuestion, on_reset=second_waits)
+    collector = closing(AsyncCollector(collector_config(Broken(), make_env=make_env)))
     window = StalenessWindow(collector, lambda step: request(step, tasks=1), staleness=1, last=3)
     assert len(window.take(1)) == 1
     with pytest.raises(ZeroDivisionError, match="a bug of the engine"):
