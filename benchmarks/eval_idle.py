@@ -36,7 +36,7 @@ from graft.train.build import build_run
 from graft.train.tasks import held_out_tasks
 from graft.types import Completion, Sampling, Task, Turn
 
-MOST_IDLE = 0.05
+MAX_IDLE = 0.05
 
 
 class Watch:
@@ -188,7 +188,7 @@ def main() -> int:
         print(json.dumps(found))
     else:
         print("\n".join(f"{name:20} {value}" for name, value in found.items()))
-    return int(found["idle"] >= MOST_IDLE)
+    return int(found["idle"] >= MAX_IDLE)
 
 
 if __name__ == "__main__":

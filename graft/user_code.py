@@ -229,7 +229,7 @@ def as_number(
     return number
 
 
-MOST_REWARD = 1e12
+MAX_REWARD = 1e12
 """In size: of larger ones the square that a std takes is no finite float32."""
 
 
@@ -238,7 +238,7 @@ def as_reward(
 ) -> float:
     """`as_number`, of a size that advantages can be computed from."""
     number = as_number(value, owner, wanted, verb)
-    if abs(number) > MOST_REWARD:
+    if abs(number) > MAX_REWARD:
         raise refusal(owner, number, f"{wanted} from -1e12 to 1e12; 0 to 1 is usual", verb)
     return number
 

@@ -22,7 +22,7 @@ from graft.serving.guard import Rules, new_token
 from graft.serving.listening import HEAD_SECONDS
 from graft.types import Message
 
-MOST_CONNECTIONS = 64
+MAX_CONNECTIONS = 64
 MAX_BODY = 64 * 2**20
 
 NO_USAGE = {"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0}
@@ -74,13 +74,13 @@ class ModelServer:
 
 
 class LimitedServer(ThreadingHTTPServer):
-    """A thread per connection, of at most MOST_CONNECTIONS; others are closed."""
+    """A thread per connection, of at most MAX_CONNECTIONS; others are closed."""
 
     daemon_threads = True
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
-        self.slots = threading.BoundedSemaphore(MOST_CONNECTIONS)
+        self.slots = threading.BoundedSemaphore(MAX_CONNECTIONS)
 
     def process_request(self, request: Any, client_address: Any) -> None:
         if not self.slots.acquire(blocking=False):

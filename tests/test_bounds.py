@@ -25,7 +25,7 @@ from graft.text.template import CHATML, TemplateError, render
 from graft.text.tokenizer import FastTokenizer
 from graft.train.run_dir.metrics_log import read_metrics
 from graft.trust.bounds import (
-    MOST_VALUES,
+    MAX_VALUES,
     OutOfBounds,
     check_interpolations,
     check_yaml,
@@ -46,7 +46,7 @@ def laughs(width: int, depth: int) -> str:
 def test_aliases_are_counted_as_often_as_they_stand():
     # the last list has 10 ** 4 texts, the file 7 + 2 + 12 + ... nodes: 13,000 or so
     check_yaml(laughs(10, 5), "it")
-    with pytest.raises(OutOfBounds, match=f"more than {MOST_VALUES:,} values"):
+    with pytest.raises(OutOfBounds, match=f"more than {MAX_VALUES:,} values"):
         check_yaml(laughs(10, 9), "it")
     with pytest.raises(OutOfBounds, match="values"):
         check_yaml("a: &a [*a]", "it")
@@ -66,7 +66,7 @@ def test_numbers_of_thousands_of_digits_are_refused(number: str):
 
 
 def test_tokenizers_have_some_thousand_special_tokens(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("graft.text.tokenizer.MOST_CONTROL_TOKENS", 1)
+    monkeypatch.setattr("graft.text.tokenizer.MAX_CONTROL_TOKENS", 1)
     with pytest.raises(ValueError, match=r"\d special tokens; .* at most 1 are possible"):
         FastTokenizer.bytes()
 
@@ -168,7 +168,7 @@ def test_a_template_that_grows_is_refused(template: str):
 
 
 def test_a_template_without_end_is_stopped(monkeypatch):
-    monkeypatch.setattr("graft.text.template_limits.MOST_SECONDS", 0.05)
+    monkeypatch.setattr("graft.text.template_limits.MAX_SECONDS", 0.05)
     loops = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
     calls = "{% macro f(n) %}{% if n %}{{ f(n-1) }}{{ f(n-1) }}{% endif %}{% endmacro %}{{ f(50) }}"
     for template in (loops, calls):
@@ -229,13 +229,13 @@ def test_compressed_arrow_is_read_up_to_the_bound_whatever_its_size_on_the_disk(
         options = pyarrow.ipc.IpcWriteOptions(compression=codec)
         with pyarrow.ipc.new_file(tmp_path / name, table.schema, options=options) as writer:
             writer.write_table(table)
-    monkeypatch.setattr("graft.data.arrow_bounds.MOST_DECODED", 1_999)
+    monkeypatch.setattr("graft.data.arrow_bounds.MAX_DECODED", 1_999)
     with pytest.raises(
         DataError, match=r"is compressed, and stands for 2,\d+ .*without compression"
     ):
         read_table(tmp_path / "small.arrow")
     assert len(read_table(tmp_path / "plain.arrow")) == 2
-    monkeypatch.setattr("graft.data.arrow_bounds.MOST_DECODED", 2_500)
+    monkeypatch.setattr("graft.data.arrow_bounds.MAX_DECODED", 2_500)
     assert len(read_table(tmp_path / "small.arrow")) == 2
 
 

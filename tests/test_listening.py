@@ -122,7 +122,7 @@ def half_sent(port: int, count: int, text: bytes) -> list[socket.socket]:
 def test_many_half_sent_requests_stall_no_one(
     port: int, text: bytes, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(listening, "MOST_CONNECTIONS", 40)
+    monkeypatch.setattr(listening, "MAX_CONNECTIONS", 40)
     with searching() as port:
         opened = half_sent(port, 150, text)
         try:
@@ -196,4 +196,4 @@ def test_a_local_service_is_found_with_its_token(
 
 
 def test_connections_leave_files_to_the_application():
-    assert 8 <= most_connections() <= listening.MOST_CONNECTIONS
+    assert 8 <= most_connections() <= listening.MAX_CONNECTIONS

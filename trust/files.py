@@ -25,9 +25,9 @@ from trust.file_cases import CANARY, KINDS, SECRET, FileCase, chosen
 from trust.file_cases.gguf import write_model
 
 SMALL, FULL = len(KINDS), 300
-MOST_MEMORY = 1 << 30
+MAX_MEMORY = 1 << 30
 """Bytes beside an idle graft."""
-MOST_SECONDS = 60.0
+MAX_SECONDS = 60.0
 """Of the processor, for one command."""
 PATIENCE = 600.0
 """Seconds until a command that waits for something is ended."""
@@ -81,9 +81,9 @@ def fault_of(found: dict[str, Any], folder: Path) -> str:
     tail = found["text"][-600:].strip()
     if list(folder.rglob(CANARY)):
         return "code of the file ran"
-    if found["seconds"] > MOST_SECONDS or found["is_late"]:
+    if found["seconds"] > MAX_SECONDS or found["is_late"]:
         return f"no end: {found['seconds']:.0f} s of the processor"
-    if found["memory"] > MOST_MEMORY:
+    if found["memory"] > MAX_MEMORY:
         return f"{found['memory'] / 1e6:,.0f} MB: {tail[-200:]}"
     if found["signal"]:
         return f"killed by signal {found['signal']}: {tail}"
@@ -212,7 +212,7 @@ def _forked(folder: Path, words: list[str], idle: int = 0) -> dict[str, Any]:
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         mapped = int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
         resource.setrlimit(resource.RLIMIT_AS, (mapped + ADDRESS_SPACE,) * 2)
-        resource.setrlimit(resource.RLIMIT_CPU, (int(MOST_SECONDS) + 1,) * 2)
+        resource.setrlimit(resource.RLIMIT_CPU, (int(MAX_SECONDS) + 1,) * 2)
         code = 70
         try:
             code = _command(words)

@@ -18,7 +18,7 @@ POSITIVE = {"eps", "norm", "cap"}
 """Divisors and the largest weight: 0 would divide by 0, or train nothing."""
 ENDLESS = {"high", "cap", "clip", "dual"}
 """Upper bounds, which infinity (.inf) turns off."""
-MOST = {"eps": 1.0}
+UPPER_BOUNDS = {"eps": 1.0}
 """Larger ones make all advantages 0."""
 
 
@@ -53,8 +53,8 @@ def check_bounds(signature: inspect.Signature, keywords: Mapping[str, Any]) -> N
             raise ValueError(f"{key}={value!r}: must be above 0")
         if value < 0 and key not in SIGNED:
             raise ValueError(f"{key}={value!r}: must not be negative")
-        if value > MOST.get(key, math.inf):
-            raise ValueError(f"{key}={value!r}: must be at most {MOST[key]:g}")
+        if value > UPPER_BOUNDS.get(key, math.inf):
+            raise ValueError(f"{key}={value!r}: must be at most {UPPER_BOUNDS[key]:g}")
 
 
 def _types(signature: inspect.Signature, key: str) -> set[str]:

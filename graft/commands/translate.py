@@ -69,10 +69,10 @@ def translate(words: Words, as_json: AsJson = False) -> None:
 
 def _read(words: list[str]) -> tuple[str, str]:
     """The text, and the ending of the file that it is from."""
-    from graft.trust.bounds import MOST_YAML, read_text
+    from graft.trust.bounds import MAX_YAML, read_text
 
     if words == ["-"]:
-        return sys.stdin.read(MOST_YAML), ""
+        return sys.stdin.read(MAX_YAML), ""
     if len(words) == 1 and Path(words[0]).is_file():
-        return read_text(Path(words[0]), MOST_YAML), Path(words[0]).suffix.lower()
+        return read_text(Path(words[0]), MAX_YAML), Path(words[0]).suffix.lower()
     return (words[0] if len(words) == 1 else shlex.join(words)), ""

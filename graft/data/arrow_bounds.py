@@ -13,15 +13,15 @@ from typing import Any
 
 from graft.data.errors import DataError
 
-MOST_DECODED = 1 << 29
+MAX_DECODED = 1 << 29
 """Bytes of columns that a file may stand for whatever its size: 512 MB."""
-MOST_GROWTH = 200
+MAX_GROWTH = 200
 """Of a larger one: decoded bytes per byte on the disk. Real texts have up to 20."""
-MOST_ROWS = 1_000_000
+MAX_ROWS = 1_000_000
 """Rows that a file may have whatever its size; more must take at least a byte each."""
-MOST_REPEATED = 1 << 28
+MAX_REPEATED = 1 << 28
 """Bytes of a column that may be written out, if every value were its longest."""
-MOST_ROW = 1 << 28
+MAX_ROW = 1 << 28
 """Bytes of one row."""
 AT_ONCE = 1 << 26
 """Bytes of a batch that is turned into dicts at once."""
@@ -46,12 +46,12 @@ def _decoded(column: Any) -> int:
 
 def _check(file: Path, decoded: int, rows: int) -> None:
     size = file.stat().st_size
-    if decoded > MOST_DECODED and decoded > MOST_GROWTH * size:
+    if decoded > MAX_DECODED and decoded > MAX_GROWTH * size:
         raise DataError(
-            f"{file} has {size:,} bytes and stands for {decoded:,}, more than {MOST_GROWTH} times as many: "
+            f"{file} has {size:,} bytes and stands for {decoded:,}, more than {MAX_GROWTH} times as many: "
             "it is made to fill the memory, and is not read. A file of your own: write it without compression"
         )
-    if rows > MOST_ROWS and rows > size:
+    if rows > MAX_ROWS and rows > size:
         raise DataError(
             f"{file} has {size:,} bytes and {rows:,} rows, more than one per byte: the rows repeat each "
             "other, and it is not read. A file of your own: remove the duplicates"
@@ -68,7 +68,7 @@ def repeated_columns(metadata: Any) -> list[str]:
             is_listed = any("DICTIONARY" in str(how) for how in chunk.encodings)
             longest = chunk.total_uncompressed_size  # of a value, at most
             is_text = chunk.physical_type == "BYTE_ARRAY"
-            if is_text and is_listed and chunk.num_values * longest > MOST_REPEATED:
+            if is_text and is_listed and chunk.num_values * longest > MAX_REPEATED:
                 found[chunk.path_in_schema] = None
     return list(found)
 
@@ -118,10 +118,10 @@ def check_ipc(file: Path, memory: Any) -> None:
             decoded += _uncompressed(bytes(message.metadata), message.body)
     except struct.error as error:
         raise DataError(f"{file} is not an Arrow file or stream: {error}") from error
-    if decoded > MOST_DECODED:
+    if decoded > MAX_DECODED:
         raise DataError(
             f"{file} is compressed, and stands for {decoded:,} bytes, which would all be in memory at once; "
-            f"at most {MOST_DECODED:,} are read. Write it without compression, which stays on the disk, or "
+            f"at most {MAX_DECODED:,} are read. Write it without compression, which stays on the disk, or "
             "as parquet"
         )
     memory.seek(0)

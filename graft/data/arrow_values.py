@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from functools import lru_cache
 from typing import Any
 
-from graft.data.arrow_bounds import AT_ONCE, MOST_ROW, has_dictionary, written_out
+from graft.data.arrow_bounds import AT_ONCE, MAX_ROW, has_dictionary, written_out
 from graft.data.errors import DataError
 
 UNREADABLE = (ValueError, OverflowError, KeyError, NotImplementedError)
@@ -78,8 +78,8 @@ def _one_by_one(part: Any, source: Any, first: int) -> Iterator[Any]:
     """Rows with repeated texts, of which only one at a time is written out."""
     for offset in range(len(part)):
         row, where = part.slice(offset, 1), f"{source}, row {first + offset + 1}"
-        if (size := written_out(row)) > MOST_ROW:
-            yield DataError(f"{where} has {size:,} bytes; at most {MOST_ROW:,} are read of a row")
+        if (size := written_out(row)) > MAX_ROW:
+            yield DataError(f"{where} has {size:,} bytes; at most {MAX_ROW:,} are read of a row")
         else:
             yield _row(row, where)
 

@@ -33,9 +33,9 @@ from graft.train.monitor.formatting import visible
 from graft.train.monitor.run_check import count
 from graft.types import Task
 
-MOST_CHANGES = 3
+MAX_CHANGES = 3
 """Changes that are shown."""
-MOST_LINES, LONGEST_LINE = 4, 400
+MAX_LINES, LONGEST_LINE = 4, 400
 """Of the output of an agent that failed."""
 OTHER_PROMPT = ("sub-agent", "other system prompt", "new conversation")
 """Reasons of contexts whose prompt is another from its first messages on."""
@@ -148,7 +148,7 @@ def _report(session: WatchedSession) -> list[str]:
     """Why an attempt failed, and the end of what its program wrote."""
     tips, leaf = next((t, leaf) for _, t, leaf in session.forest.leaves if leaf is session.leaf)
     written = str(tips[-1].span.info.get("traceback", "")).strip().splitlines()
-    lines = [str(leaf.info.get("error", "")), *written[-MOST_LINES:]]
+    lines = [str(leaf.info.get("error", "")), *written[-MAX_LINES:]]
     return [visible(line)[:LONGEST_LINE] for line in lines if line.strip()]
 
 
@@ -165,14 +165,14 @@ def _contexts(session: WatchedSession) -> Check:
     listed = ", ".join(f"{reason} {number}" for reason, number in reasons.items())
     lines = [f"{count(len(session.contexts), 'context')}: {listed}"]
     changed = [one for one in session.contexts if one.change is not None]
-    for one in changed[:MOST_CHANGES]:
+    for one in changed[:MAX_CHANGES]:
         assert one.change is not None
         lines += [
             f"{one.reason} at {one.change.place} ({REASONS[one.reason]})",
             *_shown(one.change),
         ]
-    if len(changed) > MOST_CHANGES:
-        lines.append(f"and {len(changed) - MOST_CHANGES} more")
+    if len(changed) > MAX_CHANGES:
+        lines.append(f"and {len(changed) - MAX_CHANGES} more")
     remedies = [
         "set model.history=append, which keeps what was said as it was" * bool(reasons["template"]),
         "let the agent send back what it was answered, and the same tools with every request"

@@ -30,9 +30,9 @@ from graft.train.monitor.formatting import visible
 from graft.types import Author, Episode, Task, Trajectory
 
 OPEN, CLOSE = "»", "«"
-MOST_SHOWN = 400
+MAX_SHOWN = 400
 """Characters of one span."""
-MOST_TOKENS = 4096
+MAX_TOKENS = 4096
 """Of the conversation in JSON."""
 LESSONS = 64
 """Demonstrations that are searched for one of several turns."""
@@ -61,9 +61,9 @@ def shown(tokens: list[ShownToken], tokenizer: FastTokenizer) -> str:
         for is_trained, run in groupby(some, key=lambda token: token.is_trained):
             words = visible(tokenizer.decode([token.id for token in run])).replace("\n", "⏎")
             text += f"{OPEN}{words}{CLOSE}" if is_trained else words
-        if len(text) > MOST_SHOWN:
-            left_out = len(text) - MOST_SHOWN
-            half = MOST_SHOWN // 2
+        if len(text) > MAX_SHOWN:
+            left_out = len(text) - MAX_SHOWN
+            half = MAX_SHOWN // 2
             text = f"{text[:half]} [... {left_out} characters ...] {text[-half:]}"
         lines.append(f"{author:<6}  {text}")
     return "\n".join(lines)
@@ -86,7 +86,7 @@ def conversation_check(episode: Episode, tokenizer: FastTokenizer, origin: str) 
                 "text": tokenizer.decode([token.id]),
                 "is_trained": token.is_trained,
             }
-            for token in tokens[:MOST_TOKENS]
+            for token in tokens[:MAX_TOKENS]
         ],
     }
     seen = f"{where}\n{shown(tokens, tokenizer)}"

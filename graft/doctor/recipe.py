@@ -64,7 +64,7 @@ QUICK, ASKING, LOADING = 60.0, 300.0, 1800.0
 """Seconds per check: of files, of sampling, of loading a model."""
 TASKS, SAMPLES = 4, 2
 """Attempts that are sampled."""
-MOST_TOKENS, MOST_TURNS = 256, 4
+MAX_TOKENS, MAX_TURNS = 256, 4
 """Tokens of each, enough for the comparisons."""
 
 
@@ -245,8 +245,8 @@ class Examination:
         setup = components.setup
         return replace(
             unpaid(setup),
-            sampling=replace(setup.sampling, max_tokens=min(rollout.max_tokens, MOST_TOKENS)),
-            max_turns=rollout.max_turns if is_agent else min(rollout.max_turns, MOST_TURNS),
+            sampling=replace(setup.sampling, max_tokens=min(rollout.max_tokens, MAX_TOKENS)),
+            max_turns=rollout.max_turns if is_agent else min(rollout.max_turns, MAX_TURNS),
             by_env={name: unpaid(own) for name, own in setup.by_env.items()},
             deadline=min(rollout.deadline, ASKING / 2),
         )

@@ -14,7 +14,7 @@ from weakref import WeakSet
 from graft.types import Author, Turn
 from graft.user_code import (
     HOOKS,
-    MOST_REWARD,
+    MAX_REWARD,
     Owner,
     UserCodeError,
     UserObject,
@@ -121,7 +121,7 @@ def as_turn(value: Any, owner: Owner) -> Turn:
     observation, reward, terminated, truncated, info = value
     is_plain = type(terminated) is bool and type(truncated) is bool and type(info) is dict
     is_plain = is_plain and type(reward) is float and isinstance(observation, str)
-    if is_plain and abs(reward) <= MOST_REWARD and "observe_as" not in info:
+    if is_plain and abs(reward) <= MAX_REWARD and "observe_as" not in info:
         return value
     ends = as_flag(terminated, owner, "terminated"), as_flag(truncated, owner, "truncated")
     if observation is None and any(ends):

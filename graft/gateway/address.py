@@ -31,7 +31,7 @@ from graft.serving.listening import address_of, listening, serving
 
 KEEP_ALIVE = 3600.0
 """Seconds that a connection may be idle: an agent's tools may take that long between two calls."""
-MOST_CONNECTIONS = 4096
+MAX_CONNECTIONS = 4096
 """Several for each of 512 sessions: sub-agents call at the same time."""
 
 
@@ -54,7 +54,7 @@ class GatewayAddress:
         """The bound socket."""
         made = listening(self.host, self.wanted_port)
         finalize(self, made.close)  # also where nothing calls `close`
-        made.listen(MOST_CONNECTIONS)
+        made.listen(MAX_CONNECTIONS)
         return made
 
     @property
@@ -103,7 +103,7 @@ class GatewayAddress:
                     Guard(self.app, rules, MAX_BODY, API_HEADERS),
                     self.listener,
                     keep_alive=KEEP_ALIVE,
-                    most=MOST_CONNECTIONS,
+                    most=MAX_CONNECTIONS,
                 )
                 await server.__aenter__()
                 self._server = server

@@ -16,7 +16,7 @@ from graft.gateway.forest import common_length
 from graft.gateway.request import AgentRequest
 from graft.gateway.roots import Conversation, names_of_tools
 
-LEAD, MOST = 24, 160
+LEAD, MAX_SHOWN = 24, 160
 """Characters that are shown before a difference, and in all."""
 SHOWN = 24
 """Tokens that are shown from a difference on."""
@@ -84,5 +84,5 @@ def _shown(key: str) -> str:
 
 
 def _cut(text: str, start: int) -> str:
-    shown = text[start : start + MOST]
-    return f"{'...' * bool(start)}{shown}{'...' * (start + MOST < len(text))}"
+    shown = text[start : start + MAX_SHOWN]
+    return f"{'...' * bool(start)}{shown}{'...' * (start + MAX_SHOWN < len(text))}"

@@ -22,7 +22,7 @@ from graft.types import Author, Episode, Leaf, Span, Task
 
 WORTH_FORKING = 16
 """Tokens from which on the keys and values of another context are shared."""
-MOST_PARKED = 32
+MAX_PARKED = 32
 """Prompts of one task whose contexts stay open to be forked."""
 
 
@@ -122,7 +122,7 @@ class CallForest:
                 return one, len(tokens)
         parked, shared = self.context(tokens, key, others)
         self._parked.append(parked)
-        if len(self._parked) > MOST_PARKED:  # the first one is the prompt of every attempt
+        if len(self._parked) > MAX_PARKED:  # the first one is the prompt of every attempt
             self._parked.pop(1).close()
         return parked, shared
 

@@ -32,7 +32,7 @@ from graft.text.chat import TEMPLATE
 from graft.text.transcript import Transcript
 from graft.types import Message
 
-MOST_COMPARED = 8
+MAX_COMPARED = 8
 """Conversations that a request is compared with to the letter: those of the sub-agents that run at a time."""
 
 
@@ -123,7 +123,7 @@ class CallHistory:
         """
         messages, start = normalised(request.messages), name_of_tools(request.tools)
         most, nearest = 0, None
-        for one in self._conversations[: -MOST_COMPARED - 1 : -1]:
+        for one in self._conversations[: -MAX_COMPARED - 1 : -1]:
             said = one.request.messages
             if one.tools == start and (shared := num_shared(messages, said)) > most:
                 most, nearest = shared, one

@@ -18,7 +18,7 @@ from graft.text.chat import Chat
 from graft.text.syntax_probe import syntax_of
 from graft.types import Message, Sampling
 
-MOST_PROMPTS = 1024
+MAX_PROMPTS = 1024
 """Prompts whose tokens are kept."""
 LONG_PROMPT = 8_192
 """Tokens of a prompt from which on it is not kept."""
@@ -82,7 +82,7 @@ class ServedPolicy:
                     param="tools",
                 )
             if len(tokens) < LONG_PROMPT:
-                while len(self._prompts) >= MOST_PROMPTS:
+                while len(self._prompts) >= MAX_PROMPTS:
                     self._prompts.pop(next(iter(self._prompts), written), None)
                 self._prompts[written] = array("i", tokens)
         return [*tokens]

@@ -27,7 +27,7 @@ from graft.rollout.failure import RolloutFailure
 from graft.rollout.user_calls import in_thread
 from graft.types import Status
 
-MOST_OUTPUT = 3_000
+MAX_OUTPUT = 3_000
 """Bytes of a process's output that are kept: its end. A leaf's info has room for this much as JSON."""
 MAX_REWARD_BYTES = 65_536
 """Of the file with a reward."""
@@ -142,7 +142,7 @@ async def _run(words: Sequence[str], variables: dict[str, str]) -> tuple[int, st
             if not (piece := os.read(pipe, 65_536)):
                 loop.remove_reader(pipe)
             output.extend(piece)
-            del output[:-MOST_OUTPUT]
+            del output[:-MAX_OUTPUT]
 
     loop.add_reader(pipe, read)
     try:

@@ -34,7 +34,7 @@ from graft.rollout.failure import together
 from graft.rollout.setup import draw_key
 from graft.rollout.user_calls import in_thread
 from graft.types import Author, Completion, Episode, Finish, Leaf, Sampling, Span, Status, Task
-from graft.user_code import MOST_REWARD, UserCodeError, as_reward, refusal
+from graft.user_code import MAX_REWARD, UserCodeError, as_reward, refusal
 
 LONG_TEXT, MANY_MESSAGES = 50_000, 500
 """Characters and messages of a request from which on its text is rendered and encoded on a thread."""
@@ -140,7 +140,7 @@ class AgentSession:
             raise RefusedRequest("this attempt has ended; its reward is final", "not_found")
         try:
             value = as_reward(value, "the reward", verb="is")
-            if abs(total := self.total + value) > MOST_REWARD:
+            if abs(total := self.total + value) > MAX_REWARD:
                 raise refusal("the sum of the rewards", total, "a number from -1e12 to 1e12", "is")
         except UserCodeError as error:
             self.reward_fault = str(error)

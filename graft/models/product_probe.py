@@ -31,7 +31,7 @@ COUNTS = (
 """Numbers of rows, ascending; all up to the engine's batches. A library's choice may alternate: of one GPU
 it divided K for 144 rows, neither for 129 nor for 160."""
 
-MOST_ROWS = 8192
+MAX_ROWS = 8192
 MAX_BYTES = 1 << 30
 """Of the product of all rows, which are then fewer."""
 
@@ -174,7 +174,7 @@ def _gate_rows(decoder: Decoder, fixed: Mapping[tuple[int, int], int]) -> int:
 def _noise(weight: Tensor) -> Tensor:
     """Rows to multiply by weight [N, K]."""
     outputs, inputs = weight.shape
-    count = min(MOST_ROWS, MAX_BYTES // (outputs * weight.itemsize))
+    count = min(MAX_ROWS, MAX_BYTES // (outputs * weight.itemsize))
     generator = torch.Generator(weight.device).manual_seed(0)
     return torch.randn(count, inputs, generator=generator, device=weight.device, dtype=weight.dtype)
 

@@ -35,7 +35,7 @@ NOT_COMPUTED = {
 """Why our decoder does not compute a rope type."""
 
 
-MOST = {
+LARGEST = {
     "vocab_size": 1 << 24,
     "width": 1 << 20,
     "layers": 10_000,
@@ -84,7 +84,7 @@ class ModelShape:
                 f"model family {self.family!r} has no native decoder; known: "
                 f"{', '.join(ARCHITECTURES)}"
             )
-        for name, most in MOST.items():
+        for name, most in LARGEST.items():
             size = getattr(self, name)
             if not isinstance(size, int) or not 1 <= size <= most:
                 raise UnsupportedModel(f"{name}={str(size)[:40]}: must be from 1 to {most:,}")

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator
 
-from graft.recipe.section import MOST, Section
+from graft.recipe.section import MAX_WHOLE, Section
 
 Share = Annotated[float, Field(ge=0, lt=1)]
 
@@ -55,7 +55,7 @@ class AlgoSection(Section):
     one, 1 replaces it; null: the preset's, never."""
     mask_truncated: bool = False
     """Do not train on truncated attempts."""
-    overlong: list[Annotated[int, Field(ge=1, le=MOST)]] = []
+    overlong: list[Annotated[int, Field(ge=1, le=MAX_WHOLE)]] = []
     """[length, buffer]: soft penalty on the last `buffer` of `length` sampled tokens (DAPO)."""
     critic_lr: float = Field(default=0.0, ge=0, le=1)
     """Learning rate of the critic (ppo); 0: train.lr."""

@@ -10,7 +10,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationInfo, field_validator
 
-MOST = 2**32 - 1
+MAX_WHOLE = 2**32 - 1
 """Of whole numbers, such as seeds of 32 bits; larger ones are slips that overflow or fill memory later."""
 
 
@@ -26,6 +26,6 @@ class Section(BaseModel):
         types = {*re.findall(r"\w+", str(cls.model_fields[info.field_name or ""].annotation))}
         if isinstance(value, bool) and types & {"int", "float"} and "bool" not in types:
             raise ValueError("give a number, not true or false")
-        if isinstance(value, int) and "int" in types and value > MOST:
-            raise ValueError(f"must be at most {MOST:,}")
+        if isinstance(value, int) and "int" in types and value > MAX_WHOLE:
+            raise ValueError(f"must be at most {MAX_WHOLE:,}")
         return value

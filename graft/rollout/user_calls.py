@@ -36,7 +36,7 @@ from graft.user_code import (
 
 MAX_IDLE = 64
 """Threads kept for the next call; starting one takes longer than most calls."""
-MOST_OF_ONE, MOST_OF_ALL = 4_096, 16_384
+MAX_OF_ONE, MAX_OF_ALL = 4_096, 16_384
 """Characters of JSON that one entry and all of them may have."""
 MAX_NAME, MAX_LEFT_OUT = 80, 64
 """Characters of a name, and names, of entries that are left out."""
@@ -150,18 +150,18 @@ def last_info(info: Any) -> dict[str, Any]:
     """Entries that are too large, or that JSON cannot hold, are named under "left_out"."""
     kept: dict[str, Any] = {}
     left_out: list[str] = []
-    room = MOST_OF_ALL
+    room = MAX_OF_ALL
     try:
         entries = [*info.items()] if isinstance(info, Mapping) else []
     except Exception:  # objects of an environment may raise anything
         entries, left_out = [], ["all"]
     for key, value in entries:
-        name, entry, size = "", None, MOST_OF_ALL + 1
+        name, entry, size = "", None, MAX_OF_ALL + 1
         with suppress(Exception):
             name = str(key)
             entry = plain(value)
             size = len(json.dumps({name: entry}, ensure_ascii=False).encode())
-        if size <= min(MOST_OF_ONE, room):
+        if size <= min(MAX_OF_ONE, room):
             kept[name] = entry
             room -= size
         else:

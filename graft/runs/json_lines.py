@@ -12,9 +12,9 @@ from graft.trust.bounds import is_endless
 
 CHUNK = 1 << 20
 """Bytes read at a time."""
-MOST_LINE = 1 << 23
+MAX_LINE = 1 << 23
 """Bytes of a line that is read from the end of a file: a step's metrics have some thousand."""
-MOST_REST = 1 << 26
+MAX_REST = 1 << 26
 """Bytes of a line that is read forwards: a longer one has no end, and ends the reading."""
 MARK = 64
 """Bytes before the place that was read up to; if they differ, the file was rewritten."""
@@ -57,7 +57,7 @@ class GrowingJsonl:
                 whole, newline, tail = chunk.rpartition(b"\n")
                 if not newline:  # a line longer than the chunk: its end is further on
                     rest.append(chunk)
-                    if len(rest) * CHUNK > MOST_REST:
+                    if len(rest) * CHUNK > MAX_REST:
                         return
                     continue
                 lines = b"".join((*rest, whole, newline))
@@ -98,7 +98,7 @@ def lines_from_the_end(path: Path) -> Iterator[bytes]:
             length = min(1 << 16, start)
             start -= length
             file.seek(start)
-            if len(head) > MOST_LINE:  # joined again for every piece, it would take hours
+            if len(head) > MAX_LINE:  # joined again for every piece, it would take hours
                 return
             head, *lines = (file.read(length) + head).split(b"\n")
             for line in reversed(lines):

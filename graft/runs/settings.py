@@ -17,7 +17,7 @@ from typing import Any
 
 OWN = {"run.name", "run.dir"}
 """Differs between all runs, so it is not compared."""
-MOST_SETTINGS = 200
+MAX_SETTINGS = 200
 LONGEST = 200
 
 SHORT = {
@@ -30,7 +30,7 @@ SHORT = {
     "train.steps": "steps",
 }
 """What a table says for a key; these come first in it."""
-MOST_IN_SHORT, LONGEST_IN_SHORT = 6, 24
+MAX_IN_SHORT, LONGEST_IN_SHORT = 6, 24
 
 
 def flat(values: Mapping[str, Any], before: str = "") -> dict[str, Any]:
@@ -58,7 +58,7 @@ def differing(configs: Sequence[Mapping[str, Any]]) -> dict[str, list[str | None
     rest = sorted(
         (name for name in differ if name not in SHORT), key=lambda n: n.startswith("run.")
     )
-    return {name: found[name] for name in [*first, *rest][:MOST_SETTINGS]}
+    return {name: found[name] for name in [*first, *rest][:MAX_SETTINGS]}
 
 
 def in_short(configs: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -75,7 +75,7 @@ def in_short(configs: Sequence[Mapping[str, Any]]) -> list[str]:
         own = [
             (labels[name], value) for name in names if (value := found[name][number]) is not None
         ]
-        shown = [f"{label} {_end_of(value)}" for label, value in own[:MOST_IN_SHORT]]
+        shown = [f"{label} {_end_of(value)}" for label, value in own[:MAX_IN_SHORT]]
         more = len(own) - len(shown)
         texts.append(", ".join([*shown, *([f"{more} more"] if more else [])]))
     return texts

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from importlib.util import find_spec
 from typing import Any
 
-MOST_HEAD = 64 * 1024
+MAX_HEAD = 64 * 1024
 """Bytes of a request beside its body: its head, and what a chunked body adds."""
 
 
@@ -157,8 +157,8 @@ def _fast_protocol() -> type:
                     self.parser.feed_data(data)
                 except httptools.HttpParserUpgrade as offered:
                     self._decline(data[offered.args[0] :])
-                if self.beside > MOST_HEAD:
-                    raise httptools.HttpParserError(f"more than {MOST_HEAD} bytes")
+                if self.beside > MAX_HEAD:
+                    raise httptools.HttpParserError(f"more than {MAX_HEAD} bytes")
             except httptools.HttpParserError:
                 if self.cycle is None or self.cycle.response_complete:
                     self.send_400_response("Invalid HTTP request received.")

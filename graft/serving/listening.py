@@ -23,7 +23,7 @@ HEAD_SECONDS = 10.0
 KEEP_ALIVE = 5.0
 LAST_SECONDS = 2.0
 """For answers that are being written when a server on an event loop ends."""
-MOST_CONNECTIONS = 512
+MAX_CONNECTIONS = 512
 BACKLOG = 128
 """Connections that the kernel accepts ahead: they are open files before they are counted."""
 NEEDS = 'this service needs starlette and uvicorn: pip install "graft-rl[serve]"'
@@ -135,7 +135,7 @@ def server_config(
 
 def most_connections(wanted: int | None = None) -> int:
     """Half of the files that this process may open, so that the application can open its own."""
-    wanted = MOST_CONNECTIONS if wanted is None else wanted
+    wanted = MAX_CONNECTIONS if wanted is None else wanted
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return wanted if soft < 0 else max(8, min(wanted, soft // 2))
 

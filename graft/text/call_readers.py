@@ -28,7 +28,7 @@ from graft.text.tagged_calls import read_arg_keys, read_gemma, read_parameters
 PYTHON_TAG = "<|python_tag|>"
 """Llama 3 may write it before a call."""
 LONGEST_NAME = 256
-MOST_PYTHON = 50_000
+MAX_PYTHON = 50_000
 """Characters of calls in Python's syntax: its parser takes more than linear memory."""
 _WORDS = {"true": True, "false": False, "null": None}
 
@@ -108,7 +108,7 @@ def read_python(text: str, syntax: CallSyntax, schemas: Schemas) -> list[ToolCal
 
 def _python_calls(text: str) -> list[tuple[str, dict[str, Any]]] | None:
     """[add(a=1), sub()] -> ("add", {"a": 1}), ("sub", {}); None for anything else."""
-    if len(text) > MOST_PYTHON:
+    if len(text) > MAX_PYTHON:
         return None
     try:
         with warnings.catch_warnings():

@@ -16,7 +16,7 @@ from typing import Any
 from graft.registry import resolve
 from graft.text.parse import Tag, code_blocks, last_tag, tags
 
-MOST_DEPTH = 64
+MAX_DEPTH = 64
 """Of the JSON of a call: code that reads it may recurse."""
 _BLANKS = re.compile(r"\s*")
 
@@ -219,8 +219,8 @@ def _read_json(text: str) -> Any:
     level, depth = [value], 0
     while level := [one for outer in level for one in _inside(outer)]:
         depth += 1
-        if depth > MOST_DEPTH:
-            raise RecursionError(f"more than {MOST_DEPTH} levels of JSON")
+        if depth > MAX_DEPTH:
+            raise RecursionError(f"more than {MAX_DEPTH} levels of JSON")
     # a lone surrogate and a float beyond range (1e999) fail here, both with a ValueError
     json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
     return value

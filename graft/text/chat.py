@@ -43,7 +43,7 @@ HISTORIES = {
     "conversation; where it rewrites earlier turns, a new context begins, which is a row of its own",
 }
 """What each value does with a template that rewrites."""
-MOST_EXTENDED, LONGEST_EXTENDED = 1024, 2048
+MAX_EXTENDED, LONGEST_EXTENDED = 1024, 2048
 """Texts between two turns whose tokens are kept, and the characters of their messages: environments and
 agents send the same few lines again and again."""
 
@@ -187,7 +187,7 @@ class Chat:
             tokens = self._extend(messages, closed, last, tool)
             if key is None:
                 return tokens
-            if len(self._extended) >= MOST_EXTENDED:
+            if len(self._extended) >= MAX_EXTENDED:
                 del self._extended[next(iter(self._extended))]
             self._extended[key] = tokens
         return [*self._extended[key]]

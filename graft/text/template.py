@@ -104,7 +104,7 @@ Tools = Sequence[Any] | str
 _GIVEN = {"messages", "tools", "documents", "add_generation_prompt", "continue_final_message"}
 _SPECIAL = {f"{role}_token" for role in ("bos", "eos", "unk", "sep", "pad", "cls", "mask")}
 
-MOST_INDENT = 100
+MAX_INDENT = 100
 """Of JSON in a template."""
 
 _CONTINUES_HERE = "GRAFT_CONTINUES_HERE "  # the space at the end shows whether a template trims
@@ -296,8 +296,8 @@ def _to_json(
     sort_keys: bool = False,
 ) -> str:
     # Jinja's filter escapes <, > and & for HTML; models were trained on the plain characters
-    if indent is not None and not 0 <= indent <= MOST_INDENT:
-        raise jinja2.TemplateError(f"tojson(indent={indent}): at most {MOST_INDENT}")
+    if indent is not None and not 0 <= indent <= MAX_INDENT:
+        raise jinja2.TemplateError(f"tojson(indent={indent}): at most {MAX_INDENT}")
     return json.dumps(
         value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
     )

@@ -21,17 +21,17 @@ from jinja2 import nodes
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.visitor import NodeTransformer
 
-MOST_SECONDS = 3.0
+MAX_SECONDS = 3.0
 """Of the thread's own time, per rendering; real templates take milliseconds."""
-MOST_LENGTH = 1 << 24
+MAX_LENGTH = 1 << 24
 """Characters or items of one value, and of the text that a template writes."""
-MOST_BITS = 1 << 14
+MAX_BITS = 1 << 14
 """Of a whole number."""
-MOST_PARTS = 200_000
+MAX_PARTS = 200_000
 """Values inside of a list or dict, each counted as often as it is shown."""
 SHORT = 1 << 12
-"""Characters of a text that takes no time: a template has at most MOST_SOURCE places that join two."""
-MOST_SOURCE = 1 << 20
+"""Characters of a text that takes no time: a template has at most MAX_SOURCE places that join two."""
+MAX_SOURCE = 1 << 20
 """Characters of a template."""
 
 
@@ -40,15 +40,15 @@ class TemplateLimit(jinja2.TemplateError):
 
 
 def refuse_beyond(length: float) -> None:
-    if length > MOST_LENGTH:
+    if length > MAX_LENGTH:
         raise TemplateLimit(
-            f"it makes a value of {length:,.0f}; at most {MOST_LENGTH:,} are allowed"
+            f"it makes a value of {length:,.0f}; at most {MAX_LENGTH:,} are allowed"
         )
 
 
 def check_source(text: str) -> None:
-    if len(text) > MOST_SOURCE:
-        raise TemplateLimit(f"it has {len(text):,} characters; at most {MOST_SOURCE:,} are allowed")
+    if len(text) > MAX_SOURCE:
+        raise TemplateLimit(f"it has {len(text):,} characters; at most {MAX_SOURCE:,} are allowed")
 
 
 class LimitedEnvironment(ImmutableSandboxedEnvironment):
@@ -68,7 +68,7 @@ class LimitedEnvironment(ImmutableSandboxedEnvironment):
 
     def limited(self, render: Callable[[], str]) -> str:
         """The text that `render` returns."""
-        self._clock.end = time.thread_time() + MOST_SECONDS
+        self._clock.end = time.thread_time() + MAX_SECONDS
         try:
             return checked_size(render())
         except RecursionError:
@@ -80,7 +80,7 @@ class LimitedEnvironment(ImmutableSandboxedEnvironment):
 
     def tick(self) -> None:
         if time.thread_time() > getattr(self._clock, "end", float("inf")):
-            raise TemplateLimit(f"it runs for more than {MOST_SECONDS:g} s")
+            raise TemplateLimit(f"it runs for more than {MAX_SECONDS:g} s")
 
     @staticmethod
     def concat(pieces: Iterable[str]) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -213,7 +213,7 @@ def checked_size(value: Any) -> Any:
     """The value, if it is not too long."""
     if isinstance(value, str | list | tuple | dict | bytes):
         refuse_beyond(len(value))
-    elif isinstance(value, int) and value.bit_length() > MOST_BITS:
+    elif isinstance(value, int) and value.bit_length() > MAX_BITS:
         raise TemplateLimit("it makes a number with too many digits")
     return value
 
@@ -229,8 +229,8 @@ def checked_parts(value: Any) -> Any:
             left.pop()
             continue
         count += 1
-        if count > MOST_PARTS or len(left) > 200:
-            raise TemplateLimit(f"it makes a value with more than {MOST_PARTS:,} parts")
+        if count > MAX_PARTS or len(left) > 200:
+            raise TemplateLimit(f"it makes a value with more than {MAX_PARTS:,} parts")
         if isinstance(one, dict):
             left.append(iter([*one, *one.values()]))
         elif isinstance(one, list | tuple):
@@ -244,7 +244,7 @@ def _size(value: Any) -> int:
 
 def _check_operator(operator: str, left: Any, right: Any) -> None:
     numbers = isinstance(left, int) and isinstance(right, int)
-    if operator == "**" and numbers and left.bit_length() * right > MOST_BITS:
+    if operator == "**" and numbers and left.bit_length() * right > MAX_BITS:
         raise TemplateLimit("it makes a number with too many digits")
     if operator == "*":
         for one, times in ((left, right), (right, left)):

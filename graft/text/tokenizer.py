@@ -23,7 +23,7 @@ from graft.text.tokenizer_files import MORE_TEMPLATES, read_tokenizer, template_
 
 log = logging.getLogger(__name__)
 
-MOST_CONTROL_TOKENS = 20_000
+MAX_CONTROL_TOKENS = 20_000
 """Models have up to some thousand. Every text is searched for them."""
 
 
@@ -70,10 +70,10 @@ class FastTokenizer:
         special = (token.content for token in added.values() if token.special)
         self.control_tokens = sorted(special, key=len, reverse=True)
         """Texts of special tokens, the longest first, since one may contain another."""
-        if len(self.control_tokens) > MOST_CONTROL_TOKENS:
+        if len(self.control_tokens) > MAX_CONTROL_TOKENS:
             raise ValueError(
                 f"{len(self.control_tokens):,} special tokens; every text is searched for them, and at "
-                f"most {MOST_CONTROL_TOKENS:,} are possible"
+                f"most {MAX_CONTROL_TOKENS:,} are possible"
             )
         self.vocab_size: int = max(backend.get_vocab(with_added_tokens=True).values()) + 1
         self.bos_id = self._id("bos_token")

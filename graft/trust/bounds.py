@@ -12,13 +12,13 @@ import stat
 from pathlib import Path
 from typing import Any
 
-MOST_BYTES = 1 << 25
+MAX_BYTES = 1 << 25
 """Of a JSON file or a template: the largest real ones, indices of sharded models, have some 20 MB."""
-MOST_YAML = 1 << 20
+MAX_YAML = 1 << 20
 """Bytes of a recipe; YAML's reader takes seconds for so many."""
-MOST_VALUES = 100_000
+MAX_VALUES = 100_000
 """Of a recipe, with everything that its aliases stand for."""
-MOST_DEPTH = 100
+MAX_DEPTH = 100
 """Of lists and sections inside each other."""
 
 NUMBER = re.compile(r"[-+]?[0-9][0-9a-fA-FxXobB_:.]{400,}")
@@ -44,7 +44,7 @@ def check_is_file(file: Path) -> None:
         raise OutOfBounds(f"'{file}' is not a file but a device or a pipe; it is not read")
 
 
-def read_bytes(file: Path, most: int = MOST_BYTES) -> bytes:
+def read_bytes(file: Path, most: int = MAX_BYTES) -> bytes:
     """The bytes of an ordinary file, not of a device or a pipe."""
     facts = file.stat()
     if stat.S_ISDIR(facts.st_mode):
@@ -60,7 +60,7 @@ def read_bytes(file: Path, most: int = MOST_BYTES) -> bytes:
     return found
 
 
-def read_text(file: Path, most: int = MOST_BYTES) -> str:
+def read_text(file: Path, most: int = MAX_BYTES) -> str:
     return read_bytes(file, most).decode("utf-8")
 
 
@@ -82,9 +82,9 @@ def check_yaml(text: str, where: str) -> None:
         opens = isinstance(event, yaml.SequenceStartEvent | yaml.MappingStartEvent)
         depth += opens - isinstance(event, yaml.SequenceEndEvent | yaml.MappingEndEvent)
         has_alias = has_alias or isinstance(event, yaml.AliasEvent)
-        if depth > MOST_DEPTH:
+        if depth > MAX_DEPTH:
             raise OutOfBounds(
-                f"{where} is nested more than {MOST_DEPTH} levels deep: it is not read"
+                f"{where} is nested more than {MAX_DEPTH} levels deep: it is not read"
             )
         if (
             isinstance(event, yaml.ScalarEvent)
@@ -102,24 +102,24 @@ def check_yaml(text: str, where: str) -> None:
     def count(node: Any) -> int:
         """Values that a node stands for; an alias is the same node again."""
         if id(node) not in counts:
-            counts[id(node)] = MOST_VALUES + 1  # inside of itself: without end
+            counts[id(node)] = MAX_VALUES + 1  # inside of itself: without end
             children = node.value if isinstance(node.value, list) else []
             flat = [
                 x for child in children for x in (child if isinstance(child, tuple) else (child,))
             ]
-            counts[id(node)] = min(1 + sum(map(count, flat)), MOST_VALUES + 1)
+            counts[id(node)] = min(1 + sum(map(count, flat)), MAX_VALUES + 1)
         return counts[id(node)]
 
     root: Any = yaml.compose(text, Loader=loader)
-    if root is not None and count(root) > MOST_VALUES:
+    if root is not None and count(root) > MAX_VALUES:
         raise OutOfBounds(
-            f"{where} stands for more than {MOST_VALUES:,} values, with its aliases: it is not read"
+            f"{where} stands for more than {MAX_VALUES:,} values, with its aliases: it is not read"
         )
 
 
 def read_yaml(file: Path) -> str:
     """The text of a YAML file that can be loaded without filling the memory."""
-    text = read_text(file, MOST_YAML)
+    text = read_text(file, MAX_YAML)
     check_yaml(text, f"'{file}'")
     return text
 
@@ -134,7 +134,7 @@ def check_interpolations(values: Any, where: str) -> None:
     a: lol, b: "${a}${a}", c: "${b}${b}"     c stands for 4 times "lol": counted, not written
     """
     sizes: dict[tuple[int, Any], int] = {}
-    most = 10 * MOST_YAML
+    most = 10 * MAX_YAML
 
     def at(inside: tuple[Any, ...], key: Any) -> int:
         """The size of the value `key` of the last of some nested containers."""

@@ -24,16 +24,16 @@ from graft.registry import UnknownName
 from graft.runs.settings import differing, seed_groups
 from graft.train.monitor.metric_docs import explain
 from graft.viewer import walks
-from graft.viewer.curves import MOST_POINTS, band, metric_names, points, table
+from graft.viewer.curves import MAX_POINTS, band, metric_names, points, table
 from graft.viewer.episodes import SORTS
 from graft.viewer.highlights import highlights
 from graft.viewer.runs import NotThere, ViewedRun
 from graft.viewer.search import search
 from graft.viewer.summary import summary
 
-MOST_ROWS = 200
-MOST_METRICS = 60
-MOST_TOKENS = 2000
+MAX_ROWS = 200
+MAX_METRICS = 60
+MAX_TOKENS = 2000
 """Of one page of a walk."""
 PATIENCE = 0.5
 """Seconds that one request may spend on indexing; then it answers from the part that is indexed."""
@@ -73,7 +73,7 @@ class Answers:
         return {"runs": [run.pulse() for run in self.runs]}
 
     def curves(
-        self, query: Query, metrics: Sequence[str] | None = None, most: int = MOST_POINTS
+        self, query: Query, metrics: Sequence[str] | None = None, most: int = MAX_POINTS
     ) -> Any:
         run = self._run(query)
         chosen = _listed(query) if metrics is None else metrics
@@ -82,7 +82,7 @@ class Answers:
             return points(run.record, query.get("phase", "rl"), chosen, most)
 
     def band(
-        self, query: Query, metrics: Sequence[str] | None = None, most: int = MOST_POINTS
+        self, query: Query, metrics: Sequence[str] | None = None, most: int = MAX_POINTS
     ) -> Any:
         """The named runs as one curve of each metric."""
         chosen = _listed(query) if metrics is None else metrics
@@ -113,7 +113,7 @@ class Answers:
         if sort not in SORTS:
             raise BadRequest(f"sort={sort[:40]}: known are {', '.join(SORTS)}")
         is_complete = file.index(PATIENCE)
-        start, count = _whole(query, "start", 0), min(_whole(query, "count", 100), MOST_ROWS)
+        start, count = _whole(query, "start", 0), min(_whole(query, "count", 100), MAX_ROWS)
         is_falling = query.get("order", "rising") == "falling"
         with file.lock:
             order = file.order(sort, is_falling, query.get("status", ""), query.get("words", ""))
@@ -138,7 +138,7 @@ class Answers:
             _whole(query, "leaf", 0),
             _whole(query, "context", 0),
             _whole(query, "start", 0),
-            min(_whole(query, "count", 1000), MOST_TOKENS),
+            min(_whole(query, "count", 1000), MAX_TOKENS),
         )
 
     def text(self, query: Query) -> Any:
@@ -222,7 +222,7 @@ def _step(query: Query) -> str:
 
 def _listed(query: Query) -> list[str]:
     names = [name for name in query.get("metrics", "").split(",") if name]
-    return names[:MOST_METRICS]
+    return names[:MAX_METRICS]
 
 
 def _harmless(name: str) -> str:

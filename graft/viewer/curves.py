@@ -20,7 +20,7 @@ from typing import Any
 from graft.runs import Curves, RunRecord
 from graft.runs.curves import metric_over, spread
 
-MOST_POINTS = 2000
+MAX_POINTS = 2000
 """Of one curve in one answer; longer ones are thinned by the mean of neighbours."""
 TIME, STEP_TIME = "time", "step_time"
 
@@ -32,7 +32,7 @@ def metric_names(record: RunRecord) -> dict[str, list[str]]:
 
 
 def points(
-    record: RunRecord, phase: str, metrics: Sequence[str], most: int = MOST_POINTS
+    record: RunRecord, phase: str, metrics: Sequence[str], most: int = MAX_POINTS
 ) -> dict[str, Any]:
     """At most `most` points of each metric; None where a line has no such number."""
     found = _of_phase(record, phase)
@@ -49,7 +49,7 @@ def points(
 
 
 def band(
-    records: Sequence[RunRecord], phase: str, metrics: Sequence[str], most: int = MOST_POINTS
+    records: Sequence[RunRecord], phase: str, metrics: Sequence[str], most: int = MAX_POINTS
 ) -> dict[str, Any]:
     """The mean of several runs and their spread, metric by metric, each with steps of its own."""
     runs = [_of_phase(record, phase) for record in records]

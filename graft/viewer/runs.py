@@ -25,7 +25,7 @@ from graft.viewer.curves import metric_names
 from graft.viewer.episodes import EpisodeFile
 from graft.viewer.pieces import TokenTexts
 
-MOST_ALARMS = 1000
+MAX_ALARMS = 1000
 KEPT_EPISODES = 8
 KEPT_BYTES = 64 * 2**20
 
@@ -74,7 +74,7 @@ class ViewedRun:
                 "algo": str(config.get("algo", {}).get("name", "")),
                 "metrics": metric_names(self.record),
                 "episodes": list(self._files),
-                "alarms": self.record.alarms[-MOST_ALARMS:],
+                "alarms": self.record.alarms[-MAX_ALARMS:],
                 "score": [before.get("sampled"), after.get("sampled")],
             }
 

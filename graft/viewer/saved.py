@@ -30,15 +30,15 @@ from graft.viewer.highlights import highlights
 from graft.viewer.runs import NotThere, ViewedRun
 from graft.viewer.server import static_files
 
-MOST_POINTS = 400
+MAX_POINTS = 400
 """Of one curve."""
 OF_EACH = 2
 """Best and worst tasks of a step."""
-MOST_TOKENS = 24_000
+MAX_TOKENS = 24_000
 """Of all walks together, about 2 MB."""
-MOST_TEXT = 1_500_000
+MAX_TEXT = 1_500_000
 """Characters of all trees and texts together."""
-MOST_ALARMS = 200
+MAX_ALARMS = 200
 """Of one run, the last ones; each of at most 1000 characters."""
 PATIENCE = 20.0
 """Seconds for reading the episodes of one step."""
@@ -48,8 +48,8 @@ PATIENCE = 20.0
 class _Budget:
     """What may still be put into the page."""
 
-    tokens: int = MOST_TOKENS
-    text: int = MOST_TEXT
+    tokens: int = MAX_TOKENS
+    text: int = MAX_TEXT
 
 
 _IMPORT = re.compile(r'^import \{([^}]*)\} from "\./(\w+)\.js";$', re.M)
@@ -120,7 +120,7 @@ def saved_answers(runs: list[ViewedRun]) -> dict[str, Any]:
     steps = {str(run.number): _steps(run, budget) for run in runs}
     for about in described:
         about["alarms"] = [
-            {**alarm, "text": alarm["text"][:1000]} for alarm in about["alarms"][-MOST_ALARMS:]
+            {**alarm, "text": alarm["text"][:1000]} for alarm in about["alarms"][-MAX_ALARMS:]
         ]
         about["episodes"] = list(steps[str(about["run"])])
         about["folder"] = about["name"]  # the file goes to other people: no paths of this machine
@@ -143,7 +143,7 @@ def _curves(answers: Answers, run: ViewedRun) -> dict[str, Any]:
         names = metric_names(run.record)
     query = {"run": str(run.number)}
     return {
-        phase: answers.curves({**query, "phase": phase}, metrics, MOST_POINTS)
+        phase: answers.curves({**query, "phase": phase}, metrics, MAX_POINTS)
         for phase, metrics in names.items()
     }
 
@@ -152,7 +152,7 @@ def _bands(answers: Answers, group: list[int]) -> dict[str, Any]:
     runs = ",".join(map(str, group))
     names = metric_names(answers.runs[group[0]].record)
     return {
-        phase: answers.band({"runs": runs, "phase": phase}, metrics, MOST_POINTS)
+        phase: answers.band({"runs": runs, "phase": phase}, metrics, MAX_POINTS)
         for phase, metrics in names.items()
     }
 
@@ -193,7 +193,7 @@ def _step(run: ViewedRun, step: str, first: list[int], budget: _Budget) -> dict[
             for tip in range(len(one["tips"]))
         ]
         for leaf, context in tips:
-            walk = walks.tokens(run, step, line, leaf, context, 0, MOST_TOKENS)
+            walk = walks.tokens(run, step, line, leaf, context, 0, MAX_TOKENS)
             if walk["total"] > budget.tokens:
                 continue
             budget.tokens -= walk["total"]

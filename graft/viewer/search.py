@@ -18,8 +18,8 @@ from graft.files import parse_object
 from graft.viewer.episodes import prompt_text
 from graft.viewer.runs import ViewedRun
 
-MOST_HITS = 50
-MOST_PER_LINE = 3
+MAX_HITS = 50
+MAX_PER_LINE = 3
 SECONDS = 1.5
 AROUND = 60
 """Characters shown before and after the words."""
@@ -40,7 +40,7 @@ def search(
         for number, raw in files[name].lines(first):
             if mark in raw.lower():
                 hits += [{"step": name, "line": number, **hit} for hit in _hits(raw, words)]
-            if len(hits) >= MOST_HITS or time.monotonic() > until:
+            if len(hits) >= MAX_HITS or time.monotonic() > until:
                 return {"hits": hits, "next": [name, number + 1]}
     return {"hits": hits, "next": None}
 
@@ -70,6 +70,6 @@ def _hits(raw: bytes, words: str) -> list[dict[str, Any]]:
                 "after": text[end : end + AROUND],
             }
         )
-        if len(found) == MOST_PER_LINE:
+        if len(found) == MAX_PER_LINE:
             break
     return found

@@ -22,9 +22,9 @@ from graft.train.monitor.formatting import clock_face, score
 from graft.train.monitor.labels import SCORE_COLUMNS
 from graft.viewer.headline import WORDS, headline
 
-MOST_ROWS = 300
+MAX_ROWS = 300
 """Of one table; a last row gives the number of those left out."""
-MOST_CHARACTERS = 500
+MAX_CHARACTERS = 500
 """Of one value."""
 
 Table = dict[str, Any]
@@ -57,9 +57,9 @@ def _table(
     title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]], folded: bool = False
 ) -> Table:
     listed = [[_text(value) for value in row] for row in rows]
-    if len(listed) > MOST_ROWS:
-        left_out = len(listed) - MOST_ROWS
-        listed = [*listed[:MOST_ROWS], [f"… and {left_out:,} more"]]
+    if len(listed) > MAX_ROWS:
+        left_out = len(listed) - MAX_ROWS
+        listed = [*listed[:MAX_ROWS], [f"… and {left_out:,} more"]]
     return {"title": title, "columns": list(columns), "rows": listed, "folded": folded}
 
 
@@ -250,7 +250,7 @@ def _text(value: Any) -> str:
         text = f"{value:g}"
     else:
         text = json.dumps(value, ensure_ascii=False, default=str)
-    return text if len(text) <= MOST_CHARACTERS else f"{text[:MOST_CHARACTERS]}…"
+    return text if len(text) <= MAX_CHARACTERS else f"{text[:MAX_CHARACTERS]}…"
 
 
 def _number(value: float) -> str:

@@ -20,10 +20,10 @@ from graft.viewer.runs import NotThere, ViewedRun
 
 EXCERPT = 160
 """Characters of a span's text in the tree."""
-MOST_INFO = 4000
+MAX_INFO = 4000
 """Characters of an environment's info about one span or leaf."""
-MOST_TEXT = 20_000
-MOST_SPANS = 20_000
+MAX_TEXT = 20_000
+MAX_SPANS = 20_000
 
 
 def tree(run: ViewedRun, step: str, line: int) -> dict[str, Any]:
@@ -36,12 +36,12 @@ def tree(run: ViewedRun, step: str, line: int) -> dict[str, Any]:
         "task": {
             "id": str(task.get("id", "")),
             "env": str(task.get("env", "")),
-            "prompt": prompt_text(task)[:MOST_TEXT],
+            "prompt": prompt_text(task)[:MAX_TEXT],
             "answer": _short(task.get("answer")),
             "meta": _short(task.get("meta")),
         },
         "num_spans": len(spans),
-        "spans": [_branch(span) for span in spans[:MOST_SPANS]],
+        "spans": [_branch(span) for span in spans[:MAX_SPANS]],
         "leaves": [_leaf(leaf, spans) for leaf in leaves],
     }
 
@@ -148,7 +148,7 @@ def text(run: ViewedRun, step: str, line: int, span: int, start: int) -> dict[st
         raise NotThere(f"the episode has {len(spans)} spans, there is no span {span}")
     whole = str(spans[span].get("text", ""))
     start = min(start, len(whole))
-    return {"text": whole[start : start + MOST_TEXT], "start": start, "total": len(whole)}
+    return {"text": whole[start : start + MAX_TEXT], "start": start, "total": len(whole)}
 
 
 def _column(spans: Sequence[Mapping[str, Any]], name: str, start: int, end: int) -> list[Any]:
@@ -190,7 +190,7 @@ def _short(value: Any) -> Any:
     if isinstance(value, float):
         return _number(value)
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
-    return text if len(text) <= MOST_INFO else f"{text[:MOST_INFO]}... ({len(text)} characters)"
+    return text if len(text) <= MAX_INFO else f"{text[:MAX_INFO]}... ({len(text)} characters)"
 
 
 def _number(value: Any) -> Any:

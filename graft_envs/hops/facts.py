@@ -45,7 +45,7 @@ LAST = (
     *("Rossi", "Roth", "Sato", "Silva", "Sommer", "Stein", "Tanaka", "Unger", "Vogel", "Voss"),
     *("Wagner", "Walsh", "Weber", "Young"),
 )
-MOST = len(FIRST) * len(LAST)
+MAX_PEOPLE = len(FIRST) * len(LAST)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +62,8 @@ class Town:
 @cache  # one town per process, shared by all envs
 def build_town(people: int, short: bool) -> Town:
     """The town with `people` people; with names of a few letters if `short`, else "Kara Voss"."""
-    if not FEWEST <= people <= MOST:
-        raise ValueError(f"people={people}: must be between {FEWEST} and {MOST}")
+    if not FEWEST <= people <= MAX_PEOPLE:
+        raise ValueError(f"people={people}: must be between {FEWEST} and {MAX_PEOPLE}")
     pool = short_names(people) if short else (f"{a} {b}" for a in FIRST for b in LAST)
     # separate generators: person number n has the same boss in both kinds of names
     names = RandomState(SEED).sample(list(pool), people)

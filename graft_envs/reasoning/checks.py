@@ -23,7 +23,7 @@ from graft.rewards.answers import countdown_score
 
 NONSENSE = ("x", "0", "0 0", "[]", "{}")
 """Answers that solve nothing. An answer earns what the library gives beyond the best of them."""
-MOST_FOR_NOTHING = 0.1
+MAX_FOR_NOTHING = 0.1
 """The most that a scorer of the library gives for any text."""
 NEAR = Fraction(1, 1000)
 """How far a probability may be off, as a share of it; and at most a tenth of this in all."""
@@ -47,7 +47,7 @@ def score_item(
     if _NOT_FINITE.search(answer) and not _NOT_FINITE.search(str(entry["answer"])):
         return 0.0
     value = _within(score_answer, answer, entry)
-    if 0 < value <= MOST_FOR_NOTHING:
+    if 0 < value <= MAX_FOR_NOTHING:
         nothing = max(_within(score_answer, text, entry) for text in NONSENSE)
         return value if value > nothing else 0.0
     return value

@@ -23,7 +23,7 @@ from .seccomp import GROUPS
 READ = os.O_RDONLY | os.O_CLOEXEC
 KERNEL_MEMORY = 16 << 20
 """Page tables, stacks, inodes: what the kernel keeps for the processes of a call."""
-MOST_FREE = 8
+MAX_FREE = 8
 
 
 def room(limits: Limits, inherited: int, num_processes: int) -> int:
@@ -138,7 +138,7 @@ class CallGroups:
 
     def close(self, group: CallGroup, *, is_empty: bool = False) -> None:
         """After the end of its call. `is_empty`: it has ended by itself, with all of its processes."""
-        if is_empty and not group.is_killed and len(self.free) < MOST_FREE:
+        if is_empty and not group.is_killed and len(self.free) < MAX_FREE:
             self.free.append(group)
         elif not group.remove():  # with "none" a call may have left processes
             group.kill()

@@ -14,7 +14,7 @@ import pytest
 
 from graft.gateway.address import GatewayAddress
 from graft.gateway.dialects import openai_chat
-from graft.gateway.dialects.fields import MAX_NOTED, MOST_DEPTH
+from graft.gateway.dialects.fields import MAX_DEPTH, MAX_NOTED
 from graft.gateway.gateway import Gateway
 from graft.gateway.http import body as bodies
 from graft.gateway.http.body import MAX_BODY, MAX_VALUES, check_structure, read_body
@@ -71,9 +71,9 @@ def test_texts_are_not_counted_as_structure():
     check_structure(b'{"messages": [{"content": %b}]}' % text.encode())
     read = asyncio.run(read_body(b'{"a": %b}' % text.encode()))
     assert read == {"a": '{[,\\"' * 60_000}
-    with pytest.raises(RefusedRequest, match=f"more than {MOST_DEPTH} levels"):
-        check_structure(b"[" * (MOST_DEPTH + 1) + b"]" * (MOST_DEPTH + 1))
-    check_structure(b"[" * MOST_DEPTH + b"]" * MOST_DEPTH)
+    with pytest.raises(RefusedRequest, match=f"more than {MAX_DEPTH} levels"):
+        check_structure(b"[" * (MAX_DEPTH + 1) + b"]" * (MAX_DEPTH + 1))
+    check_structure(b"[" * MAX_DEPTH + b"]" * MAX_DEPTH)
 
 
 @pytest.mark.parametrize(("name", "count"), [("messages", 10_001), ("tools", 1_001)])

@@ -83,8 +83,8 @@ def measure(at: list[int]) -> list[tuple[Counter[str], float]]:
 
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs /proc")
 def test_no_object_of_a_session_stays(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(policy, "MOST_PROMPTS", 16)  # what is kept on purpose, full at once
-    monkeypatch.setattr(chat, "MOST_EXTENDED", 16)
+    monkeypatch.setattr(policy, "MAX_PROMPTS", 16)  # what is kept on purpose, full at once
+    monkeypatch.setattr(chat, "MAX_EXTENDED", 16)
     _, before, after = (kinds for kinds, _ in measure([20, 40, 90]))
     grown = {name: after[name] - count for name, count in before.items() if after[name] > count + 5}
     assert not grown, f"of 50 sessions {grown} stay"

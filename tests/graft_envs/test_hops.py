@@ -14,7 +14,7 @@ import pytest
 from graft.envs import make
 from graft.envs.splits import split_of
 from graft.types import Author, Turn
-from graft_envs.hops.facts import LETTERS, LINKS, MOST, NUMBERS, build_town
+from graft_envs.hops.facts import LETTERS, LINKS, MAX_PEOPLE, NUMBERS, build_town
 from graft_envs.hops.syntax import SYNTAXES, ask_in_words
 from graft_envs.hops.tools import ExactFacts, RankedFacts
 from graft_sandbox import methods
@@ -302,7 +302,7 @@ def test_sources_travel_to_other_processes_by_their_settings(kind: Any):
         ({"hops": (0, 2)}, "hops=.*1 <= low"),
         ({"hops": (3, 2)}, "hops="),
         ({"people": 10}, "people=10: must be between 50"),
-        ({"people": MOST + 1}, f"and {MOST}"),
+        ({"people": MAX_PEOPLE + 1}, f"and {MAX_PEOPLE}"),
         ({"syntax": "wrods"}, "did you mean 'words'|known: compact, words"),
         ({"split": "dev"}, "split='dev'"),
         ({"max_uses": -1}, "max_uses=-1"),

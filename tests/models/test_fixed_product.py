@@ -80,7 +80,7 @@ def decoder(monkeypatch: pytest.MonkeyPatch) -> Decoder:
     monkeypatch.setattr(product_probe, "_found", {})
     monkeypatch.setattr(product_probe, "why_not", lambda decoder: "")
     monkeypatch.setattr(product_probe, "COUNTS", (1, 5, 12, 20))
-    monkeypatch.setattr(product_probe, "MOST_ROWS", 32)
+    monkeypatch.setattr(product_probe, "MAX_ROWS", 32)
 
     def product(x: Tensor, weight: Tensor, bias: Tensor | None = None, **how: Any) -> Tensor:
         found = (x[:, None, :].double() * weight.double()).sum(-1).float()

@@ -35,7 +35,7 @@ from graft.algos.masked import keep, masked_mean
 ROW_LOG_RATIO = 10.0
 """Upper bound of a row's mean log-ratio, as in verl: e^10 is finite, and a row beyond it has no gradient."""
 
-LEAST_LOG_WEIGHT, MOST_LOG_WEIGHT = math.log(1e-8), 20.0
+LEAST_LOG_WEIGHT, MAX_LOG_WEIGHT = math.log(1e-8), 20.0
 """Bounds of VESPO's log-ratio of a row, as in TRL."""
 
 
@@ -121,7 +121,7 @@ def vespo(
         adv_NT = advantages(batch)
         logp_NT = keep(logp_NT, batch.mask)
         row_N = log_ratio(logp_NT, batch).detach().sum(dim=1)
-        log_w_N1 = row_N.clamp(LEAST_LOG_WEIGHT, MOST_LOG_WEIGHT)[:, None]
+        log_w_N1 = row_N.clamp(LEAST_LOG_WEIGHT, MAX_LOG_WEIGHT)[:, None]
         k_NT = torch.where(adv_NT >= 0, k_pos, k_neg)
         lambda_NT = torch.where(adv_NT >= 0, lambda_pos, lambda_neg)
         phi_NT = torch.exp(k_NT * log_w_N1 + lambda_NT * (1 - log_w_N1.exp()))

@@ -9,13 +9,13 @@ from typing import Any
 
 from graft.gateway.request import RefusedRequest
 
-MOST_DEPTH = 64
+MAX_DEPTH = 64
 """Of nested lists and objects. Schemas of tools have about ten; code behind this one may recurse."""
 MAX_ITEMS = {"messages": 10_000, "input": 10_000, "tools": 1_000}
 """Of the lists of a request; of any other, MAX_OTHERS. Each item is hashed, rendered and kept."""
 MAX_OTHERS = 10_000
-MOST_ANSWERS = 128
-MOST_STOPS = 16
+MAX_ANSWERS = 128
+MAX_STOPS = 16
 _KINDS = {bool: "true or false", str: "a text", list: "a list", dict: "an object"}
 MAX_FIELDS = 256
 MAX_NOTED = 64
@@ -76,8 +76,8 @@ class RequestFields:
         """A list of texts that are not empty, or one of them alone: "a" -> ("a",)."""
         value = self.get(name)
         values = [value] if isinstance(value, str) else self._typed(name, list, [])
-        if not all(isinstance(one, str) and one for one in values) or len(values) > MOST_STOPS:
-            why = f"must be at most {MOST_STOPS} texts that are not empty, not {shown(value)}"
+        if not all(isinstance(one, str) and one for one in values) or len(values) > MAX_STOPS:
+            why = f"must be at most {MAX_STOPS} texts that are not empty, not {shown(value)}"
             raise self.refused(name, why)
         return tuple(values)
 
@@ -176,8 +176,8 @@ def check_json(body: Mapping[str, Any]) -> None:
     depth = 0
     while level:
         depth += 1
-        if depth > MOST_DEPTH:
-            raise RefusedRequest(f"the body is nested more than {MOST_DEPTH} levels deep")
+        if depth > MAX_DEPTH:
+            raise RefusedRequest(f"the body is nested more than {MAX_DEPTH} levels deep")
         inner: list[Any] = []
         for value in level:
             kind = type(value)

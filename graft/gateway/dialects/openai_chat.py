@@ -15,7 +15,7 @@ from graft.gateway.dialects.common import (
     read_messages,
     request_of,
 )
-from graft.gateway.dialects.fields import MOST_ANSWERS, RequestFields, body_fields, shown
+from graft.gateway.dialects.fields import MAX_ANSWERS, RequestFields, body_fields, shown
 from graft.gateway.dialects.openai_common import (
     NO_MEDIA,
     OTHER_SAMPLING,
@@ -91,7 +91,7 @@ def read(body: Any, headers: Mapping[str, str]) -> AgentRequest:
         max_tokens=fields.whole("max_tokens", 1) if limit is None else limit,
         stop=fields.texts("stop"),
         seed=fields.whole("seed", -(2**63)),
-        n=fields.whole("n", 1, MOST_ANSWERS) or 1,
+        n=fields.whole("n", 1, MAX_ANSWERS) or 1,
         with_usage=not fields.flag("stream")
         or fields.fields("stream_options").flag("include_usage"),
         logprobs=_logprobs(fields),

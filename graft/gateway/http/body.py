@@ -16,7 +16,7 @@ from typing import Any
 
 from pydantic_core import from_json
 
-from graft.gateway.dialects.fields import MOST_DEPTH, shown
+from graft.gateway.dialects.fields import MAX_DEPTH, shown
 from graft.gateway.request import RefusedRequest
 from graft.rollout.user_calls import in_thread
 
@@ -72,5 +72,5 @@ def check_structure(raw: bytes) -> None:
             )
         for bracket in () if is_between else _BRACKET.findall(piece):
             depth += 1 if bracket in b"[{" else -1
-            if depth > MOST_DEPTH:
-                raise RefusedRequest(f"the body is nested more than {MOST_DEPTH} levels deep")
+            if depth > MAX_DEPTH:
+                raise RefusedRequest(f"the body is nested more than {MAX_DEPTH} levels deep")

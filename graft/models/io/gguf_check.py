@@ -16,12 +16,12 @@ from typing import IO
 SIZES = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
 """Bytes of a value, by its kind."""
 TEXT, ARRAY = 8, 9
-MOST_ENTRIES, MOST_TENSORS = 10_000, 100_000
-MOST_VALUES = 1_000_000
+MAX_ENTRIES, MAX_TENSORS = 10_000, 100_000
+MAX_VALUES = 1_000_000
 """In arrays of all entries: the package takes some 600 bytes for each. Gemma's vocabulary has 262,144."""
-MOST_NAME = 1 << 16
-MOST_TEXT = 1 << 24
-MOST_SIZES = 4
+MAX_NAME = 1 << 16
+MAX_TEXT = 1 << 24
+MAX_SIZES = 4
 """Of a tensor: llama.cpp has no more."""
 
 
@@ -49,17 +49,17 @@ class _Head:
         if version not in (2, 3):
             raise GgufHeadError(f"version {version} is not 2 or 3")
         tensors, entries = self.number("Q"), self.number("Q")
-        _most("tensors", tensors, MOST_TENSORS)
-        _most("entries", entries, MOST_ENTRIES)
+        _most("tensors", tensors, MAX_TENSORS)
+        _most("entries", entries, MAX_ENTRIES)
         for _ in range(entries):
-            self.text(MOST_NAME)
+            self.text(MAX_NAME)
             self.value(self.number("I"))
         for _ in range(tensors):
             self.tensor()
 
     def tensor(self) -> None:
-        self.text(MOST_NAME)
-        sizes = [self.number("Q") for _ in range(_most("sizes", self.number("I"), MOST_SIZES))]
+        self.text(MAX_NAME)
+        sizes = [self.number("Q") for _ in range(_most("sizes", self.number("I"), MAX_SIZES))]
         self.number("I")
         offset, count = self.number("Q"), 1
         for size in sizes:
@@ -70,18 +70,18 @@ class _Head:
 
     def value(self, kind: int) -> None:
         if kind == TEXT:
-            self.text(MOST_TEXT)
+            self.text(MAX_TEXT)
         elif kind in SIZES:
             self.skip(SIZES[kind])
         elif kind == ARRAY:
             inner, length = self.number("I"), self.number("Q")
             self.values += length
-            _most("values in arrays", self.values, MOST_VALUES)
+            _most("values in arrays", self.values, MAX_VALUES)
             if inner in SIZES:
                 self.skip(SIZES[inner] * length)
             elif inner == TEXT:
                 for _ in range(length):
-                    self.text(MOST_TEXT)
+                    self.text(MAX_TEXT)
             else:
                 raise GgufHeadError(f"an array holds values of kind {inner}")
         else:

@@ -18,7 +18,7 @@ from typing import Any
 from graft.files import read_object
 from graft.models.io.hub import cached_copy, origin_of, split_name
 from graft.models.lora.files import named_base
-from graft.trust.bounds import MOST_YAML, check_yaml, read_text
+from graft.trust.bounds import MAX_YAML, check_yaml, read_text
 from graft.trust.links import check_links
 
 LICENSE = ("license", "license_name", "license_link")
@@ -81,7 +81,7 @@ def _license(folder: Path, name: str) -> dict[str, str]:
 
     check_links(folder)
     try:
-        text = read_text(folder / "README.md", MOST_YAML)
+        text = read_text(folder / "README.md", MAX_YAML)
         header = text.split("---")[1] if text.startswith("---") else ""
         check_yaml(header, "README.md")
         header = yaml.safe_load(header)
@@ -110,7 +110,7 @@ def _run_of(path: Path) -> Path | None:
 def _model_path(run: Path) -> str:
     check_links(run)
     try:
-        section = model_section(read_text(run / "config.yaml", MOST_YAML))
+        section = model_section(read_text(run / "config.yaml", MAX_YAML))
     except (OSError, ValueError):
         return ""
     return str(section.get("path") or "")

@@ -25,7 +25,7 @@ import torch
 from graft.files import read_object
 from graft.models.io.lineage import Lineage, lineage_of, model_section, without_paths
 from graft.models.shape import ModelShape
-from graft.trust.bounds import MOST_YAML, OutOfBounds, check_yaml, read_bytes
+from graft.trust.bounds import MAX_YAML, OutOfBounds, check_yaml, read_bytes
 from graft.trust.links import check_links
 from graft.trust.masking import mask, mask_shapes, masked
 from graft.version import __version__
@@ -63,7 +63,7 @@ def read_origin(model: Path) -> Origin:
     if model.parent.name != "checkpoints" or not (run / "config.yaml").exists():
         return Origin(base=lineage_of(str(model)))
     check_links(run)
-    recipe = read_bytes(run / "config.yaml", MOST_YAML).decode(errors="replace")
+    recipe = read_bytes(run / "config.yaml", MAX_YAML).decode(errors="replace")
     recipe = _without_secrets(recipe)
     section = model_section(recipe)
     summary, state = read_object(run / "summary.json"), read_object(model / "state.json")

@@ -51,7 +51,7 @@ from graft.types import Author, Episode
 
 ALARM_STYLES = {"warning": "yellow", "alarm": "bold red"}
 
-MOST_POINTS = 512
+MAX_POINTS = 512
 """Values of one metric that are kept for its sparkline; more are averaged."""
 
 PLAIN_SECONDS = 5.0
@@ -66,7 +66,7 @@ class Trend:
     at most 4 values: 1 2 3 4, then a 5 -> (1+2)/2 (3+4)/2 and, with per = 2, the 5 waits for the next value
     """
 
-    def __init__(self, first: float, most: int = MOST_POINTS) -> None:
+    def __init__(self, first: float, most: int = MAX_POINTS) -> None:
         self.first = first
         self._recent = deque([first], maxlen=RECENT)
         self._kept, self._waiting = [first], list[float]()

@@ -11,7 +11,7 @@ from statistics import fmean
 
 from graft.types import Episode, Leaf, Status
 
-MOST_SOURCES = 32
+MAX_SOURCES = 32
 """Of one environment. A file with more has a source per row or nearly so: these are no groups."""
 
 
@@ -29,7 +29,7 @@ def groups_of(
         if several and own:
             found[_label(env)] = own
         sources = list(dict.fromkeys(episode.task.data_source for episode in own))
-        if (len(sources) > 1 or (every_source and not several)) and len(sources) <= MOST_SOURCES:
+        if (len(sources) > 1 or (every_source and not several)) and len(sources) <= MAX_SOURCES:
             for source in sources:
                 label = _label(f"{env}.{source}" if several else source)
                 found[label] = [one for one in own if one.task.data_source == source]
