@@ -33,7 +33,7 @@ class CallablePackage(ModuleType):
 
 
 def make_callable(package: str, call: str) -> None:
-    """From now on calling `package` calls `call`, which is imported then."""
+    """Make calls of `package` call `call`, which is imported then."""
     module: Any = sys.modules[package]
     module.__class__ = CallablePackage
     module.call = call

@@ -104,7 +104,7 @@ class Config(Section):
         return masked(self.unresolved())
 
     def packed(self) -> dict[str, Any]:
-        """For another process of this run, which may lack the environment variables: see `unpacked`."""
+        """Pack it for another process of this run, which may lack environment variables: see `unpacked`."""
         return {
             "values": self.model_dump(mode="json"),
             "references": [tuple(one) for one in self._references],
@@ -128,7 +128,7 @@ class Config(Section):
         return self.task.completed(self.eval.env) or self.task.envs
 
     def as_evaluated(self) -> Config:
-        """With the lengths of evaluation as those of rollouts."""
+        """The configuration with the lengths of evaluation as those of rollouts."""
         names = ("max_tokens", "max_turns", "max_context")
         own = {name: value for name in names if (value := getattr(self.eval, name))}
         return self.changed(

@@ -87,7 +87,7 @@ def current() -> list[Wait]:
 
 
 def overdue(after: float) -> list[Wait]:
-    """Of each thread the innermost wait that is longer than `after` seconds or than its own deadline.
+    """The innermost wait of each thread that is longer than `after` seconds or than its own deadline.
 
     An outer wait that is overdue is reported even if it consists of many short ones, as in polling.
     """

@@ -74,8 +74,8 @@ def _changing(change: Change) -> Iterator[None]:
     watch("after", change)
 
 
-def aside_of(path: Path, *, is_shared: bool = False) -> Path:
-    """Where a new `path` is written before it is renamed: out/a.txt -> out/.a.txt.partial.
+def staging_path(path: Path, *, is_shared: bool = False) -> Path:
+    """The path under which a new `path` is written before it is renamed: out/a.txt -> out/.a.txt.partial.
 
     is_shared   other processes may write the same path now: the name is unique, .a.txt.3f9c.partial
     """
@@ -89,7 +89,7 @@ def new_file(path: Path, *, is_shared: bool = False) -> Iterator[Path]:
 
     If the block fails nothing is left of it, and an older `path` is untouched.
     """
-    aside = aside_of(path, is_shared=is_shared)
+    aside = staging_path(path, is_shared=is_shared)
     try:
         with _changing(Change("write", aside)):
             yield aside
@@ -139,7 +139,7 @@ def new_folder(path: Path, *, is_shared: bool = False, is_durable: bool = True) 
 
 def make_aside(path: Path, *, is_shared: bool = False) -> Path:
     """The empty folder aside of `path`; what a killed process left there is removed."""
-    aside = aside_of(path, is_shared=is_shared)
+    aside = staging_path(path, is_shared=is_shared)
     remove(aside)
     aside.mkdir(parents=True)
     return aside
@@ -281,7 +281,7 @@ class JsonlLog:
         self._file = self._open(0.0)
 
     def sync(self) -> None:
-        """On the disk when this returns."""
+        """Sync the file; it is on the disk when this returns."""
         with _changing(Change("sync", self.path)):
             os.fsync(self._file.fileno())
 

@@ -253,7 +253,7 @@ class _Answer:
     def body_or_fault(self) -> bytes:
         if 200 <= self.code < 300:
             return bytes(self.body)
-        text = shown(bytes(self.body)) or self.reason
+        text = decode_excerpt(bytes(self.body)) or self.reason
         location = self.headers.get("location")
         where = f" (it points to {location})" if location else ""
         raise HttpFault(
@@ -360,7 +360,7 @@ def _certificates() -> ssl.SSLContext:
     return ssl.create_default_context()
 
 
-def shown(body: bytes) -> str:
+def decode_excerpt(body: bytes) -> str:
     """The start of a server's text, for a message."""
     return body[:SHOWN].decode("utf-8", "replace").strip()
 
@@ -372,7 +372,7 @@ def json_of(body: bytes) -> Any:
     try:
         return json.loads(body)
     except (ValueError, RecursionError):
-        raise ValueError(f"what is no JSON: {shown(body)!r}") from None
+        raise ValueError(f"what is no JSON: {decode_excerpt(body)!r}") from None
 
 
 def read_retry_after(text: str | None) -> float:

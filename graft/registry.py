@@ -1,4 +1,4 @@
-"""From names in recipes to objects: a table lookup, or the user's own "module:attr"; their arguments."""
+"""Resolve names in recipes to objects: a table lookup, or the user's own "module:attr"; their arguments."""
 
 from __future__ import annotations
 

@@ -377,7 +377,7 @@ class Leaf:
 
     @property
     def is_attempt(self) -> bool:
-        """Of the policy as it is trained: neither a counterfactual nor the greedy baseline."""
+        """Whether it is of the policy as it is trained: neither a counterfactual nor the greedy baseline."""
         return self.twin is None and self.status is not Status.BASELINE
 
     @property

@@ -151,15 +151,15 @@ def clean(text: str, limit: int = MAX_TEXT) -> str:
     return text.encode(errors="replace").decode()
 
 
-def seen(value: Any) -> str:
+def describe_value(value: Any) -> str:
     """A short description of a value: None, the text 'abc', a list of 3, a Tensor of shape [4, 7]."""
     try:
-        return _seen(value)
+        return _describe_value(value)
     except Exception:  # of an object whose attributes raise
         return f"a {type(value).__name__}"
 
 
-def _seen(value: Any) -> str:
+def _describe_value(value: Any) -> str:
     if value is None:
         return "None"
     if isinstance(value, str):
@@ -202,7 +202,7 @@ def refusal(owner: Owner, value: Any, wanted: str, verb: str = "returned") -> Us
     elif inspect.iscoroutine(value):
         hint = ". Write a plain `def`; code that waits sets blocking = True and runs on a thread"
     must = "return" if verb.startswith("returned") else "be"
-    return UserCodeError(f"{owner} {verb} {seen(value)}; it must {must} {wanted}{hint}")
+    return UserCodeError(f"{owner} {verb} {describe_value(value)}; it must {must} {wanted}{hint}")
 
 
 def as_number(

@@ -79,7 +79,7 @@ class GymnasiumEnv(ExternalEnv):
         )
 
     def sample_random_action(self) -> str:
-        """Only of a text or discrete space: other spaces have a `parse` without an inverse."""
+        """Draw from a text or discrete space only: other spaces have a `parse` without an inverse."""
         chosen = self.env.action_space.sample()
         if isinstance(chosen, str):
             return chosen

@@ -110,11 +110,11 @@ class VerifiersEnv(ExternalEnv):
         self._is_idle.clear()
         self.traces = {}
 
-        def begun(trace: Any) -> None:
+        def keep_trace(trace: Any) -> None:
             self.traces[trace.id] = trace
 
         try:
-            return await self.env.run_episode(task, context(self.server.url), on_trace=begun)
+            return await self.env.run_episode(task, context(self.server.url), on_trace=keep_trace)
         finally:
             self._is_idle.set()
 

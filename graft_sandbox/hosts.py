@@ -179,7 +179,7 @@ class SandboxHost:
         self._files.close()
 
     def forget(self) -> None:
-        """In a fork of this process: close the sockets; the host belongs to the parent."""
+        """Close the sockets in a fork of this process; the host belongs to the parent."""
         self._process.returncode = 0
         self._requests.close()
         self._errors.close()
@@ -223,7 +223,7 @@ def python_view() -> View:
 
 
 def shell_view() -> View:
-    """Also the machine's programs, and folders of a usual root that lead to the scratch disk."""
+    """Show also the machine's programs, and folders of a usual root that lead to the scratch disk."""
     view = _view(PROGRAMS, own_interpreter())
     taken = _folders_above([*view.readable, *view.links])  # Python may be installed in /root
     folders = {path: f"{SCRATCH}{path}" for path in WRITABLE if path not in taken}

@@ -29,7 +29,7 @@ class Interpreter(NamedTuple):
 
 def own_interpreter() -> Interpreter:
     executable = getattr(sys, "_base_executable", None) or sys.executable
-    return _found(executable, [sys.base_prefix, sys.base_exec_prefix], sys.path)
+    return _make_interpreter(executable, [sys.base_prefix, sys.base_exec_prefix], sys.path)
 
 
 def find_interpreter(path: str) -> str:
@@ -65,10 +65,10 @@ def inspect_interpreter(program: str) -> Interpreter:
             f"interpreter={program!r} is Python {version[0]}.{version[1]}, and the sandbox runs in "
             f"{OLDEST[0]}.{OLDEST[1]} or later; make such an environment (conda create -n NAME python=3.12)"
         )
-    return _found(executable, prefixes, paths)
+    return _make_interpreter(executable, prefixes, paths)
 
 
-def _found(executable: str, prefixes: list[str], paths: list[str]) -> Interpreter:
+def _make_interpreter(executable: str, prefixes: list[str], paths: list[str]) -> Interpreter:
     # not the user's own folders, which are also on sys.path
     packages = [path for path in paths if os.path.basename(path) in PACKAGE_FOLDERS]  # noqa: PTH119
     readable = [path for path in packages if os.access(path, os.R_OK)]

@@ -59,7 +59,7 @@ def run_python(
 
 
 class SandboxSession:
-    """Like a notebook: run("x = 2"), then run("x * 21") -> stdout "42\\n".
+    """A session like a notebook: run("x = 2"), then run("x * 21") -> stdout "42\\n".
 
     After a run that does not end in time, prints too much or ends the interpreter all names are lost;
     the outcome of the next run has `is_restarted`. One run at a time.

@@ -64,7 +64,10 @@ class Bm25Source:
         vocabulary = {"": 0}  # never empty, or an index over wordless documents would fail
         numbers = [
             # ids out of the dict are one object per word, not one per occurrence
-            [vocabulary.setdefault(word, len(vocabulary)) for word in kept(document.contents, stop)]
+            [
+                vocabulary.setdefault(word, len(vocabulary))
+                for word in index_words(document.contents, stop)
+            ]
             for document in documents
         ]
         index = _library().BM25(k1=self.k1, b=self.b, method="lucene")
@@ -76,7 +79,7 @@ class Bm25Source:
         documents, index, stop = self._open()
         answers = []
         for query in queries:
-            known = index.get_tokens_ids(list(kept(query, stop))[:MAX_WORDS])
+            known = index.get_tokens_ids(list(index_words(query, stop))[:MAX_WORDS])
             best = top(index.get_scores_from_ids(known), topk) if known else []
             answers.append([Hit(*documents[number], score) for number, score in best])
         return answers
@@ -117,7 +120,7 @@ def singular(word: str) -> str:
     return word if word[-2] in "us" else word[:-1]
 
 
-def kept(text: str, stop: frozenset[str]) -> Iterator[str]:
+def index_words(text: str, stop: frozenset[str]) -> Iterator[str]:
     return (word for word in words(text) if word not in stop)
 
 

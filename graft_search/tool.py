@@ -105,7 +105,7 @@ class SearchTool(CachedTool):
                 f"query of {len(query)} characters; at most {MAX_QUERY} are allowed"
             )
         try:
-            text = self.shown(query, self._look_up(query))
+            text = self.render_result(query, self._look_up(query))
         except CacheBroken:
             raise  # without the cache the run could not be replayed
         except ToolError as error:
@@ -113,7 +113,7 @@ class SearchTool(CachedTool):
         self._count("calls")
         return text
 
-    def shown(self, query: str, answer: Answer) -> str:
+    def render_result(self, query: str, answer: Answer) -> str:
         """What the policy reads."""
         return self.render(answer)
 

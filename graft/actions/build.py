@@ -1,4 +1,4 @@
-"""From a listing to the table of modes and the automaton over them.
+"""Build the table of modes of a listing, and the automaton over them.
 
 Ids follow the file: for each tool its entry, then the actions of each new group. Mode 0 is
 free text; after it every tool has one mode per state of its syntax. With 100 tokens and the tools

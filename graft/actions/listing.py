@@ -79,7 +79,7 @@ class ActionFile:
     tools: tuple[ListedTool, ...]
 
     def choose(self, names: Sequence[str]) -> ActionFile:
-        """Only these tools, still in the file's order; all of them if none is named."""
+        """Keep only these tools, still in the file's order; all of them if none is named."""
         known = [tool.name for tool in self.tools]
         for name in names:
             if name not in known:

@@ -32,7 +32,7 @@ KL_KINDS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 def kl(logp: Tensor, ref: Tensor, kind: str = "k3") -> Tensor:
-    """Per token; positive where the policy has moved away (k1 on average, the others always)."""
+    """The KL term of each token; positive if the policy has moved away (k1 on average, the others always)."""
     check_kind(kind)
     return KL_KINDS[kind](logp - ref)
 

@@ -14,7 +14,7 @@ from graft.algos.part_numbers import check_bounds, check_numbers
 from graft.algos.preset import Part
 from graft.algos.weights import BatchWeight
 from graft.registry import resolve
-from graft.user_code import UserCodeError, UserObject, naming, refusal, seen
+from graft.user_code import UserCodeError, UserObject, describe_value, naming, refusal
 
 
 def part_name(part: Part | Callable[..., Any]) -> str:
@@ -44,7 +44,7 @@ def make(part: Part | Callable[..., Any], table: Mapping[str, Any], what: str) -
     factory = resolve(name, table, what)
     if not callable(factory):
         raise UserCodeError(
-            f"{what} {name!r} is {seen(factory)}; it must be a function that returns the {what}"
+            f"{what} {name!r} is {describe_value(factory)}; it must be a function that returns the {what}"
         )
     signature = inspect.signature(factory)
     bare = [str(p.replace(annotation=p.empty)) for p in signature.parameters.values()]

@@ -56,7 +56,7 @@ class Preset:
 
     @property
     def value_reduction(self) -> Reduction | None:
-        """Of the critic's loss; None: the policy's."""
+        """The reduction of the critic's loss; None: the policy's."""
         is_per_turn = isinstance(self.returns, tuple) and self.returns[1].get("per") == "turn"
         return turn_starts() if is_per_turn else None
 

@@ -25,7 +25,7 @@ from graft.algos.reductions import REDUCTIONS, Reduction
 from graft.algos.shaping import SHAPINGS, Shaping, shape_in_turn
 from graft.algos.weights import WEIGHTS, BatchWeight, Weight, whole_batch
 from graft.registry import resolve
-from graft.user_code import UserCodeError, is_users_own, named, seen
+from graft.user_code import UserCodeError, describe_value, is_users_own, named
 
 PRESETS: dict[str, Preset] = {
     # one update per batch, no baseline: the simplest
@@ -338,11 +338,11 @@ def _with_coef(part: Part, coefficients: Mapping[str, Coefficient]) -> Part:
 
 
 def resolve_preset(name: str) -> Preset:
-    """From the table, or the user's own "module:PRESET"."""
+    """Take a preset from the table, or the user's own "module:PRESET"."""
     preset = resolve(name, PRESETS, "algorithm")
     if not isinstance(preset, Preset):
         raise UserCodeError(
-            f"algorithm {name!r} is {seen(preset)}; it must be a Preset, as in "
+            f"algorithm {name!r} is {describe_value(preset)}; it must be a Preset, as in "
             'dataclasses.replace(PRESETS["grpo"], kl_coef=0.04)'
         )
     return preset

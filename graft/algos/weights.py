@@ -218,7 +218,7 @@ def _over_groups(value_NT: Tensor, batch: Batch, of: str) -> Tensor:
 
 
 def _mean(weight_NT: Tensor, level: Level, batch: Batch) -> Tensor:
-    """Of tokens, or of rows where all tokens of a row have the same weight; 1 where there is nothing."""
+    """The mean of tokens, or of rows if all tokens of a row have one weight; 1 if there is nothing."""
     mean = masked_mean(weight_NT, batch.mask)
     if level != "token":
         row_N = masked_mean(weight_NT, batch.mask, dim=1)

@@ -21,7 +21,7 @@ from graft.api.engine import PolicyEngine, engine_for
 from graft.api.policy import Policy
 from graft.signatures import explain_arguments
 from graft.types import Episode, Message, Sampling, Status, Task
-from graft.user_code import UserCodeError, as_reward, seen
+from graft.user_code import UserCodeError, as_reward, describe_value
 
 T = TypeVar("T")
 ROLES = ("main", "sub-agent", "summary")
@@ -80,7 +80,7 @@ def rollout(
     if function is None:
         return lambda given: RolloutFunction(given, **options)
     if not callable(function):
-        raise UserCodeError(f"graft.rollout takes a function, not {seen(function)}")
+        raise UserCodeError(f"graft.rollout takes a function, not {describe_value(function)}")
     return RolloutFunction(function, **options)
 
 
@@ -139,7 +139,7 @@ class ServedAgents:
 
     @property
     def url(self) -> str:
-        """Of the server: http://127.0.0.1:41987"""
+        """The address of the server: http://127.0.0.1:41987"""
         return self.address.url
 
     @property
@@ -154,7 +154,8 @@ class ServedAgents:
         elif task is not None and not isinstance(task, Task):
             if not isinstance(task, Sequence) or not all(isinstance(m, Mapping) for m in task):
                 raise UserCodeError(
-                    f"session() was given {seen(task)}; give a graft.Task, a text, or a list of messages: "
+                    f"session() was given {describe_value(task)}; give a graft.Task, a text, or "
+                    "a list of messages: "
                     "[{'role': 'user', 'content': '...'}]"
                 )
             messages = tuple(task)

@@ -16,7 +16,7 @@ from graft.api.settings import settings
 from graft.recipe.attempt_keys import EnvItem
 from graft.signatures import explain_arguments
 from graft.types import Episode, Task
-from graft.user_code import UserCodeError, seen
+from graft.user_code import UserCodeError, describe_value
 
 if TYPE_CHECKING:
     from graft.config import Config
@@ -214,7 +214,9 @@ def _is_number(tasks: Any) -> bool:
         return True
     if isinstance(tasks, Sequence) and not isinstance(tasks, str):
         return False
-    raise UserCodeError(f"tasks is {seen(tasks)}; give a number, or a list of Tasks or prompts")
+    raise UserCodeError(
+        f"tasks is {describe_value(tasks)}; give a number, or a list of Tasks or prompts"
+    )
 
 
 @contextmanager

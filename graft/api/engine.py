@@ -12,7 +12,7 @@ from graft.api.attributes import ExplainedAttributes
 from graft.api.policy import Policy
 from graft.api.settings import settings
 from graft.signatures import explain_arguments
-from graft.user_code import UserCodeError, seen
+from graft.user_code import UserCodeError, describe_value
 
 if TYPE_CHECKING:
     from graft.protocols import Context, Engine
@@ -39,7 +39,7 @@ class PolicyEngine(ExplainedAttributes):
 
         if not isinstance(policy, Policy):
             raise UserCodeError(
-                f"Engine() takes a Policy, not {seen(policy)}; load one first: graft.load(...)"
+                f"Engine() takes a Policy, not {describe_value(policy)}; load one first: graft.load(...)"
             )
         self.policy, self.seed = policy, seed
         config = settings(policy.config, run={"seed": seed}, engine={"kv_tokens": kv_tokens})
@@ -59,7 +59,7 @@ class PolicyEngine(ExplainedAttributes):
 
     @property
     def version(self) -> int:
-        """Of the weights it samples from; equal to `policy.version`."""
+        """The version of the weights it samples from; equal to `policy.version`."""
         return self.sampler.version
 
     @property
@@ -156,7 +156,9 @@ def engine_of(given: Any, function: str) -> PolicyEngine:
         given.check_open()
         return given
     hint = "graft.Engine(policy)" if isinstance(given, Policy) else "graft.Engine(graft.load(...))"
-    raise UserCodeError(f"{function}() samples with an Engine, not {seen(given)}: give {hint}")
+    raise UserCodeError(
+        f"{function}() samples with an Engine, not {describe_value(given)}: give {hint}"
+    )
 
 
 def _running_loop() -> asyncio.AbstractEventLoop | None:

@@ -10,7 +10,7 @@ from graft.envs import make
 from graft.envs.base import BaseEnv, EnvSource
 from graft.protocols import Env
 from graft.types import Message, Task, Turn
-from graft.user_code import UserCodeError, seen
+from graft.user_code import UserCodeError, describe_value
 
 EnvLike = str | Callable[..., Any] | Env
 """An id, a class, a function that builds one, or an instance."""
@@ -73,7 +73,7 @@ def as_task(given: Any, number: int, env: str) -> Task:
         prompt: tuple[Message, ...] = ({"role": "user", "content": given},)
         return Task(f"{TaskEnv.env_id}:{number}:{given}", TaskEnv.env_id, prompt)
     raise UserCodeError(
-        f"tasks[{number}] is {seen(given)}; it must be a graft.Task or a prompt, a text"
+        f"tasks[{number}] is {describe_value(given)}; it must be a graft.Task or a prompt, a text"
     )
 
 

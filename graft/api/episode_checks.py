@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from graft.api.collect import TEMPERATURE, TRUNCATION
 from graft.types import Author, Episode
-from graft.user_code import UserCodeError, seen
+from graft.user_code import UserCodeError, describe_value
 
 if TYPE_CHECKING:
     from graft.api.policy import Policy
@@ -20,11 +20,13 @@ def check_episodes(episodes: Any) -> list[Episode]:
         raise UserCodeError("step() takes a list of episodes; write learner.step([episode])")
     way_out = "give the list that graft.collect(...) returned"
     if not isinstance(episodes, Sequence) or isinstance(episodes, str):
-        raise UserCodeError(f"step() takes a list of episodes, not {seen(episodes)}; {way_out}")
+        raise UserCodeError(
+            f"step() takes a list of episodes, not {describe_value(episodes)}; {way_out}"
+        )
     for number, episode in enumerate(episodes):
         if not isinstance(episode, Episode):
             raise UserCodeError(
-                f"episodes[{number}] is {seen(episode)}; it must be a graft.Episode: {way_out}"
+                f"episodes[{number}] is {describe_value(episode)}; it must be a graft.Episode: {way_out}"
             )
     if not episodes:
         raise UserCodeError(
@@ -87,7 +89,7 @@ def refuse_lone_attempts(episodes: Sequence[Episode], preset: Any) -> None:
 
 
 def temperature_of(episodes: Sequence[Episode]) -> float:
-    """Of the samples: the log-probs that are trained are those of the distribution drawn from."""
+    """The temperature of the samples: the trained log-probs are those of the distribution drawn from."""
     found = sorted({float(one.spans[0].info.get(TEMPERATURE, 1.0)) for one in episodes})
     if len(found) > 1:
         raise UserCodeError(

@@ -21,7 +21,7 @@ from graft.evaluate.eval_spec import EvalSpec
 from graft.evaluate.task_set import TaskSet
 from graft.evaluate.task_sets import read_sets
 from graft.signatures import explain_arguments
-from graft.user_code import UserCodeError, seen
+from graft.user_code import UserCodeError, describe_value
 
 if TYPE_CHECKING:
     from graft.evaluate.table import ScoreTable
@@ -126,18 +126,22 @@ def evaluate(
     from graft.trust.ownership import settings_from
 
     if isinstance(k, str) or not isinstance(k, int | Iterable | None):
-        raise UserCodeError(f"k is {seen(k)}; give a whole number from 1, or several: k=(1, 8)")
+        raise UserCodeError(
+            f"k is {describe_value(k)}; give a whole number from 1, or several: k=(1, 8)"
+        )
     ks = [] if k is None else sorted({k} if isinstance(k, int) else set(k))
     for name, value in {"k": ks[0] if ks else k, "samples": samples, "tasks": tasks}.items():
         if value is not None and (not isinstance(value, int) or value < 1):
-            raise UserCodeError(f"{name} is {seen(value)}; give a whole number from 1")
+            raise UserCodeError(f"{name} is {describe_value(value)}; give a whole number from 1")
     samples = ks[-1] if samples is None and ks else samples
     if samples is not None and ks and ks[-1] > samples:
         raise UserCodeError(f"k={ks[-1]} needs as many attempts per task, and samples={samples}")
     if isinstance(policy, str | PathLike):
         policy = load(policy, trust=trust)
     if not isinstance(policy, Policy | PolicyEngine):
-        raise UserCodeError(f"evaluate() takes a Policy, an Engine or a path, not {seen(policy)}")
+        raise UserCodeError(
+            f"evaluate() takes a Policy, an Engine or a path, not {describe_value(policy)}"
+        )
     owner = policy.policy if isinstance(policy, PolicyEngine) else policy
     typed = [on if isinstance(on, str) else "", reward if isinstance(reward, str) else ""]
     with settings_from(owner.settings_file, trust or owner.trust, typed):

@@ -12,7 +12,7 @@ from graft.api.environments import Prompt
 from graft.api.policy import Policy, load
 from graft.signatures import explain_arguments
 from graft.types import Sampling
-from graft.user_code import UserCodeError, seen
+from graft.user_code import UserCodeError, describe_value
 
 
 @explain_arguments
@@ -75,12 +75,16 @@ def _listed(prompts: Any) -> list[Prompt]:
     if isinstance(prompts, str):
         return [prompts]
     if not isinstance(prompts, Sequence):
-        raise UserCodeError(f"prompts is {seen(prompts)}; give a text, or a list of texts")
+        raise UserCodeError(
+            f"prompts is {describe_value(prompts)}; give a text, or a list of texts"
+        )
     for number, one in enumerate(prompts):
         if isinstance(one, Mapping):
             raise UserCodeError("prompts is one list of messages; write prompts=[messages]")
         if not isinstance(one, str | Sequence):
-            raise UserCodeError(f"prompts[{number}] is {seen(one)}; give a text or messages")
+            raise UserCodeError(
+                f"prompts[{number}] is {describe_value(one)}; give a text or messages"
+            )
     return list(prompts)
 
 
@@ -103,7 +107,7 @@ async def agenerate(
     from graft.evaluate.generate import Generator
 
     if isinstance(samples, bool) or not isinstance(samples, int) or samples < 1:
-        raise UserCodeError(f"samples is {seen(samples)}; give a whole number from 1")
+        raise UserCodeError(f"samples is {describe_value(samples)}; give a whole number from 1")
     given = _listed(prompts)
     sampling = Sampling(
         temperature=temperature,
@@ -116,7 +120,9 @@ async def agenerate(
     if isinstance(policy, str | PathLike):
         policy = load(policy)
     if not isinstance(policy, Policy | PolicyEngine):
-        raise UserCodeError(f"generate() takes a Policy, an Engine or a path, not {seen(policy)}")
+        raise UserCodeError(
+            f"generate() takes a Policy, an Engine or a path, not {describe_value(policy)}"
+        )
     with engine_for(policy, 0) as engine, engine.sampling() as sampler:
         generator = Generator(sampler, engine.policy.tokenizer, engine.policy.chat)
         drawn = await generator.complete(given, sampling, n=samples, seed=seed, raw=raw)

@@ -21,7 +21,7 @@ from graft.api.policy import Policy, explain_writing
 from graft.api.settings import settings
 from graft.signatures import explain_arguments
 from graft.types import Episode
-from graft.user_code import UserCodeError, seen
+from graft.user_code import UserCodeError, describe_value
 
 if TYPE_CHECKING:
     from graft.config import Config
@@ -100,10 +100,10 @@ class PolicyLearner(ExplainedAttributes):
     ) -> None:
         if not isinstance(policy, Policy):
             raise UserCodeError(
-                f"Learner() takes a Policy, not {seen(policy)}; load one first: graft.load(...)"
+                f"Learner() takes a Policy, not {describe_value(policy)}; load one first: graft.load(...)"
             )
         if not isinstance(algo, str):
-            raise UserCodeError(f"algo is {seen(algo)}; give a name, such as algo='grpo'")
+            raise UserCodeError(f"algo is {describe_value(algo)}; give a name, such as algo='grpo'")
         self.policy, self.algo = policy, algo
         self.config = settings(
             policy.config,
@@ -298,6 +298,7 @@ def _plain(part: Any) -> Any:
     if part is None or isinstance(part, str) or callable(part):
         return part
     raise UserCodeError(
-        f"a credit, loss, reduction or weight is {seen(part)}; give a name, {{name: {{keyword: value}}}} or "
+        f"a credit, loss, reduction or weight is {describe_value(part)}; give a name, "
+        f"{{name: {{keyword: value}}}} or "
         "a function"
     )

@@ -14,7 +14,7 @@ from graft.api.attributes import ExplainedAttributes
 from graft.api.settings import settings
 from graft.config import Config, ConfigError, load_config
 from graft.signatures import explain_arguments
-from graft.user_code import seen
+from graft.user_code import describe_value
 
 if TYPE_CHECKING:
     import torch
@@ -90,7 +90,7 @@ class Policy(ExplainedAttributes):
 
     @property
     def updates(self) -> int:
-        """Since it was loaded from `path`."""
+        """The number of updates since it was loaded from `path`."""
         return self.version - self.loaded_version
 
     def restore_version(self, version: int) -> None:
@@ -166,7 +166,7 @@ def load(
     if source is not None and not isinstance(source, str | PathLike):
         new = "; for a new model write graft.load(shape={...}, alphabet=...)"
         raise ConfigError(
-            f"load() takes a name or a path, not {seen(source)}"
+            f"load() takes a name or a path, not {describe_value(source)}"
             f"{new if isinstance(source, Mapping) else ''}"
         )
     if (source is None) == (shape is None):

@@ -14,7 +14,7 @@ from graft.api.policy import Policy, load
 from graft.api.progress import is_watched, run_display
 from graft.config import Config, ConfigError, load_config
 from graft.signatures import explain_arguments
-from graft.user_code import seen
+from graft.user_code import describe_value
 
 Recipe = str | PathLike[str] | Mapping[str, Any] | Config
 """The name of a bundled recipe, a YAML file, a dict of sections, or what `graft.load_recipe` gives."""
@@ -76,7 +76,7 @@ def sft(
     progress: bool | None = None,
     trust: bool = False,
 ) -> RunResult:
-    """Only the supervised part of a recipe: imitate sft.data, or the environment's demonstrations.
+    """Run only the supervised part of a recipe: imitate sft.data, or the environment's demonstrations.
 
     >>> run = graft.sft({"model": {"path": "Qwen/Qwen3-0.6B"}, "sft": {"data": "chats.jsonl", "epochs": 1}})
 
@@ -94,7 +94,7 @@ def _texts(overrides: Any) -> list[str]:
             texts.append(override)
         else:
             raise ConfigError(
-                f"an override is {seen(override)}; write 'train.lr=1e-4' or {{'train.lr': 1e-4}}"
+                f"an override is {describe_value(override)}; write 'train.lr=1e-4' or {{'train.lr': 1e-4}}"
             )
     return texts
 

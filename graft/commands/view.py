@@ -100,7 +100,7 @@ def report(
 
 
 def _open_browser(url: str) -> None:
-    """In a thread: some browsers block the process that starts them."""
+    """Open it in a thread: some browsers block the process that starts them."""
     import threading
     import webbrowser
 

@@ -134,7 +134,7 @@ def _uncompressed(metadata: bytes, body: Any) -> int:
         return struct.unpack_from(f"<{kind}", metadata, at)[0]
 
     def entry(table: int, place: int) -> int:
-        """Where a table's entry is; 0: it has none."""
+        """The position of a table's entry; 0: it has none."""
         lookup = table - number("i", table)
         has = 4 + 2 * place < number("H", lookup)
         offset = number("H", lookup + 4 + 2 * place) if has else 0

@@ -70,7 +70,9 @@ def from_sharegpt(row: Mapping[str, Any]) -> list[Message]:
     """{"from": "human", "value": "Hi"} is {"role": "user", "content": "Hi"}, and so on."""
     entries = parsed_list(row["conversations"])
     if not isinstance(entries, list):
-        raise ValueError(f"`conversations` holds {shown(entries)}, not a list of {{from, value}}")
+        raise ValueError(
+            f"`conversations` holds {describe_value(entries)}, not a list of {{from, value}}"
+        )
     messages = [_entry(entry, f"entry {number}") for number, entry in enumerate(entries, 1)]
     # a conversation with its own system message keeps it, as in LLaMA-Factory
     opening = [] if messages and messages[0]["role"] == "system" else _system(row)
@@ -98,7 +100,7 @@ def read_messages(value: Any) -> list[Message]:
     """
     value = [value] if isinstance(value, Mapping) else unwrapped(value)
     if not isinstance(value, list):
-        raise ValueError(f"holds {shown(value)}, not a list of messages {{role, content}}")
+        raise ValueError(f"holds {describe_value(value)}, not a list of messages {{role, content}}")
     messages = [_message(one, f"message {number}") for number, one in enumerate(value, 1)]
     if not messages:
         raise ValueError("the list of messages is empty; there must be something to answer")
@@ -156,7 +158,7 @@ def parsed_list(value: Any) -> Any:
 
 def _message(message: Any, where: str) -> Message:
     if not isinstance(message, Mapping):
-        raise ValueError(f"{where} is {shown(message)}; a message is {{role, content}}")
+        raise ValueError(f"{where} is {describe_value(message)}; a message is {{role, content}}")
     role, content = message.get("role"), unwrapped(message.get("content"))
     if role not in ROLES:
         raise ValueError(f"{where}: role {role!r} is none of {', '.join(ROLES)}")
@@ -165,7 +167,8 @@ def _message(message: Any, where: str) -> Message:
     has_more = message.get("tool_calls") or message.get("reasoning_content")
     if not (isinstance(content, str) or (content is None and has_more)):
         raise ValueError(
-            f"{where}: `content` holds {shown(content)}, not text; write it, or leave the message out"
+            f"{where}: `content` holds {describe_value(content)}, not text; write it, or leave "
+            "the message out"
         )
     # parquet fills every struct with every key: absent ones come as None
     given = {**message, "content": content}
@@ -179,7 +182,7 @@ def _joined(parts: list[Any], where: str) -> str:
     """[{"type": "text", "text": "2+"}, {"type": "text", "text": "3="}] -> "2+3="."""
     texts: list[str] = []
     for number, part in enumerate(parts, 1):
-        kind = part.get("type") or "text" if isinstance(part, Mapping) else shown(part)
+        kind = part.get("type") or "text" if isinstance(part, Mapping) else describe_value(part)
         if kind != "text":
             raise ValueError(f"{where}part {number} is {kind}; {TEXT_ONLY}")
         texts.append(_text(part, "text", f"{where}part {number}: "))
@@ -211,7 +214,7 @@ def refuse_surrogates(value: Any, where: str) -> None:
 
 def _entry(entry: Any, where: str) -> Message:
     if not isinstance(entry, Mapping) or "from" not in entry:
-        found = ", ".join(map(str, entry)) if isinstance(entry, Mapping) else shown(entry)
+        found = ", ".join(map(str, entry)) if isinstance(entry, Mapping) else describe_value(entry)
         raise ValueError(f"{where} has no `from` (found: {found}); an entry is {{from, value}}")
     speaker = entry["from"]
     if not isinstance(speaker, str) or speaker not in SPEAKERS:
@@ -231,7 +234,9 @@ def _calls(text: str, where: str) -> list[dict[str, Any]]:
     calls: list[dict[str, Any]] = []
     for call in given if isinstance(given, list) else [given]:
         if not isinstance(call, dict) or not isinstance(call.get("name"), str):
-            raise ValueError(f"{where}: {shown(call)} is no call: it must be {{name, arguments}}")
+            raise ValueError(
+                f"{where}: {describe_value(call)} is no call: it must be {{name, arguments}}"
+            )
         function = {"name": call["name"], "arguments": call.get("arguments", {})}
         calls.append({"type": "function", "function": function})
     return calls
@@ -244,7 +249,7 @@ def _system(row: Mapping[str, Any]) -> list[Message]:
 def _text(entry: Mapping[str, Any], key: str, where: str = "") -> str:
     value = entry.get(key)
     if not isinstance(value, str):
-        raise ValueError(f"{where}`{key}` holds {shown(value)}, not text")
+        raise ValueError(f"{where}`{key}` holds {describe_value(value)}, not text")
     return value
 
 
@@ -255,6 +260,6 @@ def unwrapped(value: Any) -> Any:
     return value.tolist() if hasattr(value, "tolist") else value
 
 
-def shown(value: Any) -> str:
+def describe_value(value: Any) -> str:
     """A value as error messages print it: "nothing", or its type and its first characters."""
     return "nothing" if value is None else f"{type(value).__name__} {str(value)[:60]!r}"

@@ -16,7 +16,7 @@ from numbers import Real
 from typing import Any
 
 from graft.data import conversations
-from graft.data.conversations import messages_in, read_messages, shown, unwrapped
+from graft.data.conversations import describe_value, messages_in, read_messages, unwrapped
 from graft.data.errors import BadField
 from graft.data.pictures import refuse_pictures
 from graft.types import Message
@@ -128,12 +128,15 @@ def read_golds(row: Row, path: str) -> Any:
         value = unwrapped(value["target"])
     head = path.partition(".")[0]
     if value is None and head != path and isinstance(row.get(head), str):
-        raise BadField(head, f"{head!r} holds {shown(row[head])}, not an object or JSON of one")
+        raise BadField(
+            head, f"{head!r} holds {describe_value(row[head])}, not an object or JSON of one"
+        )
     several = [unwrapped(one) for one in (value if isinstance(value, list) else [value])]
     if not several or not all(is_gold(one) for one in several):
         raise BadField(
             path,
-            f"{path!r} holds {shown(value)}; the right answer is a text, a number, a list of them, or "
+            f"{path!r} holds {describe_value(value)}; the right answer is a text, a number, a "
+            "list of them, or "
             "{target: one of these}. Remove the row, or name the column of its answer: answer_key=",
         )
     golds = [plain(one) for one in several]
@@ -153,10 +156,12 @@ def read_countdown(numbers: Any, target: Any, field: str) -> dict[str, Any]:
     value = plain(from_json(numbers))
     several = [_whole(one) for one in value] if isinstance(value, list) else []
     if not several or None in several:
-        raise BadField(field, f"{field!r} holds {shown(numbers)}, not a list of whole numbers")
+        raise BadField(
+            field, f"{field!r} holds {describe_value(numbers)}, not a list of whole numbers"
+        )
     goal = _whole(plain(target))
     if goal is None:
-        raise BadField("target", f"'target' holds {shown(target)}, not a whole number")
+        raise BadField("target", f"'target' holds {describe_value(target)}, not a whole number")
     return {"numbers": several, "target": goal}
 
 
@@ -176,7 +181,9 @@ def read_tools(row: Row) -> list[dict[str, Any]] | None:
     if isinstance(given, Mapping):
         given = [given]
     if not isinstance(given, list):
-        raise BadField("tools", f"'tools' holds {shown(given)}, not a list of function schemas")
+        raise BadField(
+            "tools", f"'tools' holds {describe_value(given)}, not a list of function schemas"
+        )
     return [_tool(plain(from_json(one, "tools")), number) for number, one in enumerate(given, 1)]
 
 
@@ -193,7 +200,7 @@ def _tool(schema: Any, number: int) -> dict[str, Any]:
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
         raise BadField(
             "tools",
-            f"'tools': tool {number} is {shown(schema)}; a schema is {{type: function, function: "
+            f"'tools': tool {number} is {describe_value(schema)}; a schema is {{type: function, function: "
             "{name, description, parameters}}",
         )
     refuse_surrogates_in(function, "tools")
@@ -216,13 +223,15 @@ def with_parsed_calls(messages: list[Message]) -> list[Message]:
 def _calls(value: Any, where: str) -> list[dict[str, Any]]:
     calls = unwrapped(from_json(value))
     if not isinstance(calls, list):
-        raise ValueError(f"{where}: `tool_calls` holds {shown(value)}, not a list of calls")
+        raise ValueError(
+            f"{where}: `tool_calls` holds {describe_value(value)}, not a list of calls"
+        )
     made: list[dict[str, Any]] = []
     for call in map(plain, calls):
         function = (call.get("function") or call) if isinstance(call, dict) else None
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
             raise ValueError(
-                f"{where}: {shown(call)} is no call: it must be {{function: {{name, arguments}}}}"
+                f"{where}: {describe_value(call)} is no call: it must be {{function: {{name, arguments}}}}"
             )
         arguments = function.get("arguments")
         if arguments is None:

@@ -1,4 +1,4 @@
-"""Where rows are, as one text: a file, a folder, a split of it, or a dataset of the hub.
+"""The location of rows, as one text: a file, a folder, a split of it, or a dataset of the hub.
 
 data/train.jsonl          that file
 data/GSM-8k               a folder with the files of one split

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from graft.data import conversations, fields
-from graft.data.conversations import shown, unwrapped
+from graft.data.conversations import describe_value, unwrapped
 from graft.data.errors import BadField
 from graft.data.fields import Row, first_of, plain, read_prompt, read_tools
 from graft.data.pictures import refuse_pictures
@@ -73,7 +73,8 @@ def sorting_task(row: Row) -> TaskRow:
         value = given.get(key)
         if not isinstance(value, list) or not all(isinstance(one, kind) for one in value):
             raise BadField(
-                "extra_info", f"'interaction_kwargs.{key}' holds {shown(value)}, not a list"
+                "extra_info",
+                f"'interaction_kwargs.{key}' holds {describe_value(value)}, not a list",
             )
     items, symbols = given["items"], given["symbols"]
     if not 2 <= len(items) == len(symbols) == len(set(items)) == len(set(symbols)):
@@ -85,7 +86,7 @@ def sorting_task(row: Row) -> TaskRow:
     if given.get("task") not in ("sort", "order", "compare"):
         raise BadField(
             "extra_info",
-            f"'interaction_kwargs.task' is {shown(given.get('task'))}, not sort, order or compare",
+            f"'interaction_kwargs.task' is {describe_value(given.get('task'))}, not sort, order or compare",
         )
     return task._replace(meta={**task.meta, "interaction_kwargs": given})
 
@@ -145,7 +146,9 @@ def completion_chat(row: Row) -> ChatRow:
         prompt = read_prompt(row, "prompt")
         found = unwrapped(completion)
         if not isinstance(found, list):
-            raise ValueError(f"holds {shown(completion)}, not a text or a list of messages")
+            raise ValueError(
+                f"holds {describe_value(completion)}, not a text or a list of messages"
+            )
         # checked behind a user message: alone the completion would start with the assistant
         turns = conversations.read_messages([{"role": "user", "content": "?"}, *found])[1:]
         messages = fields.with_parsed_calls(conversations.read_messages([*prompt, *turns]))
@@ -168,7 +171,9 @@ def question_chat(row: Row) -> ChatRow:
     answer = first_of(row, ANSWERS[1::-1]) or ANSWERS[0]
     messages = read_prompt(row, question)
     if not isinstance(row.get(answer), str) or not row[answer].strip():
-        raise BadField(answer, f"{answer!r} holds {shown(row.get(answer))}, not text to imitate")
+        raise BadField(
+            answer, f"{answer!r} holds {describe_value(row.get(answer))}, not text to imitate"
+        )
     fields.refuse_surrogates_in(row[answer], answer)
     turn = {"role": "assistant", "content": row[answer]}
     return ChatRow(conversations.with_turns([*messages, turn]), read_tools(row))
@@ -179,7 +184,9 @@ def spans_chat(row: Row) -> ChatRow:
     messages = read_prompt(row, "messages")
     given = unwrapped(fields.from_json(row["spans"], "spans"))
     if not isinstance(given, list) or not given:
-        raise BadField("spans", f"'spans' holds {shown(given)}, not a list of {{author, text}}")
+        raise BadField(
+            "spans", f"'spans' holds {describe_value(given)}, not a list of {{author, text}}"
+        )
     spans: list[dict[str, Any]] = []
     for number, one in enumerate(map(plain, given), 1):
         one = fields.without_none(one) if isinstance(one, dict) else one
@@ -187,7 +194,8 @@ def spans_chat(row: Row) -> ChatRow:
         if not is_span or not (isinstance(one.get("text"), str) or "call" in one):
             raise BadField(
                 "spans",
-                f"'spans': span {number} is {shown(one)}; a span is {{author: policy or env, text}}, "
+                f"'spans': span {number} is {describe_value(one)}; a span is "
+                f"{{author: policy or env, text}}, "
                 "or {author: policy, call: {tool, arguments}}",
             )
         fields.refuse_surrogates_in(one, "spans")
@@ -226,7 +234,8 @@ def _with_attempts(meta: dict[str, Any]) -> dict[str, Any]:
     if not isinstance(wanted, int | float) or wanted != int(wanted) or wanted < 1:
         raise BadField(
             "extra_info",
-            f"'extra_info': 'pass@k' is {shown(wanted)}; it is the number of attempts at this row in an "
+            f"'extra_info': 'pass@k' is {describe_value(wanted)}; it is the number of attempts "
+            "at this row in an "
             "evaluation, a whole number from 1",
         )
     return {**meta, "pass@k": int(wanted)}

@@ -1,4 +1,4 @@
-r"""Where the rows of a text file start: jsonl, json and csv, found without keeping the file in memory.
+r"""The starts of the rows of a text file: jsonl, json and csv, found without keeping the file in memory.
 
     {"a": 1}\n\n{"a": 2}\n        jsonl: rows start at bytes 0 and 10
     [{"a": 1}, {"a": 2}]          json:  at 1 and 11

@@ -244,7 +244,7 @@ class TaskPoser:
 
 
 def plain(value: Any) -> Any:
-    """As JSON reads it back: tuples are lists."""
+    """The value as JSON reads it back: tuples are lists."""
     return json.loads(json.dumps(value, ensure_ascii=False, default=str))
 
 

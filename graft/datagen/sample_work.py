@@ -58,11 +58,11 @@ class SampleWork:
         if self.server is not None:  # each attempt is a request
             at_a_time = max(1, at_a_time // samples)
 
-        async def one(number: int) -> None:
+        async def sample_task(number: int) -> None:
             task = next(TaskStream(config.task.envs, seed, cursor=number))
             self.note(number, await build_episode(task, setup, branch))
 
-        asyncio.run(concurrently(one, todo, at_a_time))
+        asyncio.run(concurrently(sample_task, todo, at_a_time))
 
     def note(self, number: int, episode: Episode) -> None:
         """Record the attempts at a task."""

@@ -169,7 +169,7 @@ def _contexts(session: WatchedSession) -> Check:
         assert one.change is not None
         lines += [
             f"{one.reason} at {one.change.place} ({REASONS[one.reason]})",
-            *_shown(one.change),
+            *_describe_change(one.change),
         ]
     if len(changed) > MAX_CHANGES:
         lines.append(f"and {len(changed) - MAX_CHANGES} more")
@@ -213,7 +213,9 @@ def _tokens(session: WatchedSession) -> Check:
         if recorded != one.tokens:
             at = token_change(one.tokens, recorded, session.policy.chat.tokenizer.decode)
             seen = f"answer {one.answer.id}: the record differs from what was sent at {at.place}"
-            return Check("agent tokens", FAIL, "\n".join([seen, *_shown(at)]), "report this")
+            return Check(
+                "agent tokens", FAIL, "\n".join([seen, *_describe_change(at)]), "report this"
+            )
     prompts = sum(one.answer.prompt_tokens for one in done)
     cached = sum(one.answer.cached_tokens for one in done)
     continued = [
@@ -237,7 +239,7 @@ def _tokens(session: WatchedSession) -> Check:
             f"rendered again, {len(changes)} of {count(len(continued), 'continued prompt')} would have "
             f"other tokens than were sampled, the first from {changes[0].place} on"
         )
-        lines += _shown(changes[0], ("sent", "rendered"))
+        lines += _describe_change(changes[0], ("sent", "rendered"))
     data = {"prompt_tokens": prompts, "shared_tokens": cached, "rendered_otherwise": len(changes)}
     return Check("agent tokens", PASS, "\n".join(lines), "", data)
 
@@ -338,9 +340,11 @@ def _unrepeated(first: WatchedSession, request: AgentRequest) -> list[str]:
             pairs = [(n, getattr(call.request, n), getattr(request, n)) for n in SETTINGS]
             return [f"  {name}: {was!r}, then {now!r}" for name, was, now in pairs if was != now]
     change = first.history.change_of(request, names)
-    return [] if change is None else [f"it differs at {change.place}", *_shown(change)]
+    return [] if change is None else [f"it differs at {change.place}", *_describe_change(change)]
 
 
-def _shown(change: PromptChange, titles: Sequence[str] = ("before", "after")) -> list[str]:
+def _describe_change(
+    change: PromptChange, titles: Sequence[str] = ("before", "after")
+) -> list[str]:
     texts = (visible(text).replace("\n", "⏎") for text in (change.before, change.after))
     return [f"  {title:<8}  {text}" for title, text in zip(titles, texts, strict=True)]

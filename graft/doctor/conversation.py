@@ -53,7 +53,7 @@ def tokens_of(row: Trajectory) -> list[ShownToken]:
     return [ShownToken(author, token, flag) for author, token, flag in pairs]
 
 
-def shown(tokens: list[ShownToken], tokenizer: FastTokenizer) -> str:
+def render_tokens(tokens: list[ShownToken], tokenizer: FastTokenizer) -> str:
     """A line per span of a row; trained tokens stand between marks."""
     lines: list[str] = []
     for author, some in groupby(tokens, key=lambda token: token.author):
@@ -89,7 +89,7 @@ def conversation_check(episode: Episode, tokenizer: FastTokenizer, origin: str) 
             for token in tokens[:MAX_TOKENS]
         ],
     }
-    seen = f"{where}\n{shown(tokens, tokenizer)}"
+    seen = f"{where}\n{render_tokens(tokens, tokenizer)}"
     if not trained:
         remedy = "no token of it is trained: check the authors of these spans"
         return Check("loss mask", FAIL, seen, remedy, data)

@@ -101,7 +101,7 @@ class EnvChecks:
             yield config, RewardTrial(self.make_env, reward, self.chat, config.rollout.max_turns)
 
     def _named(self, check: Check, env: str) -> Check:
-        """With the name of its environment, where there are several."""
+        """The check with the name of its environment, if there are several."""
         several = len(self.config.task.envs) > 1
         return check._replace(seen=f"{env}: {check.seen}") if several else check
 

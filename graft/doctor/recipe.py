@@ -47,10 +47,10 @@ from graft.train.monitor.check import FAIL, PASS, WARN, Check
 from graft.train.monitor.run_check import (
     agreement,
     answers,
+    check_turn_ends,
     count,
-    ends,
     eos,
-    few,
+    first_rows,
     mask,
     micro,
     turns_of,
@@ -193,7 +193,7 @@ class Examination:
             vocab_size = recipe_shape(config).vocab_size
         probes = [envs.make_env(task) for task in first_tasks(config, 1)] if self.has_env else []
         stop = [text for probe in probes for text in probe.stop]
-        yield ends(chat, vocab_size, stop)
+        yield check_turn_ends(chat, vocab_size, stop)
 
     def _model(self) -> Check:
         components = self.components = build_run(self.config)
@@ -289,7 +289,7 @@ class Examination:
         components, learner = self.components, self.learner
         assert components is not None and learner is not None
         rows = self._sampled()
-        some = few(rows, learner.tokens_per_micro)
+        some = first_rows(rows, learner.tokens_per_micro)
         temperature = self.config.rollout.temperature
         # a KL term would need a reference model; it adds to each token and mixes no rows
         loss = build(replace(components.algo.preset, kl_coef=0.0))[2]

@@ -48,7 +48,7 @@ class EngineGroup:
         return self.index == 0
 
     def send(self, message: Any) -> None:
-        """From the first process to the others, each of which receives it."""
+        """Send it from the first process to the others, each of which receives it."""
         payload = dumps(message)
         content = len(payload).to_bytes(LENGTH, "little") + payload
         self._broadcast(bytearray(content[:HEADER].ljust(HEADER, b"\0")))

@@ -25,7 +25,7 @@ from graft.protocols import Env, Observation
 from graft.signatures import explain_arguments
 from graft.tools.rebind import Memo, counterparts
 from graft.types import Author, Message, Task, Turn
-from graft.user_code import UserCodeError, UserObject, named, seen
+from graft.user_code import UserCodeError, UserObject, describe_value, named
 
 Trace = list[tuple[Author, str]]
 """The texts after the prompt, in order, with their authors. The last one ends the episode."""
@@ -249,7 +249,8 @@ def _uncopied(env: Any, attributes: Mapping[str, Any], error: TypeError) -> Exce
             copy.deepcopy(value)
         except TypeError as found:
             return UserCodeError(
-                f"{named(env, 'class')} has the attribute {name!r}, {seen(value)}, which cannot be copied "
+                f"{named(env, 'class')} has the attribute {name!r}, {describe_value(value)}, "
+                "which cannot be copied "
                 f"({found}), and attempts are copies of an environment. Name it in `shared` if all of them "
                 "may use it, write fork(), or set forkable = False: it is then rebuilt and its actions "
                 "replayed"
@@ -270,7 +271,8 @@ class Wrapper(EnvSource):
     def __init__(self, env: Env) -> None:
         if isinstance(env, type) or not hasattr(env, "step"):
             raise UserCodeError(
-                f"{type(self).__name__} goes around an environment, not around {seen(env)}; build one first: "
+                f"{type(self).__name__} goes around an environment, not around "
+                f"{describe_value(env)}; build one first: "
                 "graft.make(...), or MyEnv()"
             )
         self.env: Any = env  # Any: may have more than the protocol (task, get_state, ...)

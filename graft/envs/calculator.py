@@ -180,7 +180,7 @@ class CalculatorTask(CalculatorEnv):
         )
 
     def demonstrate(self, rng: random.Random, tool_rate: float = 0.35) -> Trace:
-        """With probability `tool_rate` the calls and the right answer, else a guess.
+        """Show the calls and the right answer with probability `tool_rate`, else a guess.
 
         Imitating this gives a policy that can do both and prefers the guess: what is left to learn is
         when to call.

@@ -17,8 +17,8 @@ RIGHT_ANSWER = 1.0
 
 @dataclass(frozen=True, slots=True)
 class CallRewards:
-    """Of every call, on top of that of a call that succeeds, and, where not 0, all that a failed one earns;
-    `most` limits what the calls of an episode earn together."""
+    """The reward of every call, what a call that succeeds earns on top, and, if not 0, all that a failed one
+    earns; `most` limits what the calls of an episode earn together."""
 
     call: float = 0.0
     success: float = 0.0
@@ -33,7 +33,7 @@ class CallRewards:
             )
 
     def reward(self, is_ok: bool, earned: float) -> float:
-        """Of one call, after calls that have `earned` something."""
+        """The reward of one call, after calls that have `earned` something."""
         reward = self.call + self.success if is_ok else self.error or self.call
         if self.most is not None and reward > 0:
             reward = min(reward, max(0.0, self.most - earned))

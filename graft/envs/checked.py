@@ -19,10 +19,10 @@ from graft.user_code import (
     UserCodeError,
     UserObject,
     as_reward,
+    describe_value,
     method_named,
     named,
     refusal,
-    seen,
     short,
 )
 
@@ -51,7 +51,8 @@ def as_observation(value: Any, owner: Owner, verb: str = "returned") -> str | li
     for message in value:
         if why := _no_message(message):
             raise UserCodeError(
-                f"{owner} {verb} {seen(value)}, in which {short(message)} is no message: {why}. It must "
+                f"{owner} {verb} {describe_value(value)}, in which {short(message)} is no "
+                f"message: {why}. It must "
                 f"return {wanted}"
             )
     return [dict(message) for message in value]
@@ -68,7 +69,7 @@ def _no_message(message: Any) -> str:
     if role not in ROLES and meant:  # the template decides about other roles
         return f"the role {role!r} is called {meant[0]!r}"
     if not isinstance(message.get("content"), str | list | None):
-        return f"its content is {seen(message['content'])}"
+        return f"its content is {describe_value(message['content'])}"
     if message.get("content") is None and "tool_calls" not in message:
         return "it has no content"
     return ""
@@ -102,7 +103,9 @@ def as_info(value: Any, owner: Owner) -> dict[str, Any]:
 def check_action(action: Any) -> None:
     """What `step` is given: a text."""
     if not isinstance(action, str):
-        raise TypeError(f"step() was given {seen(action)}; it takes the text that the policy wrote")
+        raise TypeError(
+            f"step() was given {describe_value(action)}; it takes the text that the policy wrote"
+        )
 
 
 def as_turn(value: Any, owner: Owner) -> Turn:
@@ -148,7 +151,8 @@ def as_trace(value: Any, owner: Owner) -> list[tuple[Author, str]]:
         is_pair = isinstance(entry, list | tuple) and len(entry) == 2 and isinstance(entry[1], str)
         if not is_pair or entry[0] not in (Author.POLICY, Author.ENV):
             raise UserCodeError(
-                f"{owner} returned {seen(value)}, in which {short(entry)} is no entry; it must return "
+                f"{owner} returned {describe_value(value)}, in which {short(entry)} is no entry; "
+                "it must return "
                 f"{wanted}"
             )
         author = entry[0]
@@ -164,7 +168,7 @@ def check_env(env: Any, label: Owner) -> None:
     """Refuse an object that is not an environment before it is used; `label` is where it comes from."""
     if env is None or isinstance(env, type):
         raise UserCodeError(
-            f"{label} gave {seen(env)}; name a class, or a function that returns an environment"
+            f"{label} gave {describe_value(env)}; name a class, or a function that returns an environment"
         )
     if fault := _env_fault(env):
         raise UserCodeError(f"{label}: {named(env, 'class')} has {fault}")

@@ -19,7 +19,7 @@ from graft.types import Turn
 
 
 class OwnTask(Wrapper):
-    """Around the innermost env: replaces its question by `text`."""
+    """Wrap the innermost env, and replace its question by `text`."""
 
     def __init__(self, env: Any, text: str) -> None:
         super().__init__(env)

@@ -25,7 +25,7 @@ from graft.protocols import Env
 from graft.registry import UnknownName, check_options, load, load_named, nearest
 from graft.signatures import explain_arguments
 from graft.trust import check_name
-from graft.user_code import UserCodeError, named, naming, place_of, seen, source_of
+from graft.user_code import UserCodeError, describe_value, named, naming, place_of, source_of
 
 BUNDLED: dict[str, EnvEntry] = {
     "arithmetic": EnvEntry("graft.envs.arithmetic:Arithmetic"),
@@ -106,7 +106,8 @@ def build_env(
     build: Any = entry.builder()
     if not callable(build):
         raise UserCodeError(
-            f"env {env_id!r} is {seen(build)}; name a class, or a function that returns an environment: "
+            f"env {env_id!r} is {describe_value(build)}; name a class, or a function that "
+            "returns an environment: "
             "every task gets its own instance"
         )
     is_bundled = _is_bundled(build)
@@ -157,7 +158,7 @@ def _entry_of(given: Any) -> tuple[str, EnvEntry]:
         return name, EnvEntry(given.fork, turns=None)
     raise UserCodeError(
         f"an environment is an id, a class, a function that builds one or an instance of it, not "
-        f"{seen(given)}; derive yours from graft.BaseEnv, and give the class or 'module:Class'"
+        f"{describe_value(given)}; derive yours from graft.BaseEnv, and give the class or 'module:Class'"
     )
 
 
@@ -182,7 +183,8 @@ def find(env_id: str) -> EnvEntry:
     """The entry of an id, or one for the user's own "module:attr"."""
     if not isinstance(env_id, str):
         raise UserCodeError(
-            f"an env id is a text, not {seen(env_id)}; write 'module:Class', or build the object yourself: "
+            f"an env id is a text, not {describe_value(env_id)}; write 'module:Class', or build "
+            "the object yourself: "
             "MyEnv()"
         )
     if env_id in ENVS:
@@ -204,7 +206,7 @@ def find(env_id: str) -> EnvEntry:
 
 @lru_cache(maxsize=1)
 def _families(num_ids: int) -> frozenset[str]:
-    """Of all ids in `ENVS`. `find` asks for every task of an env of your own, and `ENVS` only grows."""
+    """The families of all ids in `ENVS`, which only grows; `find` asks for each task of the user's env."""
     return frozenset(map(family_of, ENVS))
 
 

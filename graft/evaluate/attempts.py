@@ -124,7 +124,7 @@ async def attempt(
                 on_sample(builder.failed(number, failure))
             return
 
-        async def one(number: int) -> None:
+        async def run_attempt(number: int) -> None:
             try:
                 sample = await builder.sample(number)
             except RolloutFailure as failure:  # its environment could not be copied
@@ -132,7 +132,7 @@ async def attempt(
                 sample = builder.failed(number, failure)
             on_sample(sample)
 
-        await concurrently(one, numbers)
+        await concurrently(run_attempt, numbers)
 
 
 def make_attempts(
@@ -148,13 +148,15 @@ def make_attempts(
     async def everyone() -> None:
         free = asyncio.Semaphore(at_a_time)
 
-        async def one(task: Task, numbers: Sequence[int], places: int) -> None:
-            left = len(numbers)
+        async def run_task(task: Task, numbers: Sequence[int], places: int) -> None:
+            remaining = len(numbers)
 
             def on_end(sample: StoredSample) -> None:
-                nonlocal left
-                left -= 1
-                if left < places:  # a task with more attempts than the limit takes the whole limit
+                nonlocal remaining
+                remaining -= 1
+                if (
+                    remaining < places
+                ):  # a task with more attempts than the limit takes the whole limit
                     free.release()
                 statuses.add(Status(sample.status))
                 on_sample(sample)
@@ -166,7 +168,7 @@ def make_attempts(
                 places = min(len(numbers), at_a_time)
                 for _ in range(places):
                     await free.acquire()
-                group.create_task(one(task, numbers, places))
+                group.create_task(run_task(task, numbers, places))
 
     run(everyone)
     mistakes.check(statuses)

@@ -47,10 +47,11 @@ def pass_at_k(attempts: int, right: int, k: int) -> float:
     return 1.0 - math.comb(attempts - right, k) / math.comb(attempts, k)
 
 
-def elect(votes: Sequence[int], rewards: Sequence[float]) -> float:
+def majority_vote(votes: Sequence[int], rewards: Sequence[float]) -> float:
     """The mean reward of the attempts with the most frequent answer; of a tie the first one seen.
 
-    >>> elect([0, 1, 0, 2], [0.0, 1.0, 0.0, 0.0]), elect([1, 0], [1.0, 0.0]), elect([-1], [0.0])
+    >>> ballots = ([0, 1, 0, 2], [0.0, 1.0, 0.0, 0.0]), ([1, 0], [1.0, 0.0]), ([-1], [0.0])
+    >>> tuple(majority_vote(*each) for each in ballots)
     (0.0, 1.0, 0.0)
     """
     counted = Counter(vote for vote in votes if vote != NO_VOTE)
@@ -62,7 +63,7 @@ def elect(votes: Sequence[int], rewards: Sequence[float]) -> float:
 
 
 def majority_at_k(votes: Sequence[int], rewards: Sequence[float], k: int, seed: int = 0) -> float:
-    """`elect` among k attempts, averaged over all sets of k of them, or over SUBSETS drawn ones."""
+    """`majority_vote` among k attempts, averaged over all sets of k of them, or over SUBSETS drawn ones."""
     attempts = len(votes)
     if not 1 <= k <= attempts:
         raise ValueError(f"maj@{k} of {attempts} attempts: k must lie between 1 and {attempts}")
@@ -71,7 +72,9 @@ def majority_at_k(votes: Sequence[int], rewards: Sequence[float], k: int, seed: 
     else:
         draw = random.Random(seed)
         chosen = [sorted(draw.sample(range(attempts), k)) for _ in range(SUBSETS)]
-    elected = [elect([votes[i] for i in some], [rewards[i] for i in some]) for some in chosen]
+    elected = [
+        majority_vote([votes[i] for i in some], [rewards[i] for i in some]) for some in chosen
+    ]
     return math.fsum(elected) / len(elected)
 
 

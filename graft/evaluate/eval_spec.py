@@ -89,7 +89,7 @@ class EvalSpec:
         return {**self.draws(tasks), "tasks": len(attempts), "samples": samples}
 
     def caption(self, samples: int, not_held_out: Mapping[str, str]) -> str:
-        """Of a table of results with at most `samples` attempts at a task.
+        """The caption of a table of results with at most `samples` attempts at a task.
 
         not_held_out   the sets with trained tasks, and why; see `graft.evaluate.trained_rows`
         """

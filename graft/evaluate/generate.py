@@ -63,7 +63,7 @@ class Generator:
         return opened
 
     def prompt_tokens(self, prompt: str | Sequence[Message], raw: bool) -> list[int]:
-        """Through the chat template where there is one; `raw` encodes the text as it stands."""
+        """Encode through the chat template if there is one; `raw` encodes the text as it stands."""
         if isinstance(prompt, str) and (raw or self.chat is None):
             return self.tokenizer.encode(prompt)
         if self.chat is None:
@@ -83,7 +83,7 @@ class Generator:
         """`n` completions of each prompt. A prompt and seed always give the same draws."""
         sampling = replace(sampling, stop_tokens=(*sampling.stop_tokens, *self.ends))
 
-        async def one(prompt: str | Sequence[Message]) -> list[dict[str, Any]]:
+        async def complete_prompt(prompt: str | Sequence[Message]) -> list[dict[str, Any]]:
             tokens = self.prompt_tokens(prompt, raw)
             root = self.engine.open(tokens)
             paths = [root.fork(draw_key(seed, str(tokens), i)) for i in range(n)]
@@ -95,7 +95,7 @@ class Generator:
                     path.close()
             return [self._described(tokens, completion) for completion in drawn]
 
-        return list(await asyncio.gather(*(one(prompt) for prompt in prompts)))
+        return list(await asyncio.gather(*(complete_prompt(prompt) for prompt in prompts)))
 
     def _described(self, prompt: list[int], completion: Any) -> dict[str, Any]:
         tokens = completion.tokens

@@ -228,7 +228,7 @@ class ResultsFile:
         return [one for one in self.results[::-1] if (one.set, one.settings) == wanted]
 
     def append(self, result: EvalResult) -> None:
-        """On the disk when this returns."""
+        """Append a result; it is on the disk when this returns."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         append_row(self.path, asdict(result))
         self.results.append(result)

@@ -56,7 +56,7 @@ class StoredSample:
 
     @property
     def has_failed(self) -> bool:
-        """Through no fault of the policy."""
+        """Whether it failed through no fault of the policy."""
         return not Status(self.status).is_trainable
 
     @property
@@ -94,7 +94,7 @@ class SampleFile:
         self.kept[sample.task, sample.sample] = replace(sample, text="")
 
     def close(self) -> None:
-        """On the disk when this returns."""
+        """Close the file; it is on the disk when this returns."""
         self._log.sync()
         self._log.close()
 

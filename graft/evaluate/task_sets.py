@@ -124,8 +124,8 @@ def _wrappers_of(tasks: TaskSet, label: str, given: dict[str, Any]) -> Sequence[
 
 
 def _arguments(env: str, recipe: TaskSection) -> dict[str, Any]:
-    """Of an environment that the recipe does not have: those of the recipe that its id does not fix, without
-    the recipe's rows."""
+    """The arguments of an environment that the recipe does not have: the recipe's, without its rows and
+    without what the environment's id fixes."""
     held_out = {"split": "test"} if "split" in find(env).parameters() else {}
     carried = {**recipe.args, **held_out, **recipe.eval_args}
     apart = ROWS | set(find(env).args)

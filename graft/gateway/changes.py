@@ -24,7 +24,7 @@ SHOWN = 24
 
 @dataclass(frozen=True, slots=True)
 class PromptChange:
-    """Where a request first differs, and both texts around that place."""
+    """The place at which a request first differs, and both texts around it."""
 
     place: str
     """message 2, tools, reasoning, token 812"""
@@ -41,10 +41,10 @@ class PromptChange:
 def token_change(
     before: Sequence[int], after: Sequence[int], decode: Callable[[Sequence[int]], str]
 ) -> PromptChange:
-    """Where two prompts first differ, and what follows there."""
+    """Find the place at which two prompts first differ, and what follows there."""
     at = common_length(before, after)
-    shown = (decode(some[at : at + SHOWN]) for some in (before, after))
-    return PromptChange(f"token {at}", *shown)
+    excerpts = (decode(some[at : at + SHOWN]) for some in (before, after))
+    return PromptChange(f"token {at}", *excerpts)
 
 
 def change_of(
@@ -70,16 +70,17 @@ def change_of(
             after += " (the same names; a description or a parameter differs)"
         return PromptChange.between("tools", before, after)
     before, after = (
-        _shown(some[at]) if at < len(some) else "no message" for some in (nearest.keys, keys)
+        _describe_message(some[at]) if at < len(some) else "no message"
+        for some in (nearest.keys, keys)
     )
     return PromptChange.between(f"message {at + 1}", before, after)
 
 
-def _shown(key: str) -> str:
+def _describe_message(key: str) -> str:
     """A message from its key: role, text and calls."""
     role, text, *rest = json.loads(key)
     calls = rest[0] if rest else []
-    made = [f"{name}({json.dumps(given, ensure_ascii=False)})" for name, given in calls]
+    made = [f"{name}({json.dumps(arguments, ensure_ascii=False)})" for name, arguments in calls]
     return f"{role}: {' '.join([text, *made]).strip()}"
 
 

@@ -107,7 +107,7 @@ class BlockingClient:
         tools: Sequence[Mapping[str, Any]] = (),
         **options: Any,
     ) -> dict[str, Any]:
-        """As AgentClient.chat; waits for the answer."""
+        """Do as AgentClient.chat does; wait for the answer."""
         asked = self._inner.chat(messages, tools, **options)
         return asyncio.run_coroutine_threadsafe(asked, self._loop).result()
 

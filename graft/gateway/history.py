@@ -168,7 +168,7 @@ class CallHistory:
             raise RefusedRequest(str(error), param="messages") from error
 
     def change_of(self, request: AgentRequest, names: Sequence[str]) -> PromptChange | None:
-        """Where a request leaves what is known."""
+        """Find the place at which a request leaves what is known."""
         known = self._ends.get(names[_last_answer(request.messages) + 1])
         for told, thought in _thoughts(request, known) if known is not None else ():
             if not _is_same_thought(told, thought):

@@ -57,7 +57,7 @@ class AgentRequest:
     """The client's own name of the sub-agent that asks; "" where it has none."""
 
     @property
-    def wishes(self) -> str:
+    def sampling_key(self) -> str:
         """What distinguishes two requests with the same messages."""
         drawn = self.temperature, self.top_p, self.top_k, self.max_tokens, self.seed
         called = self.tool_choice, self.parallel_calls

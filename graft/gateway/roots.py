@@ -65,7 +65,7 @@ class Conversation:
 
     @cached_property
     def keys(self) -> tuple[str, ...]:
-        """Of its messages, the answer included; only a new root compares them."""
+        """The keys of its messages, the answer included; only a new root compares them."""
         return tuple(map(key_of, (*self.request.messages, self.answer)))
 
     def is_repeated_in(self, keys: Sequence[str]) -> bool:

@@ -99,7 +99,7 @@ class AgentSession:
         if self.leaf is not None:
             raise RefusedRequest("this attempt has ended; open a new session", "not_found")
         request, names = self.history.named(request)
-        asked = f"{names[-1]}/{request.wishes}"
+        asked = f"{names[-1]}/{request.sampling_key}"
         own = f"{request.agent}/{asked}"  # two sub-agents may ask the same
         self.counts["calls"] += 1
         if own in self._given:
@@ -231,7 +231,7 @@ class AgentSession:
     def _admitted(self, request: AgentRequest, prompt: Prompt) -> Prompt:
         """The prompt with the start of its answer, unless a limit refuses it."""
         policy = self.policy
-        prompt = self._begun(request, prompt)
+        prompt = self._with_opening(request, prompt)
         calls = len(self.history.answers) + self._under_way.total() + request.n
         refused: RefusedRequest | None = None
         if calls > policy.max_calls:
@@ -251,14 +251,14 @@ class AgentSession:
             raise refused
         return prompt
 
-    def _begun(self, request: AgentRequest, prompt: Prompt) -> Prompt:
+    def _with_opening(self, request: AgentRequest, prompt: Prompt) -> Prompt:
         """The prompt with the start of the answer that the request demands."""
         opening = self.policy.opening(request)
         if not opening:
             return prompt
-        begun = self.policy.chat.encode(opening, prompt.tokens[-1])
+        prefilled = self.policy.chat.encode(opening, prompt.tokens[-1])
         text = prompt.text and f"{prompt.text}\n{opening}"
-        return replace(prompt, tokens=prompt.tokens + begun, text=text, begun=len(begun))
+        return replace(prompt, tokens=prompt.tokens + prefilled, text=text, begun=len(prefilled))
 
     async def _sample(
         self, request: AgentRequest, names: list[str], prompt: Prompt, asked: str

@@ -47,7 +47,7 @@ def choose_dtype(name: str, device: torch.device) -> tuple[torch.dtype, str]:
 
 
 def prefer_blas(device: torch.device, dtype: torch.dtype) -> None:
-    """On ARM leave the products of float32 to BLAS, in this process; elsewhere nothing changes.
+    """Leave the products of float32 to BLAS on ARM, in this process; elsewhere nothing changes.
 
     oneDNN takes a quarter to two fifths more time for the few rows of a decode step, and no less for
     many (Neoverse-N1). bfloat16 needs it.

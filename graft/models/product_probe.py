@@ -108,7 +108,7 @@ def _search(decoder: Decoder) -> tuple[RowOrder | None, str]:
 
 
 def _library_from(products: list[Rivals]) -> int | None:
-    """From how many rows on the library computes these products of one shape; None: neither way holds."""
+    """The rows from which the library computes these products of one shape; None: neither way holds."""
     wholes = [rivals.library(rivals.rows) for rivals in products]
     both = list(zip(products, wholes, strict=True))
     found = max(holds_from(rivals.library, rivals.rows, whole) for rivals, whole in both)
@@ -180,7 +180,7 @@ def _noise(weight: Tensor) -> Tensor:
 
 
 def holds_from(product: Product, rows: Tensor, whole: Tensor) -> int:
-    """From how many rows on a product has the bits of the same rows in `whole`, the product of all.
+    """The rows from which a product has the bits of the same rows in `whole`, the product of all.
 
     0 for any number, NEVER if the largest one tried differs.
     """

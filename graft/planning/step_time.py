@@ -118,7 +118,7 @@ def estimate_step_time(
     rates: Rates,
     examples: ExampleLengths | None = None,
 ) -> StepTime:
-    """For attempts as long as `examples`; without them every attempt fills its budget."""
+    """Estimate a step of attempts as long as `examples`; without them every attempt fills its budget."""
     work, run, sft = workload_of(config), config.run, config.sft
     warm_up = replace(work, groups=sft.batch, samples=1)
     if examples is not None:

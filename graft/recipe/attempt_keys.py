@@ -122,7 +122,7 @@ class TaskSection(Section):
 
 
 class AgentSection(Section):
-    """Of the gateway that the agents of task.agent take for their model provider."""
+    """The settings of the gateway that the agents of task.agent take for their model provider."""
 
     seconds: float = Field(default=1800.0, gt=0)
     """Seconds that one attempt of task.agent may take; then its processes are killed."""

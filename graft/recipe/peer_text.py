@@ -180,7 +180,7 @@ def _from_python(tree: ast.Module) -> PeerSettings:
     calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
     for call in sorted(calls, key=lambda node: (node.lineno, node.col_offset)):
         name = ast.unparse(call.func).rpartition(".")[2]
-        for key, value in _given(name, call):
+        for key, value in _settings_of(name, call):
             if name == "parse_args" and isinstance(value, ast.List | ast.Tuple):
                 words = [_constant(word, constants) for word in value.elts]
                 _from_words([str(word) for word in words if word is not _NOT], {}, found)
@@ -194,7 +194,7 @@ def _from_python(tree: ast.Module) -> PeerSettings:
     return found
 
 
-def _given(name: str, call: ast.Call) -> Iterator[tuple[str, ast.expr]]:
+def _settings_of(name: str, call: ast.Call) -> Iterator[tuple[str, ast.expr]]:
     """The settings of one call, as key and value."""
     keywords = [(one.arg, one.value) for one in call.keywords if one.arg is not None]
     if name == "parse_args" and call.args:

@@ -58,7 +58,7 @@ def keys_of(config: type[Section]) -> dict[str, str]:
 
 
 def _key_of(loc: Sequence[int | str], config: type[Section]) -> str:
-    """For sft.skip_bad, of type bool or int: sft.skip_bad.bool -> sft.skip_bad."""
+    """The key of a problem. If sft.skip_bad is of type bool or int: sft.skip_bad.bool -> sft.skip_bad."""
     if len(loc) > 2 and loc[0] in config.model_fields:
         section = type(config.model_fields[str(loc[0])].default)
         field = section.model_fields.get(str(loc[1]))

@@ -39,7 +39,7 @@ def escaped(value: Any) -> Any:
 def references_in(
     unresolved: Any, values: Any, path: tuple[str | int, ...] = ()
 ) -> Iterator[Reference]:
-    """Where the same recipe, read in both ways, has different texts."""
+    """Find the places where the same recipe, read in both ways, has different texts."""
     if isinstance(unresolved, dict) and isinstance(values, dict):
         for key in unresolved:
             yield from references_in(unresolved[key], values[key], (*path, key))

@@ -40,8 +40,8 @@ from graft.replay.recorded_step import CannotReplay, RecordedStep
 from graft.replay.result import OtherSettings, Replay
 from graft.replay.source import (
     choose_checkpoint,
+    explain_removal,
     is_among,
-    kept,
     prepared,
     recorded_metrics,
     settings_of,
@@ -151,7 +151,7 @@ def _replay(
 
 def _restored(config: Config, checkpoint: Checkpoint, run: Path) -> tuple[RunComponents, Learner]:
     """The learner as it was when the checkpoint was written."""
-    with kept(checkpoint, config):
+    with explain_removal(checkpoint, config):
         components = _assemble(config, checkpoint)
         learner = _learner(components, run)
         checkpoint.restore(learner)

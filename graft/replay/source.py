@@ -87,7 +87,7 @@ def prepared(
 
 
 def with_rates(config: Config, record: StepRecord, overrides: Sequence[str] = ()) -> Config:
-    """With the learning rates of the step, which may have been changed on resume."""
+    """The configuration with the learning rates of the step, which may have been changed on resume."""
     rates = {**record.rates, "train.steps": record.train_steps}
     return config.changed({k: value for k, value in rates.items() if not is_among(k, overrides)})
 
@@ -97,7 +97,7 @@ def is_among(key: str, overrides: Sequence[str]) -> bool:
 
 
 @contextmanager
-def kept(checkpoint: Checkpoint, config: Config) -> Iterator[None]:
+def explain_removal(checkpoint: Checkpoint, config: Config) -> Iterator[None]:
     """A run that still trains may remove a checkpoint while it is read."""
     try:
         yield

@@ -147,7 +147,7 @@ def _is_same(a: str, b: str, simplified: Callable[[str], str]) -> bool:
 
 
 def _unadorned(text: str) -> str:
-    """Without the emphasis or brackets around a word: "**7**" is 7, "(B)" is choice B."""
+    """Remove the emphasis or brackets around a word: "**7**" is 7, "(B)" is choice B."""
     text = text.strip()
     if emphasised := _EMPHASIS.fullmatch(text):
         text = emphasised[2].strip()

@@ -46,7 +46,7 @@ def last_number_counts(text: str, answer: Any, meta: Mapping[str, Any]) -> float
 
 
 def calc_bench(text: str, answer: Any, meta: Mapping[str, Any]) -> float | None:
-    """By `task`: a number, an expression or a board after ####."""
+    """Grade by `task`: a number, an expression or a board after ####."""
     match meta.get("task"):
         case str(task) if task in NUMERIC:
             return float(same_number(marked_number(text) or "", str(answer)))

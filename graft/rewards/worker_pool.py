@@ -109,7 +109,7 @@ class WorkerPool:
             worker.channel.close()
 
     def _forget(self) -> None:
-        """In a forked process: close the parent's sockets, or its workers would outlive it."""
+        """Close the parent's sockets in a forked process, or its workers would outlive it."""
         for worker in self._idle:
             worker.channel.close()
         if self._control is not None:

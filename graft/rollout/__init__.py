@@ -1,4 +1,4 @@
-"""From tasks to episodes: environments and engines meet here. Read `live_trajectory.py` first.
+"""Turn tasks into episodes: environments and engines meet here. Read `live_trajectory.py` first.
 
 As a function: `graft.api.agents.rollout`.
 """

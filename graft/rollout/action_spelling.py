@@ -130,7 +130,7 @@ class ActionSpeller:
         return None
 
     def _answer_end(self, tool: ToolEntry, text: str, at: int) -> int | None:
-        """Behind the answer that begins here; None where the call has none and needs one."""
+        """The position after the answer that begins here; None if the call has none and needs one."""
         before, _, after = tool.answer.partition("{}")
         if before or after:
             if not text.startswith(before, at) or not after:

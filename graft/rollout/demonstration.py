@@ -69,7 +69,7 @@ def decided(parent: int, decisions: Decisions, text: str = "", skip: int = 0) ->
     )
 
 
-class Shown(NamedTuple):
+class DemonstratedTask(NamedTuple):
     """What an environment showed of one task, before it is written in tokens."""
 
     task: Task
@@ -101,7 +101,9 @@ def demonstration(
     return attempt(task, entries, chat, actions, prefill, tools, start_tool)
 
 
-def show(task: Task, env: Env, seed: int, by_actions: bool = False, **args: Any) -> Shown:
+def show(
+    task: Task, env: Env, seed: int, by_actions: bool = False, **args: Any
+) -> DemonstratedTask:
     """Reset the environment, let it demonstrate, and close it."""
     reset: Any = as_reset(env.reset(task.seed), UserObject(env, "env", "reset"))
     observation, info = reset
@@ -137,7 +139,7 @@ def show(task: Task, env: Env, seed: int, by_actions: bool = False, **args: Any)
         role = text.role if isinstance(text, MessageText) else env.observe_as
         entries.append(DemonstratedTurn(author, text, role, ends=not (is_call or goes_on)))
     task = replace(task, prompt=tuple(messages), answer=info.get("answer", task.answer))
-    return Shown(task, entries, info.get("tools"))
+    return DemonstratedTask(task, entries, info.get("tools"))
 
 
 def attempt(

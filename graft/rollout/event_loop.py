@@ -70,7 +70,7 @@ class StallMonitor:
 
     @property
     def seconds(self) -> float:
-        """Since the last iteration of the loop; 0.0: it does not run."""
+        """The seconds since the last iteration of the loop; 0.0: it does not run."""
         return time.monotonic() - self._beat if self._thread_id else 0.0
 
     def __enter__(self) -> StallMonitor:

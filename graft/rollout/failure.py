@@ -45,7 +45,7 @@ class RolloutFailure(Exception):
         return None
 
     def write(self, info: dict[str, Any]) -> None:
-        """Into the info of the span where it happened."""
+        """Write it into the info of the span where it happened."""
         info["error"] = str(self)
         if self.trace:
             info["traceback"] = self.trace
@@ -78,7 +78,7 @@ async def concurrently(
     """
     gate = asyncio.Semaphore(limit) if limit is not None else None
 
-    async def one(item: T) -> R:
+    async def run_item(item: T) -> R:
         try:
             return await work(item)
         finally:
@@ -90,7 +90,7 @@ async def concurrently(
         for item in items:
             if gate is not None:
                 await gate.acquire()
-            running.append(group.create_task(one(item)))
+            running.append(group.create_task(run_item(item)))
     return [task.result() for task in running]
 
 

@@ -170,7 +170,7 @@ class RunRecord:
 
     @property
     def last_activity(self) -> float:
-        """When the run last wrote anything, in seconds since the epoch; 0.0 if it never did."""
+        """The time at which the run last wrote anything, in seconds since the epoch; 0.0 if it never did."""
         names = ("metrics.jsonl", "summary.json", "alarms.jsonl", "config.yaml", ".lock")
         folders = ("episodes", "checkpoints", "failed", "learned")
         return max(_changed(self.path / name) for name in (*names, *folders))

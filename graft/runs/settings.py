@@ -1,4 +1,4 @@
-"""In which settings runs differ, and which runs differ in the seed alone.
+"""Tell in which settings runs differ, and which runs differ in the seed alone.
 
 runs/calm/config.yaml   run: {name: calm, seed: 0}   train: {steps: 40, lr: 0.0002}
 runs/hot/config.yaml    run: {name: hot, seed: 0}    train: {steps: 40, lr: 0.002}

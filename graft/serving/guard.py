@@ -102,7 +102,7 @@ class Rules:
         self, path: str, headers: Mapping[str, str], tokens: Sequence[str]
     ) -> Refused | None:
         """Why the caller may not ask for this path; None: they may."""
-        if any(map(self.is_token, [*tokens, *self._shown(headers)])):
+        if any(map(self.is_token, [*tokens, *self._offered_tokens(headers)])):
             return None
         return 401, f"no token, or a wrong one: {self.where}"
 
@@ -113,10 +113,10 @@ class Rules:
     def _named(self, host: str) -> str:
         return f"[{host}]:{self.port}" if ":" in host else f"{host.lower()}:{self.port}"
 
-    def _shown(self, headers: Mapping[str, str]) -> list[str]:
+    def _offered_tokens(self, headers: Mapping[str, str]) -> list[str]:
         pairs = [part.strip().partition("=") for part in headers.get("cookie", "").split(";")]
-        shown = [value for name, _, value in pairs if name == self.cookie]
-        return [*shown, *bearer_tokens(headers)]
+        cookies = [value for name, _, value in pairs if name == self.cookie]
+        return [*cookies, *bearer_tokens(headers)]
 
     def is_token(self, shown: str) -> bool:
         return equal_secrets(shown, self.token)

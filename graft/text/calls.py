@@ -233,7 +233,7 @@ def _inside(value: Any) -> Iterable[Any]:
 
 
 def opened_parts(text: str, opening: str) -> Iterator[tuple[int, int, int]]:
-    """Where each opening mark begins and ends, and where the next one begins."""
+    """The start and end of each opening mark, and the start of the next one."""
     start = text.find(opening)
     while start >= 0:
         body = start + len(opening)

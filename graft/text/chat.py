@@ -212,7 +212,7 @@ class Chat:
             if last not in self.ends and self.ends:
                 last = next(iter(self.ends))
             end = self.end_text if last is None else self.ends.get(last, self.end_text)
-        return self.encode(self.borders.behind(after, end), last)
+        return self.encode(self.borders.text_after(after, end), last)
 
     def is_closed(self, tokens: Sequence[int]) -> bool:
         """Whether these tokens of a policy turn end as the template ends a turn, or with an eos token."""
@@ -250,7 +250,7 @@ class Chat:
             text, end = self.borders.written(message, tools)
             if not self.borders.closing:  # the start of the next message ends the turn
                 end = next((end for end in self.ends.values() if after.startswith(end)), end)
-            texts += [text + end, self.borders.behind(after, end)]
+            texts += [text + end, self.borders.text_after(after, end)]
         return self.encode_pieces(texts)
 
     def encode_pieces(self, texts: Sequence[str]) -> list[Piece]:

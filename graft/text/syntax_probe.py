@@ -41,7 +41,7 @@ def turn_behind(chat: Chat, message: Message, names: Sequence[str]) -> str:
     # a template may write tools or a date elsewhere once the turn is there
     start = opened.rfind(ASK["content"])
     tail = whole.rpartition(opened[start:])[2] if start >= 0 else whole
-    return tail if len(tail) < len(whole) else _behind(opened, whole)
+    return tail if len(tail) < len(whole) else _text_after(opened, whole)
 
 
 def probe_call(number: int, name: str, arguments: dict[str, str]) -> Message:
@@ -129,7 +129,7 @@ def _json(written: str, count: int) -> CallSyntax | None:
 
 
 def _object(written: str, number: int) -> tuple[int, int] | None:
-    """Where the object of a call begins and ends."""
+    """The start and end of the object of a call."""
     wanted = (_NAMES[number], {"graft": _VALUES[number]}, "")
     at = written.find("{")
     while at >= 0:
@@ -179,7 +179,7 @@ def _answer(chat: Chat) -> str:
     return chat.render([ASK, {"role": "assistant", "content": _CONTENT}])
 
 
-def _behind(opened: str, whole: str) -> str:
+def _text_after(opened: str, whole: str) -> str:
     """The text behind what both begin with; marks such as <|user|> and <|call|> are not cut apart."""
     shared = opened[: _shared(opened, whole)]
     return whole[max(shared.rfind(end) for end in (">", "]", "\n", " ")) + 1 :]

@@ -267,7 +267,7 @@ def _formatted(text: Any, *values: Any, **named: Any) -> float:
 
 
 def _largest_number(text: str) -> int:
-    """Of the widths in a text such as "%10d" or "{:>10}"."""
+    """The largest of the widths in a text such as "%10d" or "{:>10}"."""
     return max((int(digits[:20]) for digits in re.findall(r"[0-9]+", text)), default=0)
 
 

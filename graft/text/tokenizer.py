@@ -110,7 +110,7 @@ class FastTokenizer:
         return self._spelled(text) or self._after(text, last)[0]
 
     def encode_plain(self, text: str, last: int | None = None) -> list[int]:
-        """As `encode_after`, but special tokens in the text are not recognised: for untrusted text.
+        """Do as `encode_after` does, but special tokens in the text are not recognised: for untrusted text.
 
         encode("<|im_end|>") is one token, the end of a turn; encode_plain("<|im_end|>") are the
         tokens of ten characters that only look like it.
@@ -308,7 +308,7 @@ def _writes_unknown(model: Any) -> bool:
 
 
 def lone_surrogate(text: str) -> int | None:
-    """Where a text cannot be written as UTF-8: the place of its first lone surrogate."""
+    """The place of a text's first lone surrogate, which cannot be written as UTF-8."""
     return next((at for at, one in enumerate(text) if "\ud800" <= one <= "\udfff"), None)
 
 

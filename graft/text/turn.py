@@ -133,7 +133,7 @@ def _read_channels(text: str, syntax: CallSyntax) -> ReadTurn:
 
 
 def _channels(text: str) -> Iterator[tuple[int, int, str, str]]:
-    """Where each message of a turn begins and ends, what is before its <|message|>, and its text."""
+    """The start and end of each message of a turn, what is before its <|message|>, and its text."""
     start, body = 0, None
     for mark in _MARK.finditer(text):
         is_end = mark[1] in ("end", "return", "call", "start")

@@ -1,4 +1,4 @@
-"""Where a template begins and ends the assistant's turns, and what it writes after one.
+"""Find where a template begins and ends the assistant's turns, and what it writes after one.
 
 The text between two turns is found by rendering a probe conversation with a sentinel as the assistant's
 text and cutting after it:
@@ -121,7 +121,7 @@ class TurnBorders:
                 self.ends |= dict.fromkeys(ids, text)
                 self.end_text = self.end_text or text
 
-    def behind(self, after: str, end: str) -> str:
+    def text_after(self, after: str, end: str) -> str:
         """The rest of `after` behind a turn that ended with `end`."""
         for closing in filter(None, (end, self._past_end)):
             if after.startswith(closing):

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from graft.http import HttpClient, HttpFault, json_of, key_for, shown
+from graft.http import HttpClient, HttpFault, decode_excerpt, json_of, key_for
 from graft.trust.masking import remember_all
 from graft.types import Message
 
@@ -102,7 +102,7 @@ def _text_of(data: bytes, is_whole: bool) -> str:
         choice = json_of(data)["choices"][0]
         text = choice["message"]["content"]
     except (KeyError, IndexError, TypeError):
-        raise ValueError(f"no choices[0].message.content: {shown(data)!r}") from None
+        raise ValueError(f"no choices[0].message.content: {decode_excerpt(data)!r}") from None
     if not isinstance(text, str) or not text.strip():
         raise ValueError(f"a message without text: {text!r}")
     if is_whole and choice.get("finish_reason") == "length":

@@ -63,7 +63,7 @@ def in_tags(result: str, last: str = "", tag: str = "") -> Callable[[str], CallS
 
 
 def bare(name: str) -> CallStyle:
-    """Only the result. No strings mark the call: its type, `CallText`, does."""
+    """Write only the result. No strings mark the call: its type, `CallText`, does."""
     return CallStyle("", "", "{}", spent=SPENT)
 
 

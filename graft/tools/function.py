@@ -30,7 +30,7 @@ from graft.registry import check_options
 from graft.tools import event_loop
 from graft.tools.errors import ERROR, ToolError
 from graft.tools.schema import arguments_in, tidy
-from graft.user_code import UserCodeError, UserObject, named, refusal, seen
+from graft.user_code import UserCodeError, UserObject, describe_value, named, refusal
 
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _SECTION = re.compile(  # of a docstring; the text before the first section describes the function
@@ -143,7 +143,7 @@ def tool(function: Any = None, **options: Any) -> Any:
         return partial(tool, **options)
     if not callable(function) or isinstance(function, staticmethod | classmethod | type):
         raise TypeError(
-            f"@tool marks a function or method, not {seen(function)}; put it on the plain function"
+            f"@tool marks a function or method, not {describe_value(function)}; put it on the plain function"
         )
     check_options(FunctionTool, options, "@tool", given=("function",))
     if isinstance(function, MethodType):  # a bound method is complete: nothing to mark

@@ -1,4 +1,4 @@
-"""From a recipe to the parts of its algorithm: the preset with the recipe's changes, and the branch."""
+"""Build the parts of a recipe's algorithm: the preset with the recipe's changes, and the branch."""
 
 from __future__ import annotations
 

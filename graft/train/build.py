@@ -1,4 +1,4 @@
-"""From a recipe to the objects of a run. Config objects end here; below, functions take arguments."""
+"""Build the objects of a run from a recipe. Config objects end here; below, functions take arguments."""
 
 from __future__ import annotations
 
@@ -208,7 +208,7 @@ def policy_notes(policy: Any) -> list[str]:
 
 
 def order_note(config: Config, policy: Any) -> str:
-    """On a GPU: why engine and learner will differ in the last bits, or what it takes that they do not."""
+    """Say why engine and learner will differ in the last bits on a GPU, or what it takes that they do not."""
     if not config.model.exact or is_external(config) or policy.device.type != "cuda":
         return ""
     if not isinstance(policy, Decoder) or not has_kernels(policy.device):

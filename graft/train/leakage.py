@@ -54,7 +54,7 @@ class Leakage:
 
 
 def find_leakage(held_out: Sequence[RowSet], trained: Sequence[RowSet]) -> list[Leakage]:
-    """Of each set of held-out tasks, those that the training rows have too."""
+    """Find the tasks of each held-out set that the training rows have too."""
     found: list[dict[str, set[int]]] = [{} for _ in held_out]
     # a run's own checkpoint names the same rows again
     trained = [one for at, one in enumerate(trained) if not any(map(one.is_same, trained[:at]))]
@@ -126,7 +126,7 @@ def _rows_at(name: str, path: str) -> Iterator[RowSet]:
 def run_leakage(
     config: Config, env: Callable[[Task], Env], held_out: Callable[[Task], Env]
 ) -> list[Leakage]:
-    """Of every set of held-out tasks and rows that a run scores."""
+    """The leakage of every set of held-out tasks and rows that a run scores."""
     count = config.run.eval_tasks
     seeds = range(HELD_OUT_SEEDS, HELD_OUT_SEEDS + count)
     sets: list[RowSet] = []
@@ -150,7 +150,10 @@ def in_words(found: Sequence[Leakage]) -> str:
 
 
 def to_json(found: Sequence[Leakage]) -> dict[str, Any]:
-    """For `summary.json` and checkpoints: {"note": "", "sets": {"math": {"tasks": 40, "leaked": 0, ...}}}."""
+    """The entry in `summary.json` and checkpoints.
+
+    {"note": "", "sets": {"math": {"tasks": 40, "leaked": 0, ...}}}
+    """
     return {"note": in_words(found), "sets": {one.name: one.to_json() for one in found}}
 
 

@@ -118,7 +118,9 @@ class Learner:
         shape = self.policy.shape
         self.is_joint = any(map(is_sharded, self.policy.parameters()))
         if self.processes.world > 1:  # chosen by free memory, which may differ between them
-            most = self.processes.most(-self.tokens_per_micro, "the size of micro-batches")
+            most = self.processes.max_over_ranks(
+                -self.tokens_per_micro, "the size of micro-batches"
+            )
             self.tokens_per_micro = -int(most)
         if self.allowed is None and shape.extra:
             raise ValueError(

@@ -39,7 +39,7 @@ def mini_batches(batch: Batch, epochs: int, count: int, seed: int) -> Iterator[T
 
 
 def share_out(trajectories: Sequence[Trajectory], budget: int, ways: int) -> list[list[list[int]]]:
-    """For each of `ways` shares: its micro-batches of at most `budget` unique tokens, as row numbers."""
+    """The micro-batches of each of `ways` shares, of at most `budget` unique tokens, as row numbers."""
     if ways == 1:
         return [split_rows(trajectories, budget)]
     shares: list[list[int]] = [[] for _ in range(ways)]

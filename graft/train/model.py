@@ -44,7 +44,7 @@ MODEL_FILE = "model.json"
 
 
 def source_of(config: Config, weights: Path | None = None, *, is_read: bool = True) -> Path | None:
-    """Where the model is read from: a checkpoint, the recipe's model, or None for a new one.
+    """The place that the model is read from: a checkpoint, the recipe's model, or None for a new one.
 
     is_read   False: only configs and tokenizer are needed, so weights of the hub are not downloaded
     """
@@ -356,7 +356,7 @@ def refuse_family(source: Path) -> None:
 
 
 def refuse_what_cannot_fit(config: Config, weights: Path | None = None) -> None:
-    """Before anything large is allocated."""
+    """Refuse what cannot fit, before anything large is allocated."""
     if is_transformers_only(config, source_of(config, weights, is_read=False)):
         return  # its memory is not counted: its layers are not known
     device = choose_device(config.model.device)

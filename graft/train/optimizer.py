@@ -182,7 +182,7 @@ class Optimizer:
         return square.sqrt()
 
     def moments(self) -> dict[str, dict[str, Tensor]]:
-        """By parameter name: AdamW's two averages, made if there are none yet, and fp32 masters.
+        """AdamW's two averages by parameter name, made if there are none yet, and fp32 masters.
 
         These are the tensors in use: a checkpoint is loaded by writing into them. A part of a split
         parameter is returned as such.

@@ -42,17 +42,17 @@ class Processes:
     def add(self, tensors: Iterable[Tensor], what: str) -> None:
         """Sum over all ranks, in place; all ranks give tensors of the same shapes."""
 
-    def most(self, number: float, what: str) -> float:
+    def max_over_ranks(self, number: float, what: str) -> float:
         """The largest number of all ranks."""
         return number
 
     def any(self, flag: bool, what: str) -> bool:
         """Whether the flag is set on any rank."""
-        return self.most(float(flag), what) > 0
+        return self.max_over_ranks(float(flag), what) > 0
 
     def barrier(self, what: str) -> None:
         """Wait until all ranks have arrived here."""
-        self.most(0.0, what)
+        self.max_over_ranks(0.0, what)
 
     def together(self, what: str) -> AbstractContextManager[None]:
         """Name the collective operations of the block, for the message if one is late."""

@@ -35,7 +35,7 @@ class StepResult:
 
 
 class RolloutSource(Protocol):
-    """Where episodes come from, and where new weights go."""
+    """The source of episodes, and the place that new weights go to."""
 
     def take(self, step: int) -> StepRollouts:
         """The step's episodes: made here, in the background or on workers."""

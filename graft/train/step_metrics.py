@@ -51,7 +51,7 @@ def step_metrics(
 
 
 def _distance(batch: Batch) -> dict[str, float]:
-    """Of the policy from its teacher, by the tokens that the policy sampled."""
+    """The distance of the policy from its teacher, by the tokens that the policy sampled."""
     if batch.has_teacher is None:
         return {}
     found = {"distill/rows": float(batch.has_teacher.float().mean())}
@@ -61,7 +61,7 @@ def _distance(batch: Batch) -> dict[str, float]:
 
 
 def _times(sampled: int, rollouts: StepRollouts, seconds: float) -> dict[str, float]:
-    """Of a step that collected its episodes; from Python the learner is given them, and knows no time."""
+    """The times of a step that collected its episodes; from Python the learner is given them: no times."""
     waited = rollouts.seconds
     if not waited:
         return {}
@@ -73,7 +73,7 @@ def _times(sampled: int, rollouts: StepRollouts, seconds: float) -> dict[str, fl
 
 
 def _attempted(episodes: Sequence[Episode]) -> list[Episode]:
-    """Without the recorded rows that are learned beside attempts."""
+    """The episodes without the recorded rows that are learned beside attempts."""
     return [episode for episode in episodes if not is_unsampled(episode)]
 
 
@@ -133,7 +133,7 @@ def _describe_seats(ended: Sequence[Leaf]) -> dict[str, float]:
 
 
 def _describe_forks(episodes: Sequence[Episode]) -> dict[str, float]:
-    """Of attempts that share more than their prompt: how they forked, and the share of tokens saved."""
+    """Describe how attempts that share more than their prompt forked, and the share of tokens saved."""
     trajectories = [row for episode in episodes for row in episode.trajectories()]
     spans = {id(span): span for row in trajectories for span in row.spans}.values()
     decided = [span.info for span in spans if "entropy_change" in span.info]
@@ -168,7 +168,7 @@ def _had_no_room(leaf: Leaf) -> bool:
 def _describe_twins(
     twins: Sequence[Leaf], attempts: int, episodes: Sequence[Episode]
 ) -> dict[str, float]:
-    """Of counterfactual attempts: their number, and their gain in reward."""
+    """The number of counterfactual attempts, and their gain in reward."""
     if not twins:
         return {}
     gains = [
@@ -212,7 +212,7 @@ def _failures(episodes: Sequence[Episode]) -> list[str]:
 
 
 def _traceback_place(episodes: Sequence[Episode]) -> str:
-    """Where the tracebacks are, if there are any: a program that failed, or a deadline, leaves none."""
+    """Say where the tracebacks are, if there are any: a program that failed, or a deadline, leaves none."""
     if not any("traceback" in span.info for episode in episodes for span in episode.spans):
         return ""
     return "; GRAFT_DEBUG=1 prints the traceback, span.info['traceback'] has it"

@@ -221,7 +221,7 @@ def _from_environment() -> tuple[str, ...]:
 
 @functools.lru_cache(maxsize=256)
 def _is_distinct(value: str) -> bool:
-    """Neither a path, nor a number or word that a tool may answer with: "12345678", "disabled"."""
+    """Whether it is no path, and no number or word that a tool may answer with: "12345678", "disabled"."""
     least = 2 * SHORTEST_VARIABLE if value.isdecimal() or value.isalpha() else SHORTEST_VARIABLE
     return len(value) >= least and value[0] not in "/~."
 

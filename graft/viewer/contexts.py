@@ -80,7 +80,7 @@ def contexts(leaf: Mapping[str, Any], spans: Sequence[Mapping[str, Any]]) -> lis
 
 
 def _nested(made: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Behind each entry its parallel answers and sub-agents, then what goes on after it."""
+    """Put after each entry its parallel answers and sub-agents, then what goes on after it."""
     is_inner = [one["under"] is not None and one["reason"] in INNER for one in made]
     parents = [one["under"] for one in made]
     for number, inner in enumerate(is_inner):

@@ -183,14 +183,14 @@ def glance_at(raw: bytes, line: int, offset: int) -> Glance:
     """The table row of one line."""
     glance = Glance(line, offset, len(raw))
     try:
-        task, leaves, tokens = _ends(raw) or _whole(raw)
+        task, leaves, tokens = _read_ends(raw) or _whole(raw)
         _fill(glance, task, leaves, tokens)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         glance.fault = f"not an episode: {type(error).__name__}: {error}"[:200]
     return glance
 
 
-def _ends(raw: bytes) -> tuple[Any, Any, int] | None:
+def _read_ends(raw: bytes) -> tuple[Any, Any, int] | None:
     """Task, leaves and the number of the policy's tokens; None if the JSON has another layout."""
     behind_task, before_leaves = raw.find(SPANS), raw.rfind(LEAVES)
     if not raw.startswith(b'{"task": ') or not 0 < behind_task < before_leaves:

@@ -75,7 +75,7 @@ class TokenTexts:
         self._names = [str(name) for name in named] if isinstance(named, list) else []
 
     def _from_recipe(self) -> None:
-        """Without a checkpoint, open the configuration's tokenizer. This imports torch, so it comes last."""
+        """Open the configuration's tokenizer if no checkpoint has one. It imports torch, so it comes last."""
         try:
             from graft.config import load_config
             from graft.recipe.admission import admit

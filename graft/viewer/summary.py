@@ -143,7 +143,7 @@ def _supervised(record: RunRecord) -> Table:
 
 
 def _times(record: RunRecord) -> list[Table]:
-    """Where the time went, phase by phase, and how fast tokens came."""
+    """The time of each phase, and how fast tokens came."""
     phases: list[Sequence[str]] = []
     parts: list[Table] = []
     for phase, curves in record.curves.items():
@@ -183,7 +183,7 @@ def _times(record: RunRecord) -> list[Table]:
 
 
 def tokens_per_second(curves: Curves) -> float | None:
-    """Over all steps: each counts by the time in which its tokens came.
+    """The rate over all steps: each counts by the time in which its tokens came.
 
     100 tokens/s for 3 seconds and 500 for 1 make 200.
     """

@@ -120,7 +120,7 @@ def tokens(
             if (name := run.pieces.action(action))
         }
         reason = run.pieces.reason
-    advantages, learner = _behind(learned, prompt, start, end)
+    advantages, learner = _learner_numbers(learned, prompt, start, end)
     return {
         "total": len(ids),
         "start": start,
@@ -165,7 +165,7 @@ def _column(spans: Sequence[Mapping[str, Any]], name: str, start: int, end: int)
     return found
 
 
-def _behind(
+def _learner_numbers(
     learned: TokenRow | str, prompt: int, start: int, end: int
 ) -> tuple[list[Any], list[Any]]:
     """The learner's numbers at the walk's positions: null over the prompt and where none were recorded."""

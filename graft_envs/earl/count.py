@@ -51,7 +51,7 @@ class Count(AboutNumber):
 
     @property
     def expression(self) -> str:
-        """In the original's form, a piece of Python."""
+        """The expression in the original's form, a piece of Python."""
         return f"str({self.number}).count('{self.digit}')"
 
     def demonstrate(self, rng: random.Random) -> Trace:

@@ -12,7 +12,7 @@ from graft.types import Turn
 
 
 class Mix(BaseEnv):
-    """For every episode one of `parts`, drawn by weight with the instance's seed.
+    """An episode is one of `parts`, drawn by weight with the instance's seed.
 
     With a single part nothing is drawn and it gets the seed itself.
     """

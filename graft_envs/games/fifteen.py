@@ -137,7 +137,7 @@ def goal(num_rows: int) -> list[int]:
 
 @lru_cache(64)
 def sources(num_rows: int) -> tuple[dict[str, int], ...]:
-    """For each place of the gap, per move the place of the tile that it slides into the gap."""
+    """The place of the tile that each move slides into the gap, for each place of the gap."""
     found: list[dict[str, int]] = []
     for gap in range(num_rows**2):
         row, col = divmod(gap, num_rows)

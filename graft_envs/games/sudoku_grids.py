@@ -91,7 +91,7 @@ def _place(of: SudokuShape, grid: list[int], missing: list[int], cell: int, bit:
 
 
 def missing_digits(of: SudokuShape, puzzle: list[int]) -> list[int]:
-    """Per unit the digits that it does not hold yet."""
+    """The digits that each unit does not hold yet."""
     return [of.every & ~sum(puzzle[cell] for cell in members) for members in of.members]
 
 

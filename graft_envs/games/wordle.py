@@ -99,7 +99,7 @@ class Wordle(Game):
 
 
 def most_informative(rng: random.Random, secrets: Sequence[str], every: Sequence[str]) -> str:
-    """Of some words the one after which the fewest secrets are left on average.
+    """Choose among some words the one after which the fewest secrets are left on average.
 
     Secrets BAT, CAT, HAT: BAT only tests for BAT, but HUB, marked XXY, XXX or GXX, separates all three.
     Of two equally good words a possible secret comes first.

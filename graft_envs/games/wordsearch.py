@@ -57,7 +57,7 @@ class WordSearch(Game):
             self.hardcore = self.rng.random() < 0.5
         rows, placed = lay_out(self.rng, candidates(hardcore=bool(self.hardcore)), self.num_words)
         self.lines, self.side = draw(fill(self.rng, rows)), len(rows)
-        self.hidden = {ends(place): place.word for place in placed}
+        self.hidden = {format_ends(place): place.word for place in placed}
         self.answer = {word: where for where, word in self.hidden.items()}
         self.found, self.tried = [], []
 
@@ -123,7 +123,7 @@ def fill(rng: random.Random, rows: Sequence[str]) -> list[str]:
     return ["".join([next(letters) if c == BLANK else c for c in row]) for row in rows]
 
 
-def ends(place: PlacedWord) -> str:
+def format_ends(place: PlacedWord) -> str:
     """PlacedWord("CAT", 2, 5, "down") -> "2 5 4 5"."""
     row, col = place.cells()[-1]
     return f"{place.row} {place.col} {row} {col}"

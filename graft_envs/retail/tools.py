@@ -67,7 +67,7 @@ class RetailTools:
     @tool
     def get_product_details(self, product_id: str) -> str:
         """All variants of a product: options, price, availability. A product id is not an item id."""
-        return self._answer(lambda: self._found("products", product_id, "product"))
+        return self._answer(lambda: self._find_record("products", product_id, "product"))
 
     @tool
     def list_all_product_types(self) -> str:
@@ -252,17 +252,17 @@ class RetailTools:
         record |= fields
         return record
 
-    def _found(self, table: str, key: str, what: str) -> Record:
+    def _find_record(self, table: str, key: str, what: str) -> Record:
         record = self.database.get(table, key)
         if record is None:
             raise ForbiddenCall(f"{what} not found")
         return record
 
     def _user(self, user_id: str) -> Record:
-        return self._found("users", user_id, "user")
+        return self._find_record("users", user_id, "user")
 
     def _order(self, order_id: str) -> Record:
-        return self._found("orders", order_id, "order")
+        return self._find_record("orders", order_id, "order")
 
     def _pending(self, order_id: str, done: str) -> Record:
         order = self._order(order_id)
@@ -305,7 +305,7 @@ class RetailTools:
         difference = 0.0
         for old, new in zip(item_ids, new_item_ids, strict=True):
             item = next(one for one in order["items"] if one["item_id"] == old)
-            variants = self._found("products", item["product_id"], "product")["variants"]
+            variants = self._find_record("products", item["product_id"], "product")["variants"]
             if new not in variants or not variants[new]["available"] or new == old:
                 raise ForbiddenCall(
                     f"item {new} is not an available other variant of the same product"

@@ -1,4 +1,4 @@
-"""Where the commands of one episode run, and what a command returns."""
+"""The machine on which the commands of one episode run, and what a command returns."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ class TerminalTask:
 
     @property
     def digest(self) -> str:
-        """Of everything that the machine is built from: tests and solution are not part of it."""
+        """The digest of everything that the machine is built from: tests and solution are not part of it."""
         sha = hashlib.sha256()
         apart = (self.tests, self.runner, self.folder / "solution.sh")
         for path in sorted(self.folder.rglob("*")):

@@ -94,7 +94,7 @@ class WebShop(BaseEnv):
         self.answer = {"asin": self.goal.asin, "options": list(self.goal.options)}
         self.visited, self.errors = [], 0
         self.leave()
-        return self.shown()
+        return self.render_page()
 
     def leave(self) -> None:
         """Back to the search page; forget query, hits, product and options."""
@@ -135,7 +135,7 @@ class WebShop(BaseEnv):
     def margins(self) -> dict[str, Any]:
         return {"prefix": self.prefix(), "suffix": self.suffix()}
 
-    def shown(self) -> str:
+    def render_page(self) -> str:
         return f"{self.prefix()}\n{RENDERINGS[self.mode](self.page())}\n{self.suffix()}"
 
     def step(self, action: str) -> Turn:

@@ -68,11 +68,11 @@ class CallGroup:
         self._set("memory.max", room(self.limits, self.inherited, num_processes))
 
     def fork(self) -> int:
-        """As os.fork; the child is in the group from its first moment."""
+        """Fork as os.fork does; the child is in the group from its first moment."""
         return kernel.fork_into(self._folder)
 
     def kill(self) -> None:
-        """For good: some kernels also kill what is forked into the group afterwards."""
+        """Kill the group for good: some kernels also kill what is forked into it afterwards."""
         self.is_killed = True
         with contextlib.suppress(OSError):  # somebody has removed it
             self._write("cgroup.kill", 1)
@@ -137,7 +137,7 @@ class CallGroups:
         return group
 
     def close(self, group: CallGroup, *, is_empty: bool = False) -> None:
-        """After the end of its call. `is_empty`: it has ended by itself, with all of its processes."""
+        """Close a group after its call. `is_empty`: it has ended by itself, with all of its processes."""
         if is_empty and not group.is_killed and len(self.free) < MAX_FREE:
             self.free.append(group)
         elif not group.remove():  # with "none" a call may have left processes

@@ -106,7 +106,7 @@ class Confinement:
             self.loaded = int(file.read().split()[0]) * resource.getpagesize()
 
     def hide(self, hidden: list[str]) -> None:
-        """Where the file tree is the machine's own: children cannot read these paths."""
+        """Hide these paths from children if the file tree is the machine's own."""
         if hidden:
             writable = [self.scratch, *DEVICES]
             self.hiding_rules = landlock.hiding_rules(hidden, self.readable, writable)

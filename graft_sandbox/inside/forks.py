@@ -93,7 +93,7 @@ class ForkGate:
         self.is_divided = True
         self._limit(processes, used, share)
         # a thread of theirs may have allocated before its limit was lowered
-        most = {process.pid: self._most(process.pid, share, process) for process in processes}
+        most = {process.pid: self._max_use(process.pid, share, process) for process in processes}
         child = child + share if shares_memory else most[parent]
         if sum(most.values()) + child + reserved > self.memory + SMALLEST:
             return errno.ENOMEM
@@ -131,7 +131,7 @@ class ForkGate:
             except ProcessLookupError:
                 continue  # ended meanwhile
 
-    def _most(self, pid: int, share: int, before: Process) -> int:
+    def _max_use(self, pid: int, share: int, before: Process) -> int:
         """What the process may come to use under its new limit."""
         allowed = before.excess(self.loaded) + share
         try:

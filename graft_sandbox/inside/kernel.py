@@ -99,8 +99,10 @@ def syscall(name: str, *arguments: object) -> int:
 
 
 def fork_into(group: int) -> int:
-    """As os.fork, but the child starts in the control group whose folder is open as `group`: to move a
-    process costs the kernel a wait of milliseconds. This process may have only one thread."""
+    """Fork as os.fork does, but start the child in the control group whose folder is open as `group`.
+
+    To move a process costs the kernel a wait of milliseconds. This process may have only one thread.
+    """
     thread, flags = _thread_id_address(), CLONE_INTO_CGROUP
     if thread:
         flags |= CLONE_CHILD_SETTID | CLONE_CHILD_CLEARTID  # as the C library's own fork
@@ -116,7 +118,7 @@ def fork_into(group: int) -> int:
 
 
 def _thread_id_address() -> int:
-    """Where the C library keeps the id of this thread, which differs in a child; 0 if it is not there."""
+    """The address of this thread's id in the C library, which differs in a child; 0 if it is not there."""
     address = ctypes.c_uint64()
     if _prctl(PR_GET_TID_ADDRESS, ctypes.addressof(address), 0, 0, 0) < 0 or not address.value:
         return 0

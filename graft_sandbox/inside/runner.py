@@ -22,7 +22,7 @@ PARSE_ONLY = 0x400  # the flag of ast.parse; importing ast is not needed
 
 
 def prepare(preload: list[str]) -> None:
-    """In the host, before it forks: work that every child would otherwise repeat."""
+    """Do in the host, before it forks, the work that every child would otherwise repeat."""
     import io
     import site
 

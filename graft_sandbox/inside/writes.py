@@ -1,4 +1,4 @@
-"""Without a disk of its own, a call asks the host before it opens a file for writing.
+"""A call without a disk of its own asks the host before it opens a file for writing.
 
 The kernel limits the size of each file, but neither their number nor their sum. So every system call that
 creates, renames or opens a file for writing waits for the host (a seccomp notification). The host counts

@@ -69,7 +69,7 @@ class BrowseTool(SearchTool):
         super().__init__(source, cache=cache, cache_mode=cache_mode, **options)
         self._given = given
 
-    def shown(self, query: str, answer: Answer) -> str:
+    def render_result(self, query: str, answer: Answer) -> str:
         if not answer or isinstance(answer, str):  # nothing was found, or a text was imported
             return self.render(answer)
         key = f"{self.fingerprint} {self.topk} {self.page_chars} {query}"

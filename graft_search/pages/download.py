@@ -110,11 +110,11 @@ def _connect(host: str, port: int, end: float, allow_private: bool) -> socket.so
         )
     for address in addresses[:-1]:
         try:
-            return socket.create_connection((address, port), timeout=_left(end))
+            return socket.create_connection((address, port), timeout=_seconds_left(end))
         except OSError as error:
             if isinstance(error, TimeoutError):
                 raise
-    return socket.create_connection((addresses[-1], port), timeout=_left(end))
+    return socket.create_connection((addresses[-1], port), timeout=_seconds_left(end))
 
 
 def is_public(address: str) -> bool:
@@ -140,18 +140,18 @@ def _read(
     body = bytearray()
     while len(body) < most and not reply.isclosed():  # from Python 3.12 on its last piece closes it
         # of one recv: a server that sends slowly must not renew it
-        connection.settimeout(_left(end))
+        connection.settimeout(_seconds_left(end))
         if not (piece := reply.read1(min(65536, most - len(body)))):
             break
         body += piece
     return bytes(body)
 
 
-def _left(end: float) -> float:
-    left = end - time.monotonic()
-    if left <= 0:
+def _seconds_left(end: float) -> float:
+    seconds = end - time.monotonic()
+    if seconds <= 0:
         raise TimeoutError
-    return left
+    return seconds
 
 
 def _kind(headers: Headers) -> tuple[str, str | None]:

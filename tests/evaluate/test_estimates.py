@@ -10,10 +10,10 @@ import pytest
 from graft.evaluate.estimates import (
     SUBSETS,
     compare,
-    elect,
     estimate,
     flip_p,
     majority_at_k,
+    majority_vote,
     pass_at_k,
 )
 from graft.evaluate.results import meaning_of, numbered
@@ -51,12 +51,14 @@ def test_pass_at_k_stays_exact_where_the_numbers_are_huge():
 
 
 def test_the_majority_wins_and_of_a_tie_the_answer_that_was_seen_first():
-    assert elect([0, 1, 0, 2], [0, 1, 0, 0]) == 0.0
-    assert elect([0, 1, 1, 0], [1, 0, 0, 1]) == 1.0  # 2 against 2: answer 0 came first
-    assert elect([1, 0, 0, 1], [0, 1, 1, 0]) == 0.0
-    assert elect([-1, -1, 0], [0, 0, 1]) == 1.0  # who gave no answer does not vote
-    assert elect([-1, -1], [1, 1]) == 0.0
-    assert elect([0, 0], [1.0, 0.5]) == 0.75  # the same answer, graded on more than the answer
+    assert majority_vote([0, 1, 0, 2], [0, 1, 0, 0]) == 0.0
+    assert majority_vote([0, 1, 1, 0], [1, 0, 0, 1]) == 1.0  # 2 against 2: answer 0 came first
+    assert majority_vote([1, 0, 0, 1], [0, 1, 1, 0]) == 0.0
+    assert majority_vote([-1, -1, 0], [0, 0, 1]) == 1.0  # who gave no answer does not vote
+    assert majority_vote([-1, -1], [1, 1]) == 0.0
+    assert (
+        majority_vote([0, 0], [1.0, 0.5]) == 0.75
+    )  # the same answer, graded on more than the answer
 
 
 def test_majority_at_k_averages_over_the_sets_of_k():
@@ -74,7 +76,7 @@ def test_majority_over_drawn_sets_is_near_that_over_all_of_them():
     rewards = [float(vote == 0) for vote in votes]
     assert math.comb(16, 8) > SUBSETS
     every = [
-        elect([votes[i] for i in some], [rewards[i] for i in some])
+        majority_vote([votes[i] for i in some], [rewards[i] for i in some])
         for some in itertools.combinations(range(16), 8)
     ]
     found = majority_at_k(votes, rewards, 8)

@@ -132,7 +132,7 @@ def test_alone_everything_is_trivial_and_there_is_no_process_group(alone):
     assert alone.share(3, "x") == 3
     alone.add([tensor], "x")
     assert tensor.tolist() == [1.0, 2.0]
-    assert alone.most(2.5, "x") == 2.5
+    assert alone.max_over_ranks(2.5, "x") == 2.5
     assert alone.any(True, "x") is True
     assert alone.any(False, "x") is False
     alone.barrier("x")
@@ -275,7 +275,7 @@ def exchange(processes: ProcessGroup, folder: Path) -> Any:
         "gather": processes.gather({"rank": rank, "text": "é" * rank}, "the texts"),
         "share": processes.share(["from", rank], "the plan"),
         "add": [tensor.tolist() for tensor in sums],
-        "most": processes.most(-float(rank), "the largest"),
+        "most": processes.max_over_ranks(-float(rank), "the largest"),
         "any": [processes.any(rank == 2, "if any"), processes.any(False, "if any")],
     }
 

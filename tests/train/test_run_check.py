@@ -24,9 +24,9 @@ from graft.train.monitor.run_check import (
     agreement,
     answers,
     check_attempts,
-    ends,
+    check_turn_ends,
     eos,
-    few,
+    first_rows,
     mask,
     micro,
     recomputed,
@@ -168,10 +168,10 @@ def test_an_engine_that_reports_log_probs_before_the_temperature_is_named():
 
 def test_few_rows_fit_one_micro_batch_and_one_is_always_taken(healthy):
     rows = trajectories_of(healthy[2])
-    assert len(few(rows, 10_000)) == 8
+    assert len(first_rows(rows, 10_000)) == 8
     lengths = [len(row.tokens) for row in rows]
-    assert len(few(rows, lengths[0] + lengths[1])) == 2
-    assert len(few(rows, 1)) == 1
+    assert len(first_rows(rows, lengths[0] + lengths[1])) == 2
+    assert len(first_rows(rows, 1)) == 1
 
 
 def test_rows_without_a_trained_token_fail(healthy):
@@ -231,15 +231,15 @@ def test_equal_rewards_are_a_warning():
 
 def test_sampling_must_stop_at_the_end_of_a_turn():
     plain = Chat(FastTokenizer.characters("0123456789+="))
-    assert ends(plain, 15).verdict == "pass"
-    assert "token 1" in ends(plain, 15).seen
-    beyond = ends(plain, 1)
+    assert check_turn_ends(plain, 15).verdict == "pass"
+    assert "token 1" in check_turn_ends(plain, 15).seen
+    beyond = check_turn_ends(plain, 1)
     assert beyond.verdict == "fail" and "the model has 1 tokens" in beyond.seen
     endless = "{% for m in messages %}{{ m.content }}{% endfor %}"
     chat = Chat(FastTokenizer.bytes(), endless)
-    assert ends(chat, 258).verdict == "fail"
-    assert ends(chat, 258, ("]",)).verdict == "warn"
-    spelled = ends(Chat(FastTokenizer.bytes(), "chatml"), 258)
+    assert check_turn_ends(chat, 258).verdict == "fail"
+    assert check_turn_ends(chat, 258, ("]",)).verdict == "warn"
+    spelled = check_turn_ends(Chat(FastTokenizer.bytes(), "chatml"), 258)
     assert spelled.verdict == "warn"
     assert "a text of several tokens" in spelled.seen
     assert r"'\n', is not trained" in spelled.seen

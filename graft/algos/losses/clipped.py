@@ -41,7 +41,7 @@ def clip(low: float = 0.2, high: float = 0.2, dual: float | None = None) -> Loss
 
 
 def balanced_clip(low: float = 0.2, high: float = 0.2, dual: float | None = 3.0) -> Loss:
-    """As `clip` to the bit, but a good token that has risen beyond 1+high keeps a gradient (AEPO).
+    """`clip` to the bit, but a good token that has risen beyond 1+high keeps a gradient (AEPO).
 
     The upper bound is (1+high) * r / sg(r): its value is 1+high, and it moves with the log-prob.
     Tokens that start a new approach ("However", a search) are rare, rise fast and would be the first

@@ -44,7 +44,7 @@ def clip_cov(
     high: float = 0.2,
     seed: int = 0,
 ) -> Loss:
-    """As `clip`, without the gradient of `share` of the tokens, drawn among those with a covariance between
+    """`clip` without the gradient of `share` of the tokens, drawn among those with a covariance between
     `low_cov` and `high_cov` (Clip-Cov).
 
     Log-probs -1, -1, -4 and A = 3, -1, -2 have the means -2 and 0: the covariances are 3, -1 and 4.

@@ -40,7 +40,7 @@ LEAST_LOG_WEIGHT, MAX_LOG_WEIGHT = math.log(1e-8), 20.0
 
 
 def gspo(low: float = 3e-4, high: float = 4e-4, dual: float | None = None) -> Loss:
-    """As `clip`, with one ratio per row: the geometric mean of its tokens' ratios.
+    """`clip` with one ratio per row: the geometric mean of its tokens' ratios.
 
     Ratios 1.21 and 1.0 in a row: 1.1 for both.
     """

@@ -143,10 +143,10 @@ class NativeEngine:
         mode: int = 0,
         temperature: float = 1.0,
     ) -> list[Scores]:
-        """For each text: log-probs [i][j][k] of action k of continuations[j] right after text[: at[i]].
+        """Score each text: log-probs [i][j][k] of action k of continuations[j] right after text[: at[i]].
 
-        Under the mask of `mode`, at `temperature`; a forbidden action has -inf. Only the last action of
-        a continuation may lie beyond the vocabulary: it is never fed to the model.
+        They are under the mask of `mode`, at `temperature`; a forbidden action has -inf. Only the last action
+        of a continuation may lie beyond the vocabulary: it is never fed to the model.
         """
         trunks = [check_tokens(text, self.vocab_size) for text in texts]
         wanted = [[int(action) for action in actions] for actions in continuations]

@@ -87,7 +87,7 @@ class EngineLoop:
             await self.run_queued()
 
     async def follow(self) -> None:
-        """In the other processes of a group: the same steps, until the first one releases this."""
+        """Take the same steps in the other processes of a group, until the first one releases this."""
         assert self.mirror is not None
         while self.mirror.sync():
             if not await self.run_queued():
@@ -136,7 +136,7 @@ class EngineLoop:
         return self.mirror is None or self.mirror.sync()
 
     def next_number(self) -> int:
-        """Of a new context: the same in every process, since all of them make the same calls."""
+        """The number of a new context: the same in every process, since all of them make the same calls."""
         self._num_contexts += 1
         return self._num_contexts
 

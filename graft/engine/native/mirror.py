@@ -65,7 +65,7 @@ class CallMirror:
             self._drawn = (self._drawn * 31 + action) % 2**61
 
     def sync(self) -> bool:
-        """Before a step: the same calls everywhere. False: the first process has released the others."""
+        """Share the calls before a step. False: the first process has released the others."""
         if self.group.is_first:
             self._send(STEP)
             return True

@@ -44,7 +44,7 @@ def score(
     allowed: Tensor | None,
     temperature: float = 1.0,
 ) -> list[Scores]:
-    """For each text: log-probs [i][j][k] of action k of continuations[j] right after text[: at[i]]."""
+    """Score each text: log-probs [i][j][k] of action k of continuations[j] right after text[: at[i]]."""
     if not continuations:
         return [[[] for _ in positions] for positions in at]
     found: dict[Position, list[list[float]]] = {}

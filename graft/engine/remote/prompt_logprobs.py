@@ -106,12 +106,12 @@ class PromptScorer:
             await self.server.inspect(self.model)
         gate = asyncio.Semaphore(CONCURRENT)
 
-        async def one(tokens: Sequence[int]) -> ScoredText:
+        async def score_text(tokens: Sequence[int]) -> ScoredText:
             async with gate:
                 return await self._ask(list(tokens), top_k)
 
-        first = [await one(text) for text in texts[:1]]  # shows which API it has
-        return first + await asyncio.gather(*(one(text) for text in texts[1:]))
+        first = [await score_text(text) for text in texts[:1]]  # shows which API it has
+        return first + await asyncio.gather(*(score_text(text) for text in texts[1:]))
 
     async def _ask(self, tokens: list[int], top_k: int) -> ScoredText:
         content: dict[str, Any] = {

@@ -39,7 +39,7 @@ class ServerPool:
         return min(working, key=lambda server: server.num_contexts, default=None)
 
     async def pick_or_revive(self) -> Server:
-        """With no working server left: one that answers again with the weights it had before."""
+        """Pick a server; if none works, one that answers again with the weights it had before."""
         picked = self.pick()
         if picked is not None:
             return picked

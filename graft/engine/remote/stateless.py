@@ -192,9 +192,9 @@ class StatelessEngine:
         mode: int = 0,
         temperature: float = 1.0,
     ) -> list[list[list[list[float]]]]:
-        """For each text: log-probs [i][j][k] of action k of continuations[j] after text[: at[i]].
+        """Score each text: log-probs [i][j][k] of action k of continuations[j] after text[: at[i]].
 
-        At temperature 1 as log-probs of a prompt; else with one request per token.
+        At temperature 1 they are asked for as log-probs of a prompt; else with one request per token.
         """
         if mode:
             raise ValueError(f"cannot score in mode {mode}: this engine has only mode 0")

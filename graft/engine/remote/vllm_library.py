@@ -181,12 +181,12 @@ def sampling_parameters(pending: PendingSample, seed: int, top_k: int) -> Any:
 
 
 def prompt_score_parameters() -> Any:
-    """For log-probs of the prompt's tokens at temperature 1."""
+    """The parameters for log-probs of the prompt's tokens at temperature 1."""
     return import_module("vllm").SamplingParams(prompt_logprobs=0, **_SCORE)
 
 
 def token_score_parameters(token: int, temperature: float) -> Any:
-    """For the log-prob of `token` as the next one."""
+    """The parameters for the log-prob of `token` as the next one."""
     return import_module("vllm").SamplingParams(
         temperature=temperature, logprob_token_ids=[token], **_SCORE
     )

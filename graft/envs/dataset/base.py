@@ -345,7 +345,7 @@ def rows_of_split(table: RowTable, key: str, split: str) -> array[int]:
 
 
 def shuffled(place: int, size: int, key: str) -> int:
-    """Where `place` goes when 0 .. size-1 are shuffled by `key`.
+    """The place that `place` goes to when 0 .. size-1 are shuffled by `key`.
 
     Computed for one place at a time: sixty-four walks over a million rows would otherwise need
     sixty-four lists. Four rounds of a Feistel network permute all numbers of `2 * half` bits; a number

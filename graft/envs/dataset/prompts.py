@@ -132,7 +132,7 @@ class PromptsEnv(DatasetEnv):
 
     @property
     def layout(self) -> RowLayout:
-        """Of the current row's file."""
+        """The layout of the current row's file."""
         return self.layouts[self.place[0]]
 
     def reset(

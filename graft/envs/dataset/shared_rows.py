@@ -64,7 +64,7 @@ class RowSet:
 
 
 def shared_rows(held_out: Sequence[RowSet], trained: RowSet) -> list[set[int]]:
-    """Of each held-out set the places of the rows that `trained` has too; every trained row is read once.
+    """The places of each held-out set's rows that `trained` has too; every trained row is read once.
 
     held out: rows 8 to 11 of a file, trained: its rows 0 to 9    -> [{0, 1}]
     """

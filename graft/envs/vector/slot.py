@@ -115,12 +115,12 @@ class EnvSlot:
         return new
 
     def restart(self, action: str) -> Turn:
-        """In place of a step: the first observation of the next episode. The action is unused."""
+        """Return the first observation of the next episode in place of a step. The action is unused."""
         observation, info = self.reset()
         return Turn(observation, truncated="error" in info, info=info)  # pyright: ignore[reportArgumentType]
 
     def refuse(self, action: str) -> Turn:
-        """In place of a step after the end, with autoreset "off"."""
+        """Return an error in place of a step after the end, with autoreset "off"."""
         error = f"RuntimeError: env {self.spec.env_id!r}: the episode is over; call reset()"
         return Turn("", truncated=True, info={"error": error})
 

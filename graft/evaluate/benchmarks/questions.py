@@ -103,7 +103,7 @@ class BenchmarkQuestions(DatasetEnv):
 
 
 class Keys(NamedTuple):
-    """Where a row keeps its question and its answer."""
+    """The keys of a row's question and answer."""
 
     question: str
     answer: str
@@ -116,12 +116,15 @@ class Keys(NamedTuple):
             question = deciphered(question, secret, where, self.question)
             answer = deciphered(answer, secret, where, self.answer)
         if not isinstance(question, str) or not question.strip():
-            raise DataError(f"{where}: {self.question!r} holds {_shown(question)}, not a question")
+            raise DataError(
+                f"{where}: {self.question!r} holds {_describe_value(question)}, not a question"
+            )
         several = answer if isinstance(answer, list) else [answer]
         golds = [_gold(one) for one in several]
         if not golds or not all(golds):
             raise DataError(
-                f"{where}: {self.answer!r} holds {_shown(answer)}; an answer is a text, a number, or a "
+                f"{where}: {self.answer!r} holds {_describe_value(answer)}; an answer is a text, "
+                "a number, or a "
                 "list of them"
             )
         return question, golds if isinstance(answer, list) else golds[0]
@@ -200,5 +203,5 @@ def _is_nothing(value: Any) -> bool:
     return value is None or value == "" or value != value  # NaN is how pandas writes nothing
 
 
-def _shown(value: Any) -> str:
+def _describe_value(value: Any) -> str:
     return "nothing" if value is None or value == "" else repr(value)[:80]

@@ -14,7 +14,7 @@ from graft.gateway.dialects.common import (
     read_messages,
     request_of,
 )
-from graft.gateway.dialects.fields import RequestFields, body_fields, shown
+from graft.gateway.dialects.fields import RequestFields, body_fields, describe_value
 from graft.gateway.request import AgentRequest, PolicyAnswer, RefusedRequest
 from graft.types import Message
 
@@ -161,7 +161,7 @@ def _messages(fields: RequestFields) -> list[Message]:
     if role == "system":
         return [{"role": role, "content": "\n".join(_texts(fields, "content", {"text": _text}))}]
     if role != "user":
-        raise fields.refused("role", f"must be user or assistant, not {shown(role)}")
+        raise fields.refused("role", f"must be user or assistant, not {describe_value(role)}")
     results: list[Message] = []
 
     def result(block: RequestFields) -> None:
@@ -197,9 +197,8 @@ def _texts(fields: RequestFields, name: str, kinds: Mapping[str, Any]) -> list[s
     for block in blocks:
         kind = block.name("type")
         if kind not in kinds:
-            why = (
-                f"is {shown(kind)}: here it can be {' or '.join(kinds)}; the policy reads text only"
-            )
+            allowed = " or ".join(kinds)
+            why = f"is {describe_value(kind)}: here it can be {allowed}; the policy reads text only"
             raise block.refused("type", why)
         if (text := kinds[kind](block)) is not None:
             texts.append(text)
@@ -227,7 +226,7 @@ def _choice(fields: RequestFields) -> str:
     if kind == "tool":
         return fields.name("name")
     if kind not in ("auto", "any", "none"):
-        raise fields.refused("type", f"must be auto, any, none or tool, not {shown(kind)}")
+        raise fields.refused("type", f"must be auto, any, none or tool, not {describe_value(kind)}")
     return "required" if kind == "any" else kind
 
 

@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from graft.gateway.dialects.fields import RequestFields, check_json, shown
+from graft.gateway.dialects.fields import RequestFields, check_json, describe_value
 from graft.gateway.request import AgentRequest, RefusedRequest
 from graft.types import Message
 
@@ -127,7 +127,7 @@ def _checked_choice(choice: str, tools: Sequence[Mapping[str, Any]]) -> str:
     if choice in ("auto", "none") or choice in names or (choice == "required" and names):
         return choice
     raise RefusedRequest(
-        f"tool_choice asks for {shown(choice)}, and the tools are {shown(names)}",
+        f"tool_choice asks for {describe_value(choice)}, and the tools are {describe_value(names)}",
         param="tool_choice",
     )
 

@@ -29,7 +29,9 @@ class RequestFields:
     def __init__(self, values: Any, path: str = "") -> None:
         if not isinstance(values, dict):
             place = path or "the body"
-            raise RefusedRequest(f"{place} must be a JSON object, not {shown(values)}", param=path)
+            raise RefusedRequest(
+                f"{place} must be a JSON object, not {describe_value(values)}", param=path
+            )
         self.values, self.path = values, path
 
     def place(self, name: str) -> str:
@@ -77,7 +79,9 @@ class RequestFields:
         value = self.get(name)
         values = [value] if isinstance(value, str) else self._typed(name, list, [])
         if not all(isinstance(one, str) and one for one in values) or len(values) > MAX_STOPS:
-            why = f"must be at most {MAX_STOPS} texts that are not empty, not {shown(value)}"
+            why = (
+                f"must be at most {MAX_STOPS} texts that are not empty, not {describe_value(value)}"
+            )
             raise self.refused(name, why)
         return tuple(values)
 
@@ -90,7 +94,9 @@ class RequestFields:
         is_whole = is_number and value == int(value)
         if not is_whole or value < low or (high is not None and value > high):
             limits = f"from {low}" if high is None else f"from {low} to {high}"
-            raise self.refused(name, f"must be a whole number {limits}, not {shown(value)}")
+            raise self.refused(
+                name, f"must be a whole number {limits}, not {describe_value(value)}"
+            )
         return int(value)
 
     def number(self, name: str, low: float, high: float) -> float | None:
@@ -100,7 +106,7 @@ class RequestFields:
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
         if not is_number or not low <= value <= high:
             raise self.refused(
-                name, f"must be a number from {low:g} to {high:g}, not {shown(value)}"
+                name, f"must be a number from {low:g} to {high:g}, not {describe_value(value)}"
             )
         return float(value)
 
@@ -110,20 +116,22 @@ class RequestFields:
         if value is None or isinstance(value, str):
             return value or ""
         if not isinstance(value, list):
-            raise self.refused(name, f"must be a text or a list of parts, not {shown(value)}")
+            raise self.refused(
+                name, f"must be a text or a list of parts, not {describe_value(value)}"
+            )
         return self.objects(name)
 
     def check_type(self, known: str, why: str) -> None:
         """Refuse an object whose `type` is another one; without a type it is of the one that is known."""
         if (kind := self.text("type", known)) != known:
-            raise self.refused("type", f"is {shown(kind)}: {why}")
+            raise self.refused("type", f"is {describe_value(kind)}: {why}")
 
     def _typed(self, name: str, kind: type, default: Any) -> Any:
         value = self.get(name)
         if value is None:
             return default
         if not isinstance(value, kind):
-            raise self.refused(name, f"must be {_KINDS[kind]}, not {shown(value)}")
+            raise self.refused(name, f"must be {_KINDS[kind]}, not {describe_value(value)}")
         if kind is list and len(value) > (most := MAX_ITEMS.get(name, MAX_OTHERS)):
             raise self.refused(name, f"has {len(value)} items; at most {most} are read")
         return value
@@ -161,7 +169,7 @@ def body_fields(
     return fields
 
 
-def shown(value: Any) -> str:
+def describe_value(value: Any) -> str:
     """A value in a message, short."""
     if isinstance(value, str | list | tuple | dict) and len(value) > 80:
         return f"a {type(value).__name__} of {len(value)}"

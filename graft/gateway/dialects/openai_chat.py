@@ -15,7 +15,7 @@ from graft.gateway.dialects.common import (
     read_messages,
     request_of,
 )
-from graft.gateway.dialects.fields import MAX_ANSWERS, RequestFields, body_fields, shown
+from graft.gateway.dialects.fields import MAX_ANSWERS, RequestFields, body_fields, describe_value
 from graft.gateway.dialects.openai_common import (
     NO_MEDIA,
     OTHER_SAMPLING,
@@ -152,7 +152,8 @@ def _message(fields: RequestFields) -> Message:
         return {"role": "tool", "content": content, "tool_call_id": id}
     if role != "assistant":
         raise fields.refused(
-            "role", f"must be system, developer, user, assistant or tool, not {shown(role)}"
+            "role",
+            f"must be system, developer, user, assistant or tool, not {describe_value(role)}",
         )
     if fields.get("function_call") is not None:
         raise fields.refused("function_call", "is deprecated; use tool_calls")
@@ -215,7 +216,7 @@ def _called(call: AnsweredCall) -> dict[str, Any]:
 
 
 def _id_of_choice(answers: Sequence[PolicyAnswer], one: PolicyAnswer) -> dict[str, Any]:
-    """Of several answers each has an id for its reward; OpenAI's form has only one for all of them."""
+    """Each of several answers has an id for its reward; OpenAI's form has only one for all of them."""
     return {"id": PREFIX + one.id} if len(answers) > 1 else {}
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from graft.gateway.dialects.fields import RequestFields, shown
+from graft.gateway.dialects.fields import RequestFields, describe_value
 from graft.gateway.request import PolicyAnswer, RefusedRequest
 
 UNCONSTRAINED = (
@@ -50,7 +50,7 @@ def text_of(fields: RequestFields, name: str, kinds: Sequence[str] = ("text",)) 
     for part in parts:
         kind = part.text("type", kinds[0])
         if kind not in kinds and kind != "refusal":
-            raise part.refused("type", f"is {shown(kind)}: {NO_MEDIA}")
+            raise part.refused("type", f"is {describe_value(kind)}: {NO_MEDIA}")
         texts.append(part.text("refusal" if kind == "refusal" else "text"))
     return "\n".join(texts)
 

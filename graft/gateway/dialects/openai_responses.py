@@ -23,7 +23,7 @@ from graft.gateway.dialects.common import (
     function_tool,
     request_of,
 )
-from graft.gateway.dialects.fields import RequestFields, body_fields, shown
+from graft.gateway.dialects.fields import RequestFields, body_fields, describe_value
 from graft.gateway.dialects.openai_common import (
     OTHER_SAMPLING,
     UNCONSTRAINED,
@@ -196,10 +196,12 @@ def _message(item: RequestFields, kind: str) -> Message:
     if kind == "item_reference":
         raise item.refused("type", f"is a reference to an item that is not kept here; {WHOLE}")
     if kind != "message":
-        raise item.refused("type", f"is {shown(kind)}, an item that the policy cannot read")
+        raise item.refused(
+            "type", f"is {describe_value(kind)}, an item that the policy cannot read"
+        )
     role = item.name("role")
     if role not in ("system", "developer", "user"):
-        why = f"must be system, developer, user or assistant, not {shown(role)}"
+        why = f"must be system, developer, user or assistant, not {describe_value(role)}"
         raise item.refused("role", why)
     content = text_of(item, "content", TEXTS)
     return {"role": "user" if role == "user" else "system", "content": content}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from graft.gateway.dialects.fields import RequestFields, shown
+from graft.gateway.dialects.fields import RequestFields, describe_value
 from graft.gateway.request import RefusedRequest
 
 
@@ -34,7 +34,7 @@ class ResponseStore:
         if not isinstance(body, Mapping) or not isinstance(body.get("input"), str | list):
             return body  # the dialect refuses it
         previous = RequestFields(body).text("previous_response_id") or None
-        items = self._before(previous) + [self._found(item) for item in _items_of(body)]
+        items = self._before(previous) + [self._resolve_item(item) for item in _items_of(body)]
         rest = {name: value for name, value in body.items() if name != "previous_response_id"}
         return {**rest, "input": items}
 
@@ -42,7 +42,7 @@ class ResponseStore:
         """Keep the response to `body`, the request as the client sent it."""
         if body.get("store") is False:
             return
-        new = [self._found(item) for item in _items_of(body)]
+        new = [self._resolve_item(item) for item in _items_of(body)]
         previous = body.get("previous_response_id") or None
         self._kept[response["id"]] = KeptResponse(previous, [*new, *response["output"]])
         self._items |= {item["id"]: item for item in response["output"]}
@@ -53,7 +53,8 @@ class ResponseStore:
         while id is not None:
             if id not in self._kept:
                 raise RefusedRequest(
-                    f"previous_response_id {shown(id)} is no response of this session that was kept; "
+                    f"previous_response_id {describe_value(id)} is no response of this session "
+                    "that was kept; "
                     "send the whole conversation as input",
                     param="previous_response_id",
                 )
@@ -61,7 +62,7 @@ class ResponseStore:
             parts.append(items)
         return [item for items in reversed(parts) for item in items]
 
-    def _found(self, item: Any) -> Any:
+    def _resolve_item(self, item: Any) -> Any:
         """The item, or the one that it refers to."""
         is_reference = isinstance(item, Mapping) and item.get("type") == "item_reference"
         id = item.get("id") if is_reference else None

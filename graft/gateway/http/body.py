@@ -16,7 +16,7 @@ from typing import Any
 
 from pydantic_core import from_json
 
-from graft.gateway.dialects.fields import MAX_DEPTH, shown
+from graft.gateway.dialects.fields import MAX_DEPTH, describe_value
 from graft.gateway.request import RefusedRequest
 from graft.rollout.user_calls import in_thread
 
@@ -37,7 +37,7 @@ async def read_body(raw: bytes) -> dict[str, Any]:
     """The JSON object of a body; an empty one is an empty object."""
     read = _parse(raw) if len(raw) <= SMALL_BODY else await in_thread(_parse_large, raw)
     if not isinstance(read, dict):
-        raise RefusedRequest(f"the body must be a JSON object, not {shown(read)}")
+        raise RefusedRequest(f"the body must be a JSON object, not {describe_value(read)}")
     return read
 
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from pydantic_core import to_json
 
 from graft.gateway.dialects.dialect import Dialect
-from graft.gateway.dialects.fields import shown
+from graft.gateway.dialects.fields import describe_value
 from graft.gateway.http.body import read_body
 from graft.gateway.http.rules import Place
 from graft.gateway.request import RefusedRequest
@@ -39,7 +39,9 @@ class Caller(NamedTuple):
         message = await self.receive()  # the guard hands over the body as a whole
         raw = message.get("body", b"")
         if (coding := self.headers.get("content-encoding", "identity")) != "identity":
-            raise RefusedRequest(f"content-encoding {shown(coding)} is not read; send plain JSON")
+            raise RefusedRequest(
+                f"content-encoding {describe_value(coding)} is not read; send plain JSON"
+            )
         return await read_body(raw)
 
     async def reply(self, status: int, content: Any) -> None:

@@ -29,7 +29,7 @@ class Place(NamedTuple):
 
     @property
     def api_path(self) -> str:
-        """With the /v1 that some clients leave out."""
+        """The path with the /v1 that some clients leave out."""
         return self.path if self.path.startswith("/v1/") else f"/v1{self.path}"
 
     @classmethod

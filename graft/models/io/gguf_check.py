@@ -49,8 +49,8 @@ class _Head:
         if version not in (2, 3):
             raise GgufHeadError(f"version {version} is not 2 or 3")
         tensors, entries = self.number("Q"), self.number("Q")
-        _most("tensors", tensors, MAX_TENSORS)
-        _most("entries", entries, MAX_ENTRIES)
+        _check_count("tensors", tensors, MAX_TENSORS)
+        _check_count("entries", entries, MAX_ENTRIES)
         for _ in range(entries):
             self.text(MAX_NAME)
             self.value(self.number("I"))
@@ -59,7 +59,9 @@ class _Head:
 
     def tensor(self) -> None:
         self.text(MAX_NAME)
-        sizes = [self.number("Q") for _ in range(_most("sizes", self.number("I"), MAX_SIZES))]
+        sizes = [
+            self.number("Q") for _ in range(_check_count("sizes", self.number("I"), MAX_SIZES))
+        ]
         self.number("I")
         offset, count = self.number("Q"), 1
         for size in sizes:
@@ -76,7 +78,7 @@ class _Head:
         elif kind == ARRAY:
             inner, length = self.number("I"), self.number("Q")
             self.values += length
-            _most("values in arrays", self.values, MAX_VALUES)
+            _check_count("values in arrays", self.values, MAX_VALUES)
             if inner in SIZES:
                 self.skip(SIZES[inner] * length)
             elif inner == TEXT:
@@ -88,7 +90,7 @@ class _Head:
             raise GgufHeadError(f"an entry is of kind {kind}")
 
     def text(self, most: int) -> None:
-        self.skip(_most("bytes in a text", self.number("Q"), most))
+        self.skip(_check_count("bytes in a text", self.number("Q"), most))
 
     def skip(self, count: int) -> None:
         if count > self.size - self.file.tell():
@@ -102,7 +104,7 @@ class _Head:
         return struct.unpack(self.order + kind, content)[0]
 
 
-def _most(what: str, found: int, most: int) -> int:
+def _check_count(what: str, found: int, most: int) -> int:
     if found > most:
         raise GgufHeadError(f"it says that it has {found:,} {what}; at most {most:,} are read")
     return found

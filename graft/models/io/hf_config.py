@@ -49,7 +49,7 @@ NEUTRAL: dict[str, tuple[tuple[Any, ...], str]] = {
 
 
 def read_shape(config: Mapping[str, Any]) -> ModelShape:
-    """From a parsed `config.json`, old (rope_theta, rope_scaling) or new (rope_parameters)."""
+    """Read the shape from a parsed `config.json`, old (rope_theta, rope_scaling) or new (rope_parameters)."""
     family = str(config.get("model_type", ""))
     if family not in ARCHITECTURES:
         raise UnsupportedModel(

@@ -30,7 +30,7 @@ PATHS = re.compile(r"(?<![\w.:/<*~-])(?:~|[A-Za-z]:\\|/)(?:[^\s'\"`,;<>()\[\]{}|
 
 @dataclass(frozen=True, slots=True)
 class Lineage:
-    """Where weights come from."""
+    """The origin of weights."""
 
     name: str = ""
     """The base's name on the hub; empty where it is not known."""
@@ -41,7 +41,7 @@ class Lineage:
 
 
 def lineage_of(path: str, run: Path | None = None, depth: int = 0) -> Lineage:
-    """Of the model at `path`, as a recipe names it; `run` is the folder of that recipe's run."""
+    """The lineage of the model at `path`, as a recipe names it; `run` is the folder of that recipe's run."""
     known = read_object(run / "model.json") if run is not None else {}
     if path and known.get("path") == path:
         return _on_the_hub(str(known.get("name")), str(known.get("commit")))
@@ -76,7 +76,7 @@ def _on_the_hub(name: str, revision: str) -> Lineage:
 
 
 def _license(folder: Path, name: str) -> dict[str, str]:
-    """From the header of the folder's model card."""
+    """Read the license from the header of the folder's model card."""
     import yaml
 
     check_links(folder)

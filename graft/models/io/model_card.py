@@ -58,7 +58,7 @@ class Origin:
 
 
 def read_origin(model: Path) -> Origin:
-    """From the files of the run around a checkpoint; of any other model only its base."""
+    """Read the files of the run around a checkpoint; of any other model only its base."""
     run = model.parent.parent
     if model.parent.name != "checkpoints" or not (run / "config.yaml").exists():
         return Origin(base=lineage_of(str(model)))
@@ -116,21 +116,23 @@ def _evaluations(
         table = read_object(file)
         for row in table.get("rows", []):
             if row.get("checkpoint") == checkpoint:
-                found += [(file.stem, label, _shown(n)) for label, n in row["scores"].items()]
+                found += [
+                    (file.stem, label, _format_scores(n)) for label, n in row["scores"].items()
+                ]
                 captions[file.stem] = table.get("caption", "")
     return found, captions
 
 
-def _shown(numbers: Mapping[str, Any]) -> dict[str, str]:
+def _format_scores(numbers: Mapping[str, Any]) -> dict[str, str]:
     """
-    >>> _shown({"tasks": 200, "measures": {"pass@4": {"value": 0.5, "interval": [0.43, 0.57]}}})
+    >>> _format_scores({"tasks": 200, "measures": {"pass@4": {"value": 0.5, "interval": [0.43, 0.57]}}})
     {'tasks': '200', 'pass@4': '0.500 [0.430, 0.570]'}
     """
-    shown = {name: str(numbers[name]) for name in ("tasks", "samples") if name in numbers}
+    texts = {name: str(numbers[name]) for name in ("tasks", "samples") if name in numbers}
     for name, measured in numbers["measures"].items():
-        ends = ", ".join(f"{end:.3f}" for end in measured["interval"] or ())
-        shown[name] = f"{measured['value']:.3f}" + (f" [{ends}]" if ends else "")
-    return shown
+        bounds = ", ".join(f"{end:.3f}" for end in measured["interval"] or ())
+        texts[name] = f"{measured['value']:.3f}" + (f" [{bounds}]" if bounds else "")
+    return texts
 
 
 def model_card(

@@ -148,7 +148,7 @@ def save_tensors(tensors: Mapping[str, Tensor], path: Path, **metadata: str) -> 
 
 
 def _os_error(error: SafetensorError, path: Path) -> OSError:
-    """With the number that Rust writes as "(os error 28)": a full disk is known by it."""
+    """Make an error with the number that Rust writes as "(os error 28)": a full disk is known by it."""
     text = f"safetensors could not write {path.name}: {error}"
     number = re.search(r"\(os error (\d+)\)", str(error))
     return OSError(int(number[1]), text) if number else OSError(text)

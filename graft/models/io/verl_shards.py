@@ -250,7 +250,7 @@ class _Joined:
         self.has_placements = kinds == {True}
 
     def size(self, wanted: tuple[int, ...] | None) -> tuple[int, ...]:
-        """Of the whole tensor; `wanted` is its size by the config, if that has this name."""
+        """The size of the whole tensor; `wanted` is its size by the config, if that has this name."""
         first = self.shards[0]
         if self.has_placements:
             return tuple(first.shape)  # a DTensor's own size is that of the whole
@@ -293,7 +293,7 @@ class _Joined:
         return self._join_axes(mesh, list(entry(spec, "placements") or ()), local)
 
     def _join_axes(self, mesh: Tensor, placements: list[Any], local: list[Tensor]) -> Tensor:
-        """From the outermost axis of the mesh inwards: Shard joins, Replicate takes the first."""
+        """Join from the outermost axis of the mesh inwards: Shard joins, Replicate takes the first."""
         if mesh.ndim == 0:
             return local[int(mesh)]
         if not placements:

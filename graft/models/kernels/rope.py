@@ -1,4 +1,4 @@
-"""From q|k|v of the matrix product to queries, keys and values: head norms and rotation.
+"""Turn q|k|v of the matrix product into queries, keys and values: head norms and rotation.
 
     T tokens, H query heads, K key/value heads, d head size, P programs
 

@@ -73,7 +73,7 @@ def read_adapter(folder: Path) -> Adapter:
 
 
 def make_adapter(tensors: Mapping[str, Tensor], config: Mapping[str, Any], origin: str) -> Adapter:
-    """From PEFT's tensor names and config.
+    """Make an adapter from PEFT's tensor names and config.
 
     "base_model.model.model.layers.0.mlp.up_proj.lora_A.weight" and its lora_B are the change of
     "model.layers.0.mlp.up_proj.weight".

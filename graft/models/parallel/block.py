@@ -31,7 +31,7 @@ class ShardedNorm(Norm):
     """The weight of a norm, replicated over tp."""
 
     def forward(self, x: Tensor, delta: Tensor | None) -> tuple[Tensor, Tensor]:
-        return add_norm(x, delta, own(self.weight), self.eps)
+        return add_norm(x, delta, local_tensor(self.weight), self.eps)
 
 
 class ShardedBlock(nn.Module):
@@ -81,10 +81,10 @@ class ShardedBlock(nn.Module):
         self, x: Tensor, delta: Tensor | None, norm: Norm, *linears: nn.Linear
     ) -> tuple[Tensor, Tensor]:
         """x + delta, and the concatenated projections of its norm."""
-        scale = own(norm.weight)
-        weight = torch.cat([own(each.weight) for each in linears])
+        scale = local_tensor(norm.weight)
+        weight = torch.cat([local_tensor(each.weight) for each in linears])
         has_bias = linears[0].bias is not None
-        bias = torch.cat([own(each.bias) for each in linears]) if has_bias else None
+        bias = torch.cat([local_tensor(each.bias) for each in linears]) if has_bias else None
         if self.tp.size == 1:
             return norm_linear(x, delta, scale, norm.eps, weight, bias, self.order)
         # not fused: the norm is replicated, and its gradient must be summed before it
@@ -94,7 +94,7 @@ class ShardedBlock(nn.Module):
     def _project_out(
         self, x: Tensor, y: Tensor, to: nn.Linear, gate: bool = False
     ) -> tuple[Tensor, Tensor | None]:
-        weight, bias = own(to.weight), None if to.bias is None else own(to.bias)
+        weight, bias = local_tensor(to.weight), None if to.bias is None else local_tensor(to.bias)
         if self.tp.size == 1:
             return add_linear(x, y, weight, bias, gate, self.order)
         delta = leave(linear(y, weight, None, gate), self.tp.group)
@@ -111,11 +111,11 @@ class ShardedBlock(nn.Module):
 
     def _head_norm(self, norm: Norm | None) -> Tensor | None:
         if norm is None or self.tp.size == 1:
-            return None if norm is None else own(norm.weight)
+            return None if norm is None else local_tensor(norm.weight)
         # each process has the gradient of its heads only
-        return enter(own(norm.weight), self.tp.group)
+        return enter(local_tensor(norm.weight), self.tp.group)
 
 
-def own(parameter: Tensor) -> Tensor:
+def local_tensor(parameter: Tensor) -> Tensor:
     """The tensor this process computes with, after FSDP has gathered a parameter; with autograd."""
     return parameter.to_local() if isinstance(parameter, DTensor) else parameter

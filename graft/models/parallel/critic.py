@@ -8,7 +8,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Replicate
 
 from graft.models.decoder import Attend
-from graft.models.parallel.block import own
+from graft.models.parallel.block import local_tensor
 from graft.models.parallel.decoder import ShardedDecoder, apply_fsdp, shard_over_tp
 from graft.models.parallel.shards import local
 
@@ -24,7 +24,7 @@ class ValueHead(nn.Module):
 
     def forward(self, hidden: Tensor) -> Tensor:
         # a product with a vector: FSDP warns of results that are views, such as one column
-        return hidden.float() @ own(self.weight)[0] + own(self.bias)
+        return hidden.float() @ local_tensor(self.weight)[0] + local_tensor(self.bias)
 
 
 class ShardedCritic(nn.Module):

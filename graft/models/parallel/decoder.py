@@ -35,7 +35,7 @@ from graft.models.io.tensor_names import ACTION_ROWS, hf_rows
 from graft.models.io.tensors import ModelFileError
 from graft.models.logprobs import likeliest, score_actions
 from graft.models.ops import embed
-from graft.models.parallel.block import ShardedBlock, ShardedNorm, TensorParallelGroup, own
+from graft.models.parallel.block import ShardedBlock, ShardedNorm, TensorParallelGroup, local_tensor
 from graft.models.parallel.layout import EMBEDDING, HEAD, check_mesh, our_name, placement_of
 from graft.models.parallel.module import shard_unit
 from graft.models.parallel.regions import enter
@@ -86,11 +86,11 @@ class ShardedDecoder(Decoder):
     def _embed(self, tokens: Tensor) -> Tensor:
         weight = self.embed.weight
         if self.tp.size == 1:
-            return embed(tokens, own(weight))
-        return embed_rows(tokens, own(weight), self._first_row(weight), self.tp.group)
+            return embed(tokens, local_tensor(weight))
+        return embed_rows(tokens, local_tensor(weight), self._first_row(weight), self.tp.group)
 
     def _score(self, hidden: Tensor, *of_actions: Any) -> tuple[Tensor, ...]:
-        weight, group = own(self.head_weight), self.tp.group
+        weight, group = local_tensor(self.head_weight), self.tp.group
         if self.tp.size == 1 or not len(hidden):
             return score_actions(hidden, weight, *of_actions, order=self.order)
         first = self._first_row(self.head_weight)
@@ -99,7 +99,7 @@ class ShardedDecoder(Decoder):
     def _likeliest(
         self, hidden: Tensor, forest: PackedTokens, allowed: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        weight, args = own(self.head_weight), (forest.actions, forest.modes, allowed)
+        weight, args = local_tensor(self.head_weight), (forest.actions, forest.modes, allowed)
         if self.tp.size == 1:
             return likeliest(hidden, weight, *args)
         first = self._first_row(self.head_weight)
@@ -165,7 +165,7 @@ def shard_over_tp(parameter: Tensor, mesh: DeviceMesh, placement: Placement) -> 
 
 
 def _over_dp(parameter: nn.Parameter) -> Shard:
-    """By rows; by columns where tp does not divide the rows evenly, see `check_mesh`.
+    """Shard by rows; by columns if tp does not divide the rows evenly, see `check_mesh`.
 
     torch cannot describe rows that are sharded twice and unevenly: a checkpoint would put some of
     them in the wrong position.
@@ -194,7 +194,7 @@ def apply_fsdp(root: nn.Module, decoder: ShardedDecoder, exact: Sequence[nn.Modu
 
 
 def _reshard_after_inference(root: nn.Module, *_: object) -> None:
-    """After a forward pass without gradients, free the gathered embedding and head.
+    """Free the gathered embedding and head after a forward pass without gradients.
 
     FSDP would reuse them in the next forward pass, even after an optimizer step.
     """

@@ -113,7 +113,7 @@ class SlicedDecoder(Decoder):
         )
 
     def hf_weights(self) -> Mapping[str, Any]:
-        """Where each whole tensor of `policy.weights_of` is written, with `copy_`."""
+        """The targets into which each whole tensor of `policy.weights_of` is written, with `copy_`."""
         parameters = dict(self.named_parameters())
         targets: dict[str, Any] = {}
         for name, where in hf_rows(self._own_shape).items():

@@ -35,7 +35,7 @@ class TreeMask:
 
     @classmethod
     def of(cls, config: Any) -> TreeMask:
-        """From a transformers config of a text model; a ValueError names what cannot be masked."""
+        """Make the mask of a text model's transformers config; a ValueError names what cannot be masked."""
         kinds = tuple(sorted(set(getattr(config, "layer_types", None) or ())))
         window = getattr(config, "sliding_window", None)
         if not kinds:

@@ -251,7 +251,7 @@ class TransformersModel(nn.Module):
 
 @contextmanager
 def _stubbed(body: nn.Module, output: Any) -> Iterator[None]:
-    """While it is open, calls of `body` return `output`."""
+    """Make calls of `body` return `output` while this is open."""
     body.forward = lambda *args, **kwargs: output
     try:
         yield

@@ -56,7 +56,7 @@ class BlockLists:
 
     @classmethod
     def of(cls, ends: Tensor, device: torch.device) -> BlockLists:
-        """From `ends` [L] on the CPU, in one copy to the device, without waiting for it."""
+        """Make the lists from `ends` [L] on the CPU, in one copy to the device, without waiting for it."""
         rows = ends.numpy()
         query, key, is_full = _pairs(rows, QUERIES, KEYS)
         bounds, query_lists = _lists(query, key, is_full)

@@ -1,4 +1,4 @@
-"""From trajectories to `[N, T]` grids of log-probs, entropies and values, differentiable.
+"""Turn trajectories into `[N, T]` grids of log-probs, entropies and values, differentiable.
 
 The model runs once over the unique tokens of the forest; the head once per trained token, on the
 hidden state before it. Gathering to the grid repeats a shared token in every row that passes through

@@ -82,5 +82,5 @@ def _last(path: list[tuple[int, int]], count: int) -> np.ndarray:
 
 
 def _longest_first(tiles: np.ndarray) -> np.ndarray:
-    """By the number of their key blocks, so that no long one starts last."""
+    """Sort by the number of their key blocks, so that no long one starts last."""
     return tiles[np.argsort(-((tiles[:, 2] + tiles[:, 1]) // BLOCK), kind="stable")]

@@ -97,7 +97,8 @@ class Agreement:
             f"| judge: correct | {self.both_yes} | {self.judge_only} |",
             f"| judge: incorrect | {self.text_only} | {self.both_no} |",
             "",
-            f"{self.count} judged; agreement {_shown(self.share)}, Cohen's kappa {_shown(self.kappa)}; "
+            f"{self.count} judged; agreement {_format_score(self.share)}, Cohen's kappa "
+            f"{_format_score(self.kappa)}; "
             f"{self.not_asked} not asked about, {self.failures} without a verdict.",
         ]
         if self.disagreements:
@@ -120,7 +121,7 @@ class Agreement:
         return {**counts, "share": self.share, "kappa": self.kappa, "disagreements": listed}
 
 
-def _shown(value: float | None) -> str:
+def _format_score(value: float | None) -> str:
     return "-" if value is None else f"{value:.2f}"
 
 

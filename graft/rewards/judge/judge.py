@@ -46,8 +46,8 @@ class JudgeError(ToolError):
 
 
 class RateLimit:
-    """When the next request of any thread may start: 1/rate seconds after the last, and not before the end
-    of the server's Retry-After; None: no rate."""
+    """The earliest start of the next request of any thread: 1/rate seconds after the last, and not before
+    the end of the server's Retry-After; None: no rate."""
 
     def __init__(self, rate: float | None = None) -> None:
         if rate is not None and not (rate > 0 and math.isfinite(rate)):
@@ -216,7 +216,7 @@ class Judge:
     def _grade(self, item: JudgedItem) -> Grade:
         """The grade in the reply; one without a verdict is asked for again, between another fence."""
         question, golds, prediction, _ = item
-        kept = self._kept(known := self.prompt.cache_key(question, golds, prediction))
+        kept = self._read_cache(known := self.prompt.cache_key(question, golds, prediction))
         if kept is not None and (grade := self.prompt.read(kept)) is not None:
             self._count("cached")
             return grade
@@ -236,15 +236,15 @@ class Judge:
     def _cache_key(self) -> str:
         return f"judge:{self.model or self.url}"  # by model: the server may change
 
-    def _kept(self, known: str) -> str | None:
+    def _read_cache(self, known: str) -> str | None:
         if self._cache is None:
             return None
         try:
-            kept = self._cache.get(self._cache_key, known, 0)
+            answer = self._cache.get(self._cache_key, known, 0)
         except CacheBroken as error:
             self._warn("cache", f"the judge's cache cannot be read: {error}")
             return None
-        return kept if isinstance(kept, str) else None
+        return answer if isinstance(answer, str) else None
 
     def _keep(self, known: str, reply: str) -> None:
         if self._cache is not None:

@@ -189,7 +189,7 @@ class Counterfactual:
         actions: Actions,
         tool: str,
     ) -> list[tuple[int, list[float]]]:
-        """Where in each trajectory to insert the entry of `tool`, and its log-probs there."""
+        """Find the position of each trajectory to insert the entry of `tool` at, and its log-probs there."""
         space, language = actions.space, actions.grammar.start
         entry = [action for action in actions.entry(tool).actions if action != NO_ACTION]
         is_routed = entry[0] >= space.vocab_size

@@ -71,7 +71,7 @@ class _Tree:
         """Forks that are being made: copying an environment may take a while."""
 
     @property
-    def left(self) -> int:
+    def num_remaining(self) -> int:
         """Attempts that may still begin."""
         return self.how.samples - len(self.builder.trajectories) - self.forking
 
@@ -84,7 +84,7 @@ class _Tree:
             await asyncio.gather(*(self._grow_apart(one) for one in live))
         else:
             await self._grow_in_rounds(live)
-        rest = await self._begin(self.left)
+        rest = await self._begin(self.num_remaining)
         await asyncio.gather(*(one.finish() for one in rest))
 
     async def _begin(self, count: int) -> list[LiveTrajectory]:
@@ -101,7 +101,7 @@ class _Tree:
 
     async def _grow_in_rounds(self, live: list[LiveTrajectory]) -> None:
         """A turn of all, then forks; when the budget is used up, attempts no longer wait for each other."""
-        while live and self.left:
+        while live and self.num_remaining:
             await asyncio.gather(*(self._advance(one) for one in live))
             live = [one for one in live if one.is_live]
             live += await self._fork_from(live)
@@ -110,7 +110,7 @@ class _Tree:
     async def _grow_apart(self, trajectory: LiveTrajectory) -> None:
         """Complete the trajectory and its forks."""
         apart: list[asyncio.Future[None]] = []
-        while trajectory.is_live and self.left:
+        while trajectory.is_live and self.num_remaining:
             await self._advance(trajectory)
             forks = await self._fork_from([trajectory] if trajectory.is_live else [])
             apart += [asyncio.ensure_future(self._grow_apart(fork)) for fork in forks]
@@ -126,7 +126,7 @@ class _Tree:
             await trajectory.begin(self.how.tokens)
 
     def _entropy_of(self, trajectory: LiveTrajectory) -> float:
-        """Of the turn in progress, or the last one."""
+        """The entropy of the turn in progress, or the last one."""
         first = first_decisions(trajectory.partial.spans, self.how.tokens)
         return mean_entropy(first, self.vocab_size)
 
@@ -168,7 +168,7 @@ class _Tree:
     def _wanted(self, trajectory: LiveTrajectory, change: float) -> int:
         """How many forks this trajectory should get."""
         how = self.how
-        most = min(how.beam_size - 1, self.left)
+        most = min(how.beam_size - 1, self.num_remaining)
         in_a_row = self.states[trajectory].in_a_row if how.penalty_over == "path" else self.in_a_row
         chance = probability(
             how.branch_probability, how.entropy_weight, change, how.penalty, in_a_row

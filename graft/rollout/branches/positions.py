@@ -1,4 +1,4 @@
-"""Where in a finished attempt a call could have been made: positions, their scores, and a draw.
+"""Find where in a finished attempt a call could have been made: positions, their scores, and a draw.
 
 Position 4 lies before token 4, after tokens 0 to 3.
 

@@ -40,7 +40,7 @@ class ProgramTree:
         self.rounds_in_a_row = 0
 
     @property
-    def left(self) -> int:
+    def num_remaining(self) -> int:
         """Attempts that may still begin."""
         return self.how.samples - len(self.builder.program_attempts)
 
@@ -54,9 +54,9 @@ class ProgramTree:
             roots = root_budget(self.how.samples, self.how.sensitivity, first, after)
         begun = [self.builder.start_program() for _ in range(roots - len(complete))]
         complete += await self._run(begun)
-        while complete and self.left:
+        while complete and self.num_remaining:
             complete = await self._run(self._forks_of(complete))
-        await self._run([self.builder.start_program() for _ in range(self.left)])
+        await self._run([self.builder.start_program() for _ in range(self.num_remaining)])
 
     async def _run(self, attempts: Sequence[ProgramAttempt]) -> list[ProgramAttempt]:
         """Complete attempts; those that could not repeat their first calls are taken out."""
@@ -69,7 +69,7 @@ class ProgramTree:
         return [one for one in attempts if not one.is_given_up]
 
     def _entropies(self, attempt: ProgramAttempt) -> list[float]:
-        """Of the first tokens of each call."""
+        """The entropies of the first tokens of each call."""
         how, size = self.how, self.vocab_size
         return [mean_entropy(first_decisions(spans, how.tokens), size) for spans in attempt.calls]
 
@@ -105,7 +105,7 @@ class ProgramTree:
     def _wanted(self, attempt: ProgramAttempt, at: int, change: float) -> int:
         """How many forks this attempt should get at a call."""
         how = self.how
-        most = min(how.beam_size - 1, self.left)
+        most = min(how.beam_size - 1, self.num_remaining)
         is_path = how.penalty_over == "path"
         in_a_row = self.in_a_row.get(attempt, 0) if is_path else self.rounds_in_a_row
         chance = probability(

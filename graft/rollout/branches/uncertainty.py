@@ -24,7 +24,7 @@ NUMBERS = ("branch_probability", "entropy_weight", "threshold", "sensitivity", "
 
 @dataclass(frozen=True, slots=True)
 class ForkRule:
-    """When and how often to fork."""
+    """The rule when and how often to fork."""
 
     samples: int
     initial_rollouts: int
@@ -80,7 +80,7 @@ class ForkRule:
 
 
 def mean_entropy(entropies: Sequence[float], vocab_size: int) -> float:
-    """From 0 (sure) to 1 (any of the vocabulary); of no token at all, 0.
+    """The mean, from 0 (sure) to 1 (any of the vocabulary); of no token at all, 0.
 
     >>> round(mean_entropy([0.2, 0.9, 0.4], 16), 2)
     0.18

@@ -196,7 +196,7 @@ class FailureHandler:
 
 
 def _write_error_file(text: str, at: float) -> None:
-    """In the form in which torchrun lists the failures of its processes."""
+    """Write it in the form in which torchrun lists the failures of its processes."""
     path = os.environ.get("TORCHELASTIC_ERROR_FILE")
     if path:
         extra = {"py_callstack": text, "timestamp": str(int(at))}

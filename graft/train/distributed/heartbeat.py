@@ -144,7 +144,7 @@ class RankHeartbeat:
         return self._is_done.is_set()
 
     def linger(self) -> None:
-        """After a failure, the holder of the store waits until the others have read the cause."""
+        """Let the holder of the store wait after a failure until the others have read the cause."""
         end = time.monotonic() + 2.0 + 2 * FAILURE_CHECK
         others = [f"read/{rank}" for rank in range(1, self.world)]
         while self.rank == 0 and self.is_store_ours and time.monotonic() < end:

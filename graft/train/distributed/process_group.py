@@ -133,9 +133,9 @@ class ProcessGroup(Processes):
                 for tensor, part in zip(bucket, flat.split(sizes), strict=True):
                     tensor.copy_(part.view(tensor.shape))
 
-    def most(self, number: float, what: str) -> float:
+    def max_over_ranks(self, number: float, what: str) -> float:
         if self._heartbeat is None:
-            return super().most(number, what)
+            return super().max_over_ranks(number, what)
         with self.together(what):
             return self._agree(what, number)
 
@@ -210,7 +210,7 @@ class ProcessGroup(Processes):
 
     @contextmanager
     def guarded(self, describe: Callable[[BaseException], str] = describe) -> Iterator[None]:
-        """Around a whole run, outside of what draws on the screen: every failure ends all processes.
+        """Guard a whole run, outside of what draws on the screen: every failure ends all processes.
 
         An exception ends this process with exit code 1, after `describe` of it has been printed and
         posted for the others. Code inside must not wait for the others while it cleans up. An

@@ -74,7 +74,7 @@ class AlarmHistory:
         return self.recent.get(name, [])[-count:]
 
     def means(self, name: str) -> tuple[float, float]:
-        """Of the latest and of the first values of a metric, at most WINDOW each."""
+        """The means of the latest and of the first values of a metric, at most WINDOW each."""
         return fmean(self.latest(name)), fmean(self.start[name])
 
     def now(self, name: str) -> float | None:

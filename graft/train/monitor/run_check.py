@@ -56,11 +56,11 @@ def check_attempts(
     checked). Rewards need not differ where no credit reads them. A check that raises becomes a warning.
     """
     answered = [row for row in trajectories_of(episodes) if any(turns_of(row))]
-    rows = few(answered, learner.tokens_per_micro)
+    rows = first_rows(answered, learner.tokens_per_micro)
     if not rows:
         return []  # no attempt has a token of the policy; the first step reports why
     checks: dict[str, Callable[[], Check]] = {
-        "ends": lambda: ends(chat, learner.policy.shape.vocab_size, stop),
+        "ends": lambda: check_turn_ends(chat, learner.policy.shape.vocab_size, stop),
         "mask": lambda: mask(answered),
         "eos": lambda: eos(answered, chat),
         "log-probs": lambda: agreement(learner, rows, temperature),
@@ -79,19 +79,19 @@ def check_attempts(
     return found
 
 
-def few(rows: Sequence[Trajectory], budget: int) -> list[Trajectory]:
+def first_rows(rows: Sequence[Trajectory], budget: int) -> list[Trajectory]:
     """The first rows, as many as fit into one micro-batch, and at least one."""
-    kept: list[Trajectory] = []
-    left = budget
+    chosen: list[Trajectory] = []
+    remaining = budget
     for row in rows[:FEW]:
-        left -= len(row.tokens)
-        if kept and left < 0:
+        remaining -= len(row.tokens)
+        if chosen and remaining < 0:
             break
-        kept.append(row)
-    return kept
+        chosen.append(row)
+    return chosen
 
 
-def ends(chat: Chat, vocab_size: int, stop: Sequence[str] = ()) -> Check:
+def check_turn_ends(chat: Chat, vocab_size: int, stop: Sequence[str] = ()) -> Check:
     """Whether sampling stops at the end of a turn, as the template writes it."""
     tokenizer = chat.tokenizer
     own = _with_an_end(chat)
@@ -292,7 +292,7 @@ def answers(episodes: Sequence[Episode], chat: Chat, max_tokens: int) -> Check:
 
 
 class DryRunOptimizer:
-    """In place of an optimizer: reports the gradient norm and takes no step."""
+    """It stands in for an optimizer: it reports the gradient norm and takes no step."""
 
     steps = 0
 

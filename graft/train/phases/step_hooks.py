@@ -91,7 +91,7 @@ class RunHooks:
             run.state["score"] = scores["sampled"]
 
     def _warn_of_full_contexts(self, metrics: dict[str, float]) -> None:
-        """Once: attempts whose prompt leaves no room sample nothing and earn nothing."""
+        """Warn once: attempts whose prompt leaves no room sample nothing and earn nothing."""
         share = metrics.get("rollout/no_room", 0.0)
         if share and not self._has_warned:
             self._has_warned = True

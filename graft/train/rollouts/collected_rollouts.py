@@ -1,4 +1,4 @@
-"""Where the episodes of a step come from: a stream of tasks, and a collector that attempts them."""
+"""The source of a step's episodes: a stream of tasks, and a collector that attempts them."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ CHECKED = 48
 
 
 def check_engine(components: RunComponents, learner: Learner) -> None:
-    """Once in a run, where the engine may serve other weights than are trained: compare log-probs."""
+    """Compare log-probs once in a run, if the engine may serve other weights than are trained."""
     config, engine = components.config, components.engine
     is_certain = learner.lora is None and not is_external(config)
     if is_certain or components.is_checked or isinstance(engine, NoEngine):

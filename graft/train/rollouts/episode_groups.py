@@ -52,5 +52,5 @@ def rewards_by_group(episodes: Sequence[Episode], envs: Sequence[str]) -> dict[s
 
 
 def _label(name: str) -> str:
-    """As part of a metric's name, where a slash divides."""
+    """The label as part of a metric's name, where a slash divides."""
     return name.replace("/", "_") or "-"

@@ -116,7 +116,7 @@ def make_engine(
         config, planned or decoder.shape, decoder.dtype, room
     )
     if group is not None:  # the same pages in each of them
-        kv_tokens = -int(processes.most(-kv_tokens, "the size of the KV pools"))
+        kv_tokens = -int(processes.max_over_ranks(-kv_tokens, "the size of the KV pools"))
     return resolve(section.name, ENGINES, "engine")(
         decoder,
         tokenizer=tokenizer,

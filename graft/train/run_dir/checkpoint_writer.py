@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from graft.deadlines import waiting
-from graft.files import aside_of, make_aside, put_in_place, remove, write_json
+from graft.files import make_aside, put_in_place, remove, staging_path, write_json
 from graft.models.io.save import ids_of
 from graft.models.lora.files import save_adapters
 from graft.models.policy import host_copy, save_policy
@@ -76,7 +76,7 @@ class CheckpointWriter:
         if target == self._newest:  # `finish` has just completed it
             return
         self._refuse_unusable(target.name, learner)
-        aside = aside_of(target)
+        aside = staging_path(target)
         with out_of_disk(self.folder.parent):
             if self.processes.is_first:
                 make_aside(target)
@@ -118,7 +118,7 @@ class CheckpointWriter:
                 self._name(target)
         finally:
             if self.processes.is_first:
-                shutil.rmtree(aside_of(target), ignore_errors=True)
+                shutil.rmtree(staging_path(target), ignore_errors=True)
 
     def remove_old(self) -> None:
         """Remove what a process that died after its last checkpoint could not."""
@@ -129,7 +129,7 @@ class CheckpointWriter:
         """All parts are written: give the checkpoint its final name."""
         self.processes.barrier("the parts of the checkpoint of all ranks")
         if self.processes.is_first:
-            put_in_place(aside_of(target), target)
+            put_in_place(staging_path(target), target)
             _remove_old(self.folder, self.keep_last)
         self.processes.barrier("the checkpoint to have its name")
         self._newest = target

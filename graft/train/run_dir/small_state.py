@@ -76,7 +76,7 @@ def _numbered(names: Mapping[str, Any], start: str) -> list[str]:
 
 
 def get_random_states() -> dict[str, Any]:
-    """For custom environments and rewards: graft's own draws are keyed and need none of these."""
+    """The states that custom environments and rewards draw from: graft's own draws are keyed."""
     return {
         "python": random.getstate(),
         "numpy": np.random.get_state(),

@@ -71,7 +71,7 @@ def _joined(grid_NT: Tensor, lengths: Sequence[int]) -> np.ndarray:
 
 
 def read_learned(path: Path) -> dict[tuple[int, int, int], TokenRow]:
-    """By (line of the episode, leaf, context)."""
+    """Read the rows, by (line of the episode, leaf, context)."""
     with np.load(path) as stored:
         places, lengths = stored["rows"].reshape(-1, 3).tolist(), stored["lengths"]
         advantages, logprobs = stored["advantages"], stored["logprobs"]

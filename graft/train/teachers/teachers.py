@@ -48,7 +48,7 @@ class Teachers:
 
     def annotate(self, learner: Learner, batch: Batch) -> dict[str, Tensor]:
         """The fields of the batch that teachers fill before an update."""
-        views = self._seen(batch.trajectories)
+        views = self._teacher_views(batch.trajectories)
         has_teacher = torch.tensor([view is not None for view in views], dtype=torch.bool)
         found: dict[str, Tensor] = {"has_teacher": has_teacher}
         held = batch.replace(has_teacher=has_teacher)
@@ -81,7 +81,7 @@ class Teachers:
         `Decoder.action_logprobs`."""
         if (how := self.comparison) is None:
             return None
-        views = self._seen(micro.trajectories)
+        views = self._teacher_views(micro.trajectories)
         parts = [
             self._candidates(forest, rows, micro)
             if name in self.servers
@@ -91,7 +91,7 @@ class Teachers:
         shape = micro.mask.shape
         return lambda hidden, weight: how.grid(hidden, weight, parts, shape)
 
-    def _seen(self, trajectories: Sequence[Trajectory]) -> list[Trajectory | None]:
+    def _teacher_views(self, trajectories: Sequence[Trajectory]) -> list[Trajectory | None]:
         """The rows as their teachers read them; None: nothing to read beyond what the policy reads."""
         return list(trajectories) if self.prompt is None else self.prompt.rewritten(trajectories)
 

@@ -131,7 +131,7 @@ def trail(before: dict[bytes, tuple[int, bytes]], board: bytes) -> list[int]:
 
 @lru_cache(16)
 def distances(num_rows: int) -> tuple[tuple[int, ...], ...]:
-    """Per tile its distance from its place, by position; the last row is for tiles without a place."""
+    """The distance of each tile from its place, by position; the last row is for tiles without a place."""
     places = [divmod(place, num_rows) for place in range(num_rows**2)]
     rows = [
         tuple(abs(row - home[0]) + abs(col - home[1]) for row, col in places) for home in places
@@ -142,7 +142,7 @@ def distances(num_rows: int) -> tuple[tuple[int, ...], ...]:
 
 @lru_cache(16)
 def homes(num_rows: int) -> tuple[tuple[slice, range], ...]:
-    """For each row, then each column: its slice of a board, and the tiles that belong there."""
+    """The slice of a board of each row, then each column, and the tiles that belong there."""
     last = num_rows**2
     rows = [
         (slice(at, at + num_rows), range(at + 1, at + num_rows + 1))

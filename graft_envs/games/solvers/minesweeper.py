@@ -30,7 +30,7 @@ class Digit(NamedTuple):
 def risks(
     cells: Sequence[str], around: Sequence[Sequence[int]], num_mines: int
 ) -> dict[int, float]:
-    """Per hidden cell the probability of a mine: 0.0 if it is safe, 1.0 if it is certain.
+    """The probability of a mine in each hidden cell: 0.0 if it is safe, 1.0 if it is certain.
 
     Every cell that is not a digit counts as hidden, also a flag. If single digits determine a safe
     cell, only the cells that they determine are in the result.
@@ -191,7 +191,7 @@ def record(
 
 
 def estimate(digits: Sequence[Digit], apart: set[int], left: int) -> dict[int, float]:
-    """Without counting: the highest density of a neighbouring digit, the average elsewhere.
+    """Estimate without counting: the highest density of a neighbouring digit, the average elsewhere.
 
     Never 0 or 1, because nothing is certain.
     """

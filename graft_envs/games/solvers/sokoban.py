@@ -86,7 +86,7 @@ def trail(
 def least_pushes(
     floor: Collection[int], goals: Collection[int], steps: Mapping[str, int]
 ) -> dict[int, int]:
-    """Per cell the pushes that bring a single box from there to its nearest goal.
+    """The pushes that bring a single box from each cell to its nearest goal.
 
     Missing cells are dead ends: a box cannot leave a corner.
     """

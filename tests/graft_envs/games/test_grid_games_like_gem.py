@@ -15,7 +15,7 @@ import pytest
 from graft.envs import make
 from graft_envs.games.twenty48 import exponent
 from graft_envs.games.word_grid import PlacedWord, draw
-from graft_envs.games.wordsearch import ends
+from graft_envs.games.wordsearch import format_ends
 
 pytestmark = [pytest.mark.peer, pytest.mark.filterwarnings("ignore")]
 gem = pytest.importorskip("gem")
@@ -147,7 +147,9 @@ def load_word_search(theirs: Any, seed: int) -> Any:
     ours.reset(seed=seed)
     ours.side = len(theirs.game_board)
     ours.lines = draw(["".join(row) for row in theirs.game_board])
-    ours.hidden = {ends(PlacedWord(word, *at)): word for word, at in theirs.placed_words.items()}
+    ours.hidden = {
+        format_ends(PlacedWord(word, *at)): word for word, at in theirs.placed_words.items()
+    }
     return ours
 
 

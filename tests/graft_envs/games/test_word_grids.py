@@ -22,7 +22,7 @@ from graft_envs.games.word_grid import (
     lay_out,
     put,
 )
-from graft_envs.games.wordsearch import WordSearch, candidates, ends
+from graft_envs.games.wordsearch import WordSearch, candidates, format_ends
 
 WORDS = ("CAT", "TEA", "ANT", "LAMP", "PLUM", "STONE", "RIVER", "GARDEN", "CASTLE")
 
@@ -89,8 +89,8 @@ def test_drawn_cells_can_be_read_and_overwritten():
 
 def test_cells_and_ends_of_a_word():
     assert PlacedWord("CAT", 2, 5, DOWN).cells() == [(2, 5), (3, 5), (4, 5)]
-    assert ends(PlacedWord("CAT", 2, 5, DOWN)) == "2 5 4 5"
-    assert ends(PlacedWord("CAT", 2, 5, ACROSS)) == "2 5 2 7"
+    assert format_ends(PlacedWord("CAT", 2, 5, DOWN)) == "2 5 4 5"
+    assert format_ends(PlacedWord("CAT", 2, 5, ACROSS)) == "2 5 2 7"
 
 
 def test_the_clue_list_is_sound():

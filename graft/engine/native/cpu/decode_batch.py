@@ -62,7 +62,7 @@ class SharedPrefix:
     dense: dict[int, Dense] = field(default_factory=dict[int, Dense])
 
     def attend(self, q: Tensor, keys: Tensor, values: Tensor) -> list[Tile]:
-        """Of q [S, K, G, d] over keys and values [g, K, L, d]."""
+        """Compute the attention of q [S, K, G, d] over keys and values [g, K, L, d]."""
         rows = even_rows(self.siblings.pad(q).transpose(1, 2).flatten(2, 3))  # [g, K, R*G, d]
         found = attend_tiles(rows, keys, values, None)
         return [
@@ -253,12 +253,12 @@ class DecodeCache:
             table = layout.table([group.members[0] for group in groups])[:, :skip]
             prefix = SharedPrefix(layout.padding(sizes), layout.tiles(table))
         starts = np.full(len(members), skip * layout.tree.pages.size)
-        return DecodeBatch(starts, *self._own(members, skip), prefix, keep)
+        return DecodeBatch(starts, *self._suffix_tiles(members, skip), prefix, keep)
 
-    def _own(self, sequences: list[Sequence], skip: int) -> tuple[Tensor, Tensor]:
+    def _suffix_tiles(self, sequences: list[Sequence], skip: int) -> tuple[Tensor, Tensor]:
         """Tiles [S*K, P] and bias [S, 1, 1, L] of the pages after the first `skip` of each."""
         layout, size = self.layout, self.layout.tree.pages.size
         table = layout.table(sequences)[:, skip:]
         lengths = np.array([sequence.cached + 1 for sequence in sequences]) - skip * size
-        seen = np.arange(table.shape[1] * size) < lengths[:, None]
-        return layout.tiles(table), layout.bias(seen)[:, None, None]
+        is_visible = np.arange(table.shape[1] * size) < lengths[:, None]
+        return layout.tiles(table), layout.bias(is_visible)[:, None, None]

@@ -87,7 +87,7 @@ class CpuRunner:
     def _draw_from(
         self, logits: Tensor, requests: list[SampleRequest], subset: HeadSubset | None
     ) -> list[Draw]:
-        """From logits of the whole head, or of the columns of `subset`."""
+        """Draw from logits of the whole head, or of the columns of `subset`."""
         if any(request.sampling.repetition_penalty != 1 for request in requests):
             logits = self._penalize(logits, requests, subset)
         forbidden = None if subset is not None else self.masks.forbidden_to_all(requests)

@@ -80,7 +80,7 @@ class DecodeState:
         self.results = zeros(3, MAX_STEPS, rows)  # action, log-prob, entropy
         self.row = torch.arange(rows, dtype=torch.int64, device=device)
         self._width = width
-        self._seen: Tensor | None = None
+        self._context_mask: Tensor | None = None
         self._items: dict[int, Tensor] = {}
         self._stops: dict[int, Tensor] = {}
 
@@ -97,12 +97,12 @@ class DecodeState:
         return self._stops[count]
 
     @property
-    def seen(self) -> Tensor:
+    def context_mask(self) -> Tensor:
         """[B, V] bool: the tokens of each row's context, for the repetition penalty."""
-        if self._seen is None:
+        if self._context_mask is None:
             shape = (len(self.row), self._width)
-            self._seen = torch.zeros(shape, dtype=torch.bool, device=self.device)
-        return self._seen
+            self._context_mask = torch.zeros(shape, dtype=torch.bool, device=self.device)
+        return self._context_mask
 
     def clear(self, key: GraphKey) -> None:
         """No row is alive and no work item is left of an earlier burst: a step then changes nothing."""
@@ -179,7 +179,7 @@ class DecodeState:
                 for row, sequence in enumerate(sequences)
                 for token in set(sequence.tokens)
             ]
-            self.seen.zero_().view(-1)[torch.tensor(columns, device=self.device)] = True
+            self.context_mask.zero_().view(-1)[torch.tensor(columns, device=self.device)] = True
 
 
 class BurstSegment(NamedTuple):

@@ -233,7 +233,7 @@ class CudaRunner:
         else:
             whole, logits = logits_in_rows(*self.decoder.biased(hidden), self.decoder.order)
         if key.is_penalized:
-            logits = penalize(logits, decode_state.seen, decode_state.penalty)
+            logits = penalize(logits, decode_state.context_mask, decode_state.penalty)
         inputs = (logits, state, decode_state.inv_temperature, stops)
         allowed = self.masks.allowed
         floors = None
@@ -252,7 +252,7 @@ class CudaRunner:
         if scores is not None:
             scores.replace(decode_state, whole, logits.shape[1])
         if key.is_penalized:  # the next input of each row
-            decode_state.seen.scatter_(1, state[DrawField.TOKEN, :, None], True)
+            decode_state.context_mask.scatter_(1, state[DrawField.TOKEN, :, None], True)
 
 
 def batch_size(rows: int) -> int:

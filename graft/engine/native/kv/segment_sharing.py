@@ -41,10 +41,10 @@ def share_segments(table: Ints, lengths: Ints, group: int, kv_heads: int) -> Pag
     sharing = find_sharing(table[:, SEGMENT - 1 :: SEGMENT], group, kv_heads, 0, order, (1, 2))
     sharing.items[:, 4] = SEGMENT
     most = min(sharing.tile_rows // group, max(len(table) * kv_heads // PROGRAMS, 1))
-    begun = _begun(table[order], sharing.tails, most)
-    for row, rows, *_ in begun.tolist():
+    partial = _partial_segments(table[order], sharing.tails, most)
+    for row, rows, *_ in partial.tolist():
         sharing.tails[row : row + rows] += 1
-    sharing.items = np.concatenate([sharing.items, begun])
+    sharing.items = np.concatenate([sharing.items, partial])
     pages = -(-lengths[order] // BLOCK)
     sharing.tail_rows = _tail_rows(pages, sharing.tails * SEGMENT, min(most, MAX_TAIL_ROWS))
     return sharing
@@ -79,7 +79,7 @@ def _turns(pages: Ints, firsts: Ints, count: int) -> int:
     return PROGRAM_TURNS * len(edges) + int((rows * np.maximum(last - first, 0)).sum())
 
 
-def _begun(table: Ints, tails: Ints, most: int) -> Ints:
+def _partial_segments(table: Ints, tails: Ints, most: int) -> Ints:
     """Items, of 2 to `most` neighbours that share pages of the first segment of their tails."""
     columns = np.minimum(tails[:, None] * SEGMENT + np.arange(SEGMENT - 1), table.shape[1] - 1)
     pages = np.take_along_axis(table, columns, axis=1)
@@ -98,5 +98,5 @@ def _begun(table: Ints, tails: Ints, most: int) -> Ints:
 
 
 def num_segments(length: int) -> int:
-    """Of a sequence."""
+    """The number of segments of a sequence."""
     return -(-length // (SEGMENT * BLOCK))

@@ -36,7 +36,7 @@ BUSY = 264
 
 @dataclass(slots=True)
 class PageSharing:
-    """For rows in `order`: where the tail of each begins, and the spans before it."""
+    """The start of each row's tail, and the spans before it, for rows in `order`."""
 
     order: Ints
     tails: Ints

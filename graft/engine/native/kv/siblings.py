@@ -21,7 +21,7 @@ class SiblingGroup:
     members: list[Sequence]
 
     def num_pages(self) -> int:
-        """To read: the common ones, and those of each member."""
+        """The number of pages to read: the common ones, and those of each member."""
         longest = max(len(member.pages) for member in self.members)
         return self.pages + len(self.members) * (longest - self.pages)
 

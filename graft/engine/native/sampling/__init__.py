@@ -1,1 +1,1 @@
-"""From logits to actions: masks of modes, the sampler, its random numbers, grammars."""
+"""Turn logits into actions: masks of modes, the sampler, its random numbers, grammars."""

@@ -110,7 +110,7 @@ class GrammarFollower:
 
 
 def special_actions(grammar: Grammar, space: ActionSpace) -> dict[int, frozenset[int]]:
-    """By mode, the actions that do more than write themselves and stay in the mode.
+    """The actions of each mode that do more than write themselves and stay in the mode.
 
     Language in which 9 enters a tool: {0: {9, NO_ACTION}}, and all beyond the vocabulary. A mode that
     every action leaves has no entry, nor has any mode of a grammar that is not an `Automaton`.

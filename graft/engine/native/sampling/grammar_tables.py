@@ -34,7 +34,7 @@ MIN_SCRIPT = 256
 
 
 class GrammarTables(NamedTuple):
-    """On the device, at fixed addresses, which captured graphs read."""
+    """The tables on the device, at fixed addresses, which captured graphs read."""
 
     action_column: Tensor  # [V] int32
     table: Tensor  # [3, M, K] int32

@@ -1,4 +1,4 @@
-"""From logits to a token, its log-prob and the entropy, all of the distribution that is drawn from.
+"""Draw a token from logits, with its log-prob and the entropy, all of the distribution that is drawn from.
 
     B rows, V vocabulary
 

@@ -1,4 +1,4 @@
-"""From logits to a token, its log-prob and the entropy in one pass over the logits.
+"""Draw a token, and compute its log-prob and the entropy, in one pass over the logits.
 
     B rows, V vocabulary, C chunks of CHUNK columns
 
