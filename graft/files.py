@@ -1,7 +1,7 @@
 """Files and folders that appear whole or not at all, and append-only logs of JSON objects.
 
-with new_file(Path("table.md")) as aside:    writes .table.md.partial, syncs it, renames it
-    aside.write_text("| set | score |")
+with new_file(Path("table.md")) as staging:    writes .table.md.partial, syncs it, renames it
+    staging.write_text("| set | score |")
 
 log = JsonlLog(Path("samples.jsonl"))        one process owns the file until it closes it
 log.append({"task": "t", "reward": 1.0})     one line; kill -9 loses at most the line being written
@@ -89,20 +89,20 @@ def new_file(path: Path, *, is_shared: bool = False) -> Iterator[Path]:
 
     If the block fails nothing is left of it, and an older `path` is untouched.
     """
-    aside = staging_path(path, is_shared=is_shared)
+    staging = staging_path(path, is_shared=is_shared)
     try:
-        with _changing(Change("write", aside)):
-            yield aside
-        sync(aside)
-        rename(aside, path)
+        with _changing(Change("write", staging)):
+            yield staging
+        sync(staging)
+        rename(staging, path)
     finally:
         with suppress(OSError):
-            aside.unlink(missing_ok=True)
+            staging.unlink(missing_ok=True)
 
 
 def write_text(path: Path, text: str) -> None:
-    with new_file(path) as aside:
-        aside.write_text(mask_values(text), encoding="utf-8")
+    with new_file(path) as staging:
+        staging.write_text(mask_values(text), encoding="utf-8")
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
@@ -118,46 +118,46 @@ def new_folder(path: Path, *, is_shared: bool = False, is_durable: bool = True) 
     is_shared   other processes may write the same path now: the first wins, the others get OSError
     is_durable  sync everything to the disk: the folder is also whole after a power cut
     """
-    aside = make_aside(path, is_shared=is_shared)
+    staging = make_staging(path, is_shared=is_shared)
     try:
-        yield aside
+        yield staging
         if is_durable:
-            for file in aside.rglob("*"):
+            for file in staging.rglob("*"):
                 if file.is_file():
                     sync(file)
         if not is_shared:
-            put_in_place(aside, path, is_durable=is_durable)
+            put_in_place(staging, path, is_durable=is_durable)
         else:
             if is_durable:
-                _sync_folders(aside)
-            rename(aside, path)
+                _sync_folders(staging)
+            rename(staging, path)
             if is_durable:
                 sync(path.parent)
     finally:
-        shutil.rmtree(aside, ignore_errors=True)
+        shutil.rmtree(staging, ignore_errors=True)
 
 
-def make_aside(path: Path, *, is_shared: bool = False) -> Path:
-    """The empty folder aside of `path`; what a killed process left there is removed."""
-    aside = staging_path(path, is_shared=is_shared)
-    remove(aside)
-    aside.mkdir(parents=True)
-    return aside
+def make_staging(path: Path, *, is_shared: bool = False) -> Path:
+    """Make the empty staging directory of `path`; what a killed process left there is removed."""
+    staging = staging_path(path, is_shared=is_shared)
+    remove(staging)
+    staging.mkdir(parents=True)
+    return staging
 
 
-def put_in_place(aside: Path, path: Path, *, is_durable: bool = True) -> None:
+def put_in_place(staging: Path, path: Path, *, is_durable: bool = True) -> None:
     """Rename a folder to `path`; an older `path` is removed afterwards, or restored on failure.
 
     is_durable   the names of the files in it are on the disk before it has its own, then that one
     """
     if is_durable:
-        _sync_folders(aside)
+        _sync_folders(staging)
     old = path.with_name(f".{path.name}.replaced{PARTIAL}")
     try:
         if path.exists():
             remove(old)
             rename(path, old)
-        rename(aside, path)
+        rename(staging, path)
         if is_durable:
             sync(path.parent)
     finally:
@@ -275,7 +275,7 @@ class JsonlLog:
 
     def rewrite(self, rows: Iterable[Mapping[str, Any]]) -> None:
         """Replace the whole file by these rows."""
-        with new_file(self.path) as aside, aside.open("wb") as file:
+        with new_file(self.path) as staging, staging.open("wb") as file:
             file.writelines(map(json_line, rows))
         self.close()
         self._file = self._open(0.0)

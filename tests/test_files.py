@@ -13,7 +13,7 @@ from graft.files import (
     JsonlLog,
     append_row,
     free_megabytes,
-    make_aside,
+    make_staging,
     new_file,
     new_folder,
     put_in_place,
@@ -26,17 +26,17 @@ from graft.files import (
 
 def test_a_file_appears_when_its_block_ends(tmp_path):
     path = tmp_path / "a.txt"
-    with new_file(path) as aside:
-        aside.write_text("new")
-        assert aside.name == ".a.txt.partial" and not path.exists()
+    with new_file(path) as staging:
+        staging.write_text("new")
+        assert staging.name == ".a.txt.partial" and not path.exists()
     assert path.read_text() == "new" and list(tmp_path.iterdir()) == [path]
 
 
 def test_a_file_that_fails_leaves_the_older_one(tmp_path):
     path = tmp_path / "a.txt"
     path.write_text("old")
-    with pytest.raises(OSError, match="no space"), new_file(path) as aside:
-        aside.write_text("ne")
+    with pytest.raises(OSError, match="no space"), new_file(path) as staging:
+        staging.write_text("ne")
         raise OSError("no space")
     assert path.read_text() == "old" and list(tmp_path.iterdir()) == [path]
 
@@ -59,17 +59,17 @@ def test_two_writers_of_one_shared_path_do_not_meet(tmp_path):
 def test_a_folder_replaces_an_older_one_whole(tmp_path):
     path = tmp_path / "model"
     for name in ("old", "new"):
-        with new_folder(path) as aside:
-            (aside / name).touch()
+        with new_folder(path) as staging:
+            (staging / name).touch()
     assert [file.name for file in path.iterdir()] == ["new"] and list(tmp_path.iterdir()) == [path]
 
 
 def test_a_folder_that_fails_leaves_the_older_one(tmp_path):
     path = tmp_path / "model"
-    with new_folder(path) as aside:
-        (aside / "old").touch()
-    with pytest.raises(KeyboardInterrupt), new_folder(path) as aside:
-        (aside / "half").touch()
+    with new_folder(path) as staging:
+        (staging / "old").touch()
+    with pytest.raises(KeyboardInterrupt), new_folder(path) as staging:
+        (staging / "half").touch()
         raise KeyboardInterrupt
     assert [file.name for file in path.iterdir()] == ["old"] and list(tmp_path.iterdir()) == [path]
 
@@ -181,10 +181,10 @@ def test_every_change_is_announced_before_and_after(tmp_path, monkeypatch):
 
 
 def test_the_names_in_a_folder_are_on_the_disk_before_it_has_its_own(tmp_path, monkeypatch):
-    aside = make_aside(tmp_path / "model")
-    (aside / "inner").mkdir()
+    staging = make_staging(tmp_path / "model")
+    (staging / "inner").mkdir()
     seen = changes_of(monkeypatch)
-    put_in_place(aside, tmp_path / "model")
+    put_in_place(staging, tmp_path / "model")
     assert [one[1:] for one in seen[::2]] == [
         ("sync", "inner"),
         ("sync", ".model.partial"),

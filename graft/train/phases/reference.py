@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from graft.files import make_aside, put_in_place
+from graft.files import make_staging, put_in_place
 from graft.models.policy import save_policy
 from graft.train.model import load_reference
 from graft.train.phases.context import RunContext
@@ -22,9 +22,9 @@ def keep_policy(run: RunContext, name: str) -> None:
     """Save the policy's present weights in the run's folder `name`."""
     path = run.folder.path / name
     with out_of_disk(run.folder.path):
-        aside = make_aside(path) if run.processes.is_first else None
+        staging = make_staging(path) if run.processes.is_first else None
         source = run.writer.source or None
-        save_policy(run.components.policy, aside, special={}, source=source)
-        if aside is not None:
-            put_in_place(aside, path)
+        save_policy(run.components.policy, staging, special={}, source=source)
+        if staging is not None:
+            put_in_place(staging, path)
         run.processes.barrier("the reference model")

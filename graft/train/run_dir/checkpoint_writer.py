@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from graft.deadlines import waiting
-from graft.files import make_aside, put_in_place, remove, staging_path, write_json
+from graft.files import make_staging, put_in_place, remove, staging_path, write_json
 from graft.models.io.save import ids_of
 from graft.models.lora.files import save_adapters
 from graft.models.policy import host_copy, save_policy
@@ -76,22 +76,22 @@ class CheckpointWriter:
         if target == self._newest:  # `finish` has just completed it
             return
         self._refuse_unusable(target.name, learner)
-        aside = staging_path(target)
+        staging = staging_path(target)
         with out_of_disk(self.folder.parent):
             if self.processes.is_first:
-                make_aside(target)
-                write_ahead(aside, ahead or {})
+                make_staging(target)
+                write_ahead(staging, ahead or {})
             self.processes.barrier("the folder of the checkpoint")
             try:
                 saved = {"phase": phase, "step": step, **state}
                 if self.later:
-                    self._writing = target, self._write_later(aside, learner, saved)
+                    self._writing = target, self._write_later(staging, learner, saved)
                 else:
-                    self._write(aside, learner, saved)
+                    self._write(staging, learner, saved)
                     self._name(target)
             finally:
                 if self._writing is None and self.processes.is_first:
-                    shutil.rmtree(aside, ignore_errors=True)
+                    shutil.rmtree(staging, ignore_errors=True)
 
     def _refuse_unusable(self, name: str, learner: Learner) -> None:
         """A checkpoint that cannot be resumed must not replace one that can."""
@@ -134,15 +134,17 @@ class CheckpointWriter:
         self.processes.barrier("the checkpoint to have its name")
         self._newest = target
 
-    def _write(self, aside: Path, learner: Learner, state: Mapping[str, Any]) -> None:
+    def _write(self, staging: Path, learner: Learner, state: Mapping[str, Any]) -> None:
         with self.processes.together("the weights, gathered for the checkpoint"):
-            self._write_model(aside, learner.policy)
+            self._write_model(staging, learner.policy)
         with self.processes.together("the optimizer's state of all ranks"):
-            save_tensors(tensors_of(learner), aside / TRAINER_FOLDER, self.processes.rank)
+            save_tensors(tensors_of(learner), staging / TRAINER_FOLDER, self.processes.rank)
         if self.processes.is_first:
-            self._write_rest(aside, _small(learner), state, learner)
+            self._write_rest(staging, _small(learner), state, learner)
 
-    def _write_later(self, aside: Path, learner: Learner, state: Mapping[str, Any]) -> Future[Any]:
+    def _write_later(
+        self, staging: Path, learner: Learner, state: Mapping[str, Any]
+    ) -> Future[Any]:
         """Copy what training changes, then write it on a thread."""
         small = _small(learner)
         tensors = copied(tensors_of(learner))
@@ -150,39 +152,39 @@ class CheckpointWriter:
             policy = host_copy(learner.policy, keep=self.processes.is_first)
         state = json.loads(json.dumps(state))
         if learner.lora is not None and self.processes.is_first:
-            save_adapters(learner.lora, aside / ADAPTER_FOLDER)  # small
+            save_adapters(learner.lora, staging / ADAPTER_FOLDER)  # small
 
         def write() -> None:
             if policy is not None:
-                self._write_model(aside, policy)
-                self._write_rest(aside, small, state, None)
-            save_tensors(tensors, aside / TRAINER_FOLDER, self.processes.rank)
+                self._write_model(staging, policy)
+                self._write_rest(staging, small, state, None)
+            save_tensors(tensors, staging / TRAINER_FOLDER, self.processes.rank)
 
         return self._thread.submit(write)
 
-    def _write_model(self, aside: Path, policy: Any) -> None:
+    def _write_model(self, staging: Path, policy: Any) -> None:
         """The Hugging Face folder; a collective operation for a split policy."""
         save_policy(
             policy,
-            aside if self.processes.is_first else None,
+            staging if self.processes.is_first else None,
             special=ids_of(self.tokenizer, self.turn_ends),
             source=self.source or None,
         )
 
     def _write_rest(
         self,
-        aside: Path,
+        staging: Path,
         small: Mapping[str, Any],
         state: Mapping[str, Any],
         learner: Learner | None,
     ) -> None:
-        self.tokenizer.save(aside)
+        self.tokenizer.save(staging)
         if self.names:
-            write_json(aside / ACTION_NAMES, {"actions": list(self.names)})
+            write_json(staging / ACTION_NAMES, {"actions": list(self.names)})
         if learner is not None and learner.lora is not None:
-            save_adapters(learner.lora, aside / ADAPTER_FOLDER)
-        save_small(small, aside / TRAINER_FOLDER)
-        write_json(aside / "state.json", dict(state))
+            save_adapters(learner.lora, staging / ADAPTER_FOLDER)
+        save_small(small, staging / TRAINER_FOLDER)
+        write_json(staging / "state.json", dict(state))
 
 
 def _small(learner: Learner) -> dict[str, Any]:
