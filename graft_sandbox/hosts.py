@@ -15,6 +15,7 @@ import tempfile
 import threading
 from collections.abc import Collection, Sequence
 from importlib.metadata import entry_points
+from itertools import chain
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
@@ -274,8 +275,8 @@ def hidden_below(
 
 def task_packages() -> set[str]:
     """Installed packages whose environments graft finds by their entry points."""
-    groups = ("graft.envs", "graft.env_tables")
-    return {one.module.partition(".")[0] for group in groups for one in entry_points(group=group)}
+    listed = chain(entry_points(group="graft.envs"), entry_points(group="graft.env_tables"))
+    return {entry.module.partition(".")[0] for entry in listed}
 
 
 def packages_in(folder: str, names: Collection[str]) -> list[str]:

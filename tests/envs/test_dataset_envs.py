@@ -62,8 +62,7 @@ def test_the_table_has_every_id_and_names_what_it_needs():
         "math": 7,
         "qa": 2,
         "logic": 5,
-        "code": 3,
-        "eval": 14,
+        "eval": 13,
     }
     assert ENVS["math:GSM8K"].needs == ("data:axon-rl/GSM-8k",)
     assert ENVS["eval:CodeContest"].needs == ("data:axon-rl/CodeContest", "sandbox")

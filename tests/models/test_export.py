@@ -274,7 +274,7 @@ def test_an_existing_folder_is_kept_unless_forced(tmp_path: Path, export: Any) -
     done(export, source, "--out", out, "--force")  # shards too are what an export writes
     assert contents(out) == before
     code, _, complained = export(source, "--out", source, "--force")
-    assert code == 1 and "holds what is exported" in complained
+    assert code == 2 and "holds what is exported" in complained
     assert (source / "model.safetensors").exists()
     assert not list(tmp_path.glob(".*"))
 
