@@ -417,7 +417,8 @@ def test_what_is_wrong_in_a_worker_is_all_that_is_on_the_screen(place: Path, clu
         rf"graft: worker 0 \(pid \d+ on {host}\) cannot start: env 'letters:Letters': Letters "
         r"\(letters.py:\d+\) raised ConfigError: wrong=value: letters are out at letters.py:\d+ .*"
     )
-    assert re.fullmatch(expected, text.strip()), text
+    shown = text.removeprefix("graft train: loading libraries\n")  # on a slow machine
+    assert re.fullmatch(expected, shown.strip()), text
     assert process.returncode == 1
 
 

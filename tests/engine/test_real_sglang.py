@@ -92,7 +92,8 @@ def test_log_probs_are_those_of_the_weights_that_were_sent(
         engine.load(hf_names(decoder_of(version)), version)
         for temperature in (1.0, 0.7):
             found = sample(engine, PROMPT, temperature=temperature, max_tokens=12)
-            assert (found.version, found.finish) == (version, Finish.LENGTH)
+            # the server draws, and may draw the end
+            assert found.version == version and found.finish in (Finish.LENGTH, Finish.STOP)
             tokens = PROMPT + found.tokens
             want = logprobs(version, tokens, len(PROMPT), temperature)
             assert (torch.tensor(found.logprobs) - want).abs().max() < 1e-4

@@ -95,13 +95,24 @@ def test_a_signal_ends_code_that_never_gives_the_loop_back(env, number: signal.S
 
 
 def test_a_thread_that_hangs_is_left_behind_when_the_collector_closes():
-    hangs = short(lambda: Sleeping(30.0))
+    release = threading.Event()
+
+    class Held(Echo):
+        def respond(self, action: str):
+            release.wait(60.0)
+            return super().respond(action)
+
+    hangs = short(Held)
     collector = AsyncCollector(CollectorConfig(hangs, hangs, independent(1)))
     collector.submit(RolloutRequest(TASKS, "a step"))
     time.sleep(1.0)
     started = time.monotonic()
     collector.close()
     assert time.monotonic() - started < 20.0
+    release.set()  # a thread that still hangs is reported in the output of later tests
+    while any(thread.name == "graft-rollouts" for thread in threading.enumerate()):
+        assert time.monotonic() - started < 60.0
+        time.sleep(0.05)
 
 
 HANGING = """
