@@ -18,8 +18,9 @@ from __future__ import annotations
 
 import tomllib
 import warnings
-from collections.abc import Iterator, Mapping, MutableMapping
-from functools import cache
+from collections import UserDict
+from collections.abc import Mapping
+from functools import cache, cached_property
 from importlib.metadata import entry_points
 from typing import Any
 
@@ -58,25 +59,24 @@ def _groups_of_checkout() -> Mapping[str, Mapping[str, str]] | None:
     return project.get("entry-points", {}) if project.get("name") == DISTRIBUTION else None
 
 
-class Table(MutableMapping[str, Any]):
+class Table(UserDict[str, Any]):
     """A table of parts by name: graft's own, and those of installed packages as "module:attr".
 
     Entry points are looked up when the table is first used, so that `import graft` stays quick.
     """
 
     def __init__(self, group: str, own: Mapping[str, Any]) -> None:
-        self.group = group
-        self._own = own
-        self._parts: dict[str, Any] | None = None
-        self._foreign: frozenset[str] = frozenset()
+        self.group, self._own = group, own
 
-    @property
-    def parts(self) -> dict[str, Any]:
-        if self._parts is None:
-            found = {name: part for name, part in self.find().items() if name not in self._own}
-            self._foreign = frozenset(n for n, part in found.items() if not is_ours(_module(part)))
-            self._parts = {**self._own, **found}
-        return self._parts
+    @cached_property
+    def data(self) -> dict[str, Any]:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Every part; `UserDict` reads and changes it."""
+        return {**self._own, **self.find(), **self._own}  # its own come first, and win
+
+    @cached_property
+    def _foreign(self) -> set[str]:
+        brought = self.find().items()
+        return {name for name, part in brought if not is_ours(_module(part))} - set(self._own)
 
     def find(self) -> Mapping[str, Any]:
         """What the packages beside graft and other installed ones bring."""
@@ -84,28 +84,7 @@ class Table(MutableMapping[str, Any]):
 
     def is_foreign(self, name: str) -> bool:
         """Whether the part is of an installed package that is not graft's."""
-        return name in self.parts and name in self._foreign
-
-    def __getitem__(self, name: str) -> Any:
-        return self.parts[name]
-
-    def __setitem__(self, name: str, part: Any) -> None:
-        self.parts[name] = part
-
-    def __delitem__(self, name: str) -> None:
-        del self.parts[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.parts)
-
-    def __len__(self) -> int:
-        return len(self.parts)
-
-    def __contains__(self, name: object) -> bool:
-        return name in self.parts
-
-    def __repr__(self) -> str:
-        return f"Table({self.group!r}, {len(self)} parts)"
+        return name in self._foreign
 
 
 def _module(part: Any) -> str:

@@ -17,7 +17,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 synonyms: Mapping[str, str] = {}
 """Arguments of other libraries -> the key of a recipe that means the same; `graft.api` fills it."""
 CALLS = ("load", "Engine", "Learner", "collect", "evaluate", "generate")
-"""Where an argument may belong that was given to another of them."""
+"""Functions to which an argument may belong that was given to another of them."""
 
 
 def explain_arguments(target: F, hint: str = "") -> F:

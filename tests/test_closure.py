@@ -13,7 +13,7 @@ from functools import cache
 from tests.test_floors import ROOT, imports, room_of, whole_package
 
 MAX_FILES, MAX_LINES = 80, 12_000
-"""Of `graft.train.rl`, the page of the step."""
+"""The limits of `graft.train.rl`, the page of the step."""
 
 FILES = whole_package()
 

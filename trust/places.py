@@ -1,4 +1,4 @@
-"""Where an oddity can come from: an environment, a tool, a reward, an agent, a posted reward, a request.
+"""The places an oddity can come from: an environment, tool, reward, agent, posted reward or request.
 
 `PLACES["reward"](math.nan)` collects two attempts, of which the reward of one is not a number.
 """

@@ -195,7 +195,7 @@ def main(arguments: list[str] | None = None) -> Report:
 
 
 def figures(rows: list[Row], table: str) -> list[Figure]:
-    """Of the rows that were measured; a later run replaces those of the same names."""
+    """The figures of the rows that were measured; a later run replaces those of the same names."""
     return [
         Figure(
             f"{table}.{slug(row.name)}", row.name, row.value, row.unit, tuple(row.rounds), row.note

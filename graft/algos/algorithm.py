@@ -24,7 +24,7 @@ class Algorithm:
 
     preset: Preset
     branch: Callable[[Any], Awaitable[None]]
-    """Where episodes fork; the rollout calls it with an episode in progress."""
+    """It decides where episodes fork; the rollout calls it with an episode in progress."""
     shape: Shaping
     """Rewards before credit."""
     credit: Chain

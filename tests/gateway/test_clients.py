@@ -44,7 +44,7 @@ pytestmark = [
 ]
 
 VARIABLES = ("CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC", "DISABLE_AUTOUPDATER")
-"""Of Claude Code, which a recipe names in agent.variables."""
+"""The variables of Claude Code, which a recipe names in agent.variables."""
 
 
 class Bench:

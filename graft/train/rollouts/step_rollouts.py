@@ -17,8 +17,8 @@ class StepRollouts:
     seconds: float = 0.0
     """The time that the step waited for them; 0: not known."""
     cursor: int = 0
-    """Of the task stream behind them."""
+    """The place in the task stream after them."""
     is_async: bool = False
     """Whether they were collected while other steps learned."""
     metrics: dict[str, float] = field(default_factory=dict[str, float])
-    """Of the collector, the engine, and the environments of a mix."""
+    """Metrics of the collector, the engine, and the environments of a mix."""
