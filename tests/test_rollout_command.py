@@ -111,7 +111,7 @@ def test_a_model_takes_the_environment_that_is_named(folder: Path, tmp_path: Pat
     ("arguments", "message"),
     [
         (["nowhere"], "no run or model at 'nowhere'.*nor a run of that name in runs/"),
-        (["a", "--n", "2", "--greedy"], "2 greedy attempts at a task are 2 times the same"),
+        (["a", "--n", "2", "--greedy"], "2 greedy attempts at a task"),
         (["a", "--task", "1+1=", "--seed", "3"], "--task and --seed 3 each choose a task"),
         (["a", "--task", " "], "--task is empty"),
         (["a", "--greedy", "--temperature", "0.5"], "exclude each other"),

@@ -7,13 +7,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 from graft.api.engine import PolicyEngine, engine_of
 from graft.api.environments import EnvLike, as_task, check_tasks, env_maker
 from graft.api.progress import ProgressLine
 from graft.api.settings import settings
 from graft.recipe.attempt_keys import EnvItem
+from graft.rollout.options import RolloutOptions
 from graft.signatures import explain_arguments
 from graft.types import Episode, Task
 from graft.user_code import UserCodeError, describe_value
@@ -133,28 +134,28 @@ async def acollect(
 
     engine = engine_of(engine, "collect")
     policy = engine.policy
-    if temperature == 0 and samples != 1:
-        raise UserCodeError(
-            f"temperature=0 makes {samples} greedy attempts at a task, all of them the same; give a "
-            "temperature, or samples=1"
-        )
-    window = policy.model.shape.max_positions
+    options = RolloutOptions(
+        tasks=tasks if _is_number(tasks) else None,
+        samples=samples,
+        seed=seed,
+        temperature=temperature,
+        top_p=top_p,
+        top_k=top_k,
+        max_tokens=max_tokens,
+        max_turns=max_turns,
+        max_context=min(4096, policy.model.shape.max_positions)
+        if max_context is None
+        else max_context,
+    )
     rollout = {
-        "samples": samples,
-        "branch": branch,
-        "temperature": temperature or 1.0,
-        "top_p": top_p,
-        "top_k": top_k,
+        **options.given("tasks", "samples", "top_p", "top_k", *options.LIMITS),
+        "temperature": options.temperature_or(1.0) or 1.0,  # a recipe's is never greedy
         "min_p": 0.0,
-        "max_tokens": max_tokens,
-        "max_turns": max_turns,
-        "max_context": min(4096, window) if max_context is None else max_context,
+        "branch": branch,
         "concurrency": concurrency,
         "deadline": deadline,
     }
-    rollout |= {"tasks": tasks} if _is_number(tasks) else {}
-    task = {"reward": reward or "", "agent": ""}
-    config = settings(policy.config, rollout=rollout, task=task)
+    config = settings(policy.config, rollout=rollout, task={"reward": reward or "", "agent": ""})
     refuse_truncation(config, next(iter(branch), "") if isinstance(branch, Mapping) else branch)
     name, make_env = env_maker(env, policy.tokenizer)
     check_calls(config, policy.actions, make_env, [EnvItem(env=name)])
@@ -170,7 +171,7 @@ async def acollect(
         agents = None if agent is None else _agents_of(agent)
         setup = replace(
             setup,
-            sampling=replace(setup.sampling, temperature=temperature),
+            sampling=options.sampling(),
             salt=(engine.seed if seed is None else seed) * TRAIN_SEEDS + step,
             samples=config.rollout.samples,
             self_play=True,
@@ -209,7 +210,7 @@ def _agents_of(agent: AgentLike) -> AgentAttempts:
     return AgentAttempts(make_program(agent), GatewayAddress(), **options)
 
 
-def _is_number(tasks: Any) -> bool:
+def _is_number(tasks: Any) -> TypeGuard[int]:
     if isinstance(tasks, int) and not isinstance(tasks, bool):
         return True
     if isinstance(tasks, Sequence) and not isinstance(tasks, str):

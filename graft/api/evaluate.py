@@ -15,15 +15,14 @@ from graft.api.environments import EnvLike, env_maker
 from graft.api.policy import Policy, load
 from graft.api.progress import ProgressLine
 from graft.api.settings import settings
-from graft.config import Config, ConfigError, load_config
+from graft.config import Config, load_config
 from graft.evaluate.estimates import Estimate
-from graft.evaluate.eval_spec import EvalSpec
 from graft.evaluate.task_set import TaskSet
-from graft.evaluate.task_sets import read_sets
 from graft.signatures import explain_arguments
 from graft.user_code import UserCodeError, describe_value
 
 if TYPE_CHECKING:
+    from graft.evaluate.eval_spec import EvalSpec
     from graft.evaluate.table import ScoreTable
 
 
@@ -120,22 +119,35 @@ def evaluate(
     progress     None: a line in a terminal or a notebook; True or False: always, never
     trust        run code that the settings of a stranger's run name
     """
-    from graft.evaluate.evaluator import pose, temperature_of
-    from graft.evaluate.run import prompted, refuse_actions, with_given
-    from graft.train.build import sampling_of
+    from graft.evaluate.eval_spec import make_spec
+    from graft.evaluate.evaluator import pose
+    from graft.evaluate.options import EvalOptions
     from graft.trust.ownership import settings_from
 
     if isinstance(k, str) or not isinstance(k, int | Iterable | None):
         raise UserCodeError(
             f"k is {describe_value(k)}; give a whole number from 1, or several: k=(1, 8)"
         )
-    ks = [] if k is None else sorted({k} if isinstance(k, int) else set(k))
-    for name, value in {"k": ks[0] if ks else k, "samples": samples, "tasks": tasks}.items():
-        if value is not None and (not isinstance(value, int) or value < 1):
-            raise UserCodeError(f"{name} is {describe_value(value)}; give a whole number from 1")
-    samples = ks[-1] if samples is None and ks else samples
-    if samples is not None and ks and ks[-1] > samples:
-        raise UserCodeError(f"k={ks[-1]} needs as many attempts per task, and samples={samples}")
+    named = on if isinstance(on, str) else ""
+    labels = [one.partition("=")[0].strip() for one in named.split(",") if data and one.strip()]
+    options = EvalOptions(
+        on=named,
+        args=[f"{label}.data={data}" for label in labels],
+        k=[] if k is None else [k] if isinstance(k, int) else [*k],
+        tasks=tasks,
+        samples=samples,
+        temperature=temperature,
+        top_p=top_p,
+        top_k=top_k,
+        min_p=min_p,
+        repetition_penalty=repetition_penalty,
+        solved=solved,
+        prompt=prompt,
+        max_tokens=max_tokens,
+        max_turns=max_turns,
+        max_context=max_context,
+        seed=seed,
+    )
     if isinstance(policy, str | PathLike):
         policy = load(policy, trust=trust)
     if not isinstance(policy, Policy | PolicyEngine):
@@ -143,78 +155,41 @@ def evaluate(
             f"evaluate() takes a Policy, an Engine or a path, not {describe_value(policy)}"
         )
     owner = policy.policy if isinstance(policy, PolicyEngine) else policy
-    typed = [on if isinstance(on, str) else "", reward if isinstance(reward, str) else ""]
+    typed = [named, reward if isinstance(reward, str) else ""]
     with settings_from(owner.settings_file, trust or owner.trust, typed):
-        limits = {"max_tokens": max_tokens, "max_turns": max_turns, "max_context": max_context}
-        config = _config(
-            owner, {name: value for name, value in limits.items() if value is not None}
-        )
-        config = settings(config, run={"seed": seed})
-        given = {
-            "temperature": temperature,
-            "top_p": top_p,
-            "top_k": top_k,
-            "min_p": min_p,
-            "repetition_penalty": repetition_penalty,
-        }
-        config = with_given(config, given)
-        sampling = sampling_of(config, held_out=True)
-        samples = samples or (config.eval.samples if sampling.temperature else 0) or None
-        temperature_of(sampling.temperature, None, samples, "samples=1")
-        refuse_actions(config, True, None, prompt)
-        spec = EvalSpec(
-            config=config,
-            sets=prompted(_sets(owner, on, config, data, reward), prompt),
-            tasks=tasks,
-            samples=samples,
-            sampling=sampling,
-            k=ks or ([samples] if samples else []),
-            solved=solved,
-        )
+        sets = None
+        if not isinstance(on, str):
+            name, build = env_maker(on, owner.tokenizer)
+            sets = [TaskSet(name, name, {}, build=build)]
+        spec = make_spec(_recipe(owner), options, sets=sets)
+        if reward is not None:
+            spec = replace(spec, sets=[replace(one, reward=reward) for one in spec.sets])
         posed = pose(spec, owner.chat)
         total = sum(sum(one.attempts.values()) for one in posed)
         with (
             engine_for(policy, seed) as engine,
             ProgressLine("evaluate", total, "attempts", progress) as line,
         ):
-            return _measured(spec, posed, engine, line)
+            return _measure(spec, posed, engine, line)
 
 
-def _config(policy: Policy, limits: Mapping[str, Any]) -> Config:
+def _recipe(policy: Policy) -> Config:
     """The settings of the run behind a policy, or those of `graft eval` for a model without one."""
     from graft.evaluate.run import PLAIN
     from graft.recipe.admission import NOT_OF_ATTEMPTS
 
-    recipe = policy.recipe
-    if recipe is not None:
-        recipe = load_config(recipe, unused=NOT_OF_ATTEMPTS).as_evaluated()
-        base = settings(policy.config, task=recipe.task.model_dump(), eval=recipe.eval.model_dump())
-        kept = recipe.rollout.model_dump(exclude={"staleness", "branch"})
-        return settings(base, rollout={**kept, **limits}, run=recipe.run.model_dump())
-    window = policy.model.shape.max_positions
-    plain = {**PLAIN["rollout"], "max_context": min(PLAIN["rollout"]["max_context"], window)}
-    return settings(policy.config, rollout={**plain, **limits}, run={"eval_tasks": 0})
+    if policy.recipe is None:
+        limits = PLAIN["rollout"]
+        window = min(limits["max_context"], policy.model.shape.max_positions)
+        rollout = {**limits, "max_context": window}
+        return settings(policy.config, rollout=rollout, run={"eval_tasks": 0})
+    recipe = load_config(policy.recipe, unused=NOT_OF_ATTEMPTS)
+    rollout = recipe.rollout.model_dump(exclude={"staleness", "branch"})
+    sections = {name: getattr(recipe, name).model_dump() for name in ("task", "eval", "run")}
+    return settings(policy.config, rollout=rollout, **sections)
 
 
-def _sets(
-    policy: Policy, on: Any, config: Config, data: str, reward: RewardLike | None
-) -> list[TaskSet]:
-    if isinstance(on, str):
-        if not on and not config.task.env:
-            raise ConfigError(
-                "nothing says what to evaluate on; give on='math500', an environment's id or class, or "
-                "load the policy from a run"
-            )
-        named = [one.partition("=")[0].strip() for one in on.split(",") if data and one.strip()]
-        arguments = [f"{label}.data={data}" for label in named]
-        sets = read_sets(on, arguments, config.task, config.held_out_envs)
-    else:
-        name, build = env_maker(on, policy.tokenizer)
-        sets = [TaskSet(name, name, {}, build=build)]
-    return sets if reward is None else [replace(one, reward=reward) for one in sets]
-
-
-def _measured(
+def _measure(
     spec: EvalSpec, posed: Sequence[Any], engine: PolicyEngine, line: ProgressLine
 ) -> Scores:
     from graft.evaluate.candidates import Candidate

@@ -10,8 +10,8 @@ from typing import Any
 from graft.api.engine import PolicyEngine, engine_for
 from graft.api.environments import Prompt
 from graft.api.policy import Policy, load
+from graft.rollout.options import RolloutOptions
 from graft.signatures import explain_arguments
-from graft.types import Sampling
 from graft.user_code import UserCodeError, describe_value
 
 
@@ -109,7 +109,9 @@ async def agenerate(
     if isinstance(samples, bool) or not isinstance(samples, int) or samples < 1:
         raise UserCodeError(f"samples is {describe_value(samples)}; give a whole number from 1")
     given = _listed(prompts)
-    sampling = Sampling(
+    options = RolloutOptions(
+        samples=samples,
+        seed=seed,
         temperature=temperature,
         top_p=top_p,
         top_k=top_k,
@@ -125,7 +127,7 @@ async def agenerate(
         )
     with engine_for(policy, 0) as engine, engine.sampling() as sampler:
         generator = Generator(sampler, engine.policy.tokenizer, engine.policy.chat)
-        drawn = await generator.complete(given, sampling, n=samples, seed=seed, raw=raw)
+        drawn = await generator.complete(given, options, raw=raw)
     return [
         Generation(prompt=number, **completion)
         for number, completions in enumerate(drawn)

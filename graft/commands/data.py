@@ -146,6 +146,8 @@ def sample(
     """Let a model attempt tasks, and keep its good attempts. They are examples for `graft sft`."""
     from graft.config import ConfigError
     from graft.datagen.rejection_sampling import sample_rows
+    from graft.evaluate.model_source import ModelSource
+    from graft.rollout.options import RolloutOptions
 
     if not out:
         raise ConfigError("--out FILE is missing; give a name that ends in .jsonl or .parquet")
@@ -158,21 +160,12 @@ def sample(
             "give an environment, as `graft envs` lists them", param_hint="ENV"
         )
     sampled = sample_rows(
-        source,
+        ModelSource(source, recipe, changes, endpoint or (), model, api, trust),
         env_id,
         out,
-        tasks=n,
-        samples=samples,
+        RolloutOptions(tasks=n, samples=samples, seed=seed, temperature=temperature),
         keep=keep,
-        recipe=recipe,
-        overrides=changes,
-        temperature=temperature,
-        seed=seed,
         resume=resume,
-        endpoint=endpoint or [],
-        served=model,
-        api=api,
-        trust=trust,
         say=progress,
     )
     typer.echo(json.dumps(sampled.to_json()) if as_json else sampled.sentence)

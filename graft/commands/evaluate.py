@@ -19,6 +19,7 @@ from graft.commands.options import (
     Temperature,
     Trust,
     progress,
+    read_temperature,
 )
 
 
@@ -94,11 +95,11 @@ def evaluate(
 ) -> None:
     """Score models on held-out tasks, as one table. Run it again to complete what is missing."""
     from graft.config import ConfigError
+    from graft.evaluate.model_source import ModelSource
+    from graft.evaluate.options import EvalOptions
     from graft.evaluate.run import evaluate_checkpoints
     from graft.train.monitor.formatting import visible
 
-    if greedy and temperature:
-        raise ConfigError(f"--greedy and --temperature {temperature:g} exclude each other")
     if not math.isfinite(solved):
         raise ConfigError(f"--solved {solved:g}: give the least reward of a right attempt")
     changes = overrides or []
@@ -106,30 +107,26 @@ def evaluate(
     if endpoint and "=" in source and not Path(source).exists():
         source, changes = "", [source, *changes]
     table, folder, compared = evaluate_checkpoints(
-        source,
-        on=on,
-        args=args or [],
-        recipe=recipe,
-        overrides=changes,
+        ModelSource(source, recipe, changes, endpoint or (), model, api, trust),
+        EvalOptions(
+            on=on,
+            args=args or (),
+            k=read_k(k),
+            samples=samples,
+            tasks=tasks,
+            temperature=read_temperature(temperature, greedy),
+            top_p=top_p,
+            top_k=top_k,
+            min_p=min_p,
+            repetition_penalty=repetition_penalty,
+            max_tokens=max_tokens,
+            solved=solved,
+            tools=not no_tools,
+            prompt=prompt,
+        ),
         every_checkpoint=all_checkpoints,
-        tasks=tasks,
-        samples=samples,
-        k=k,
-        solved=solved,
-        temperature=0.0 if greedy else temperature,
-        top_p=top_p,
-        top_k=top_k,
-        min_p=min_p,
-        repetition_penalty=repetition_penalty,
-        max_tokens=max_tokens,
-        tools=not no_tools,
-        prompt=prompt,
-        endpoint=endpoint or [],
-        model=model,
-        api=api,
         against=against,
         name=name,
-        trust=trust,
         say=progress,
     )
     if as_json:
@@ -144,3 +141,16 @@ def evaluate(
         typer.echo(f"graft: {visible(problem)}", err=True)
     if table.problems:
         raise typer.Exit(1)
+
+
+def read_k(text: str) -> list[int]:
+    """
+    >>> read_k("8,1"), read_k("")
+    ([8, 1], [])
+    """
+    from graft.config import ConfigError
+
+    parts = [part.strip() for part in text.split(",") if part.strip()]
+    if not all(part.isdigit() and int(part) for part in parts):
+        raise ConfigError(f"--k {text!r}: give whole numbers of 1 or more, such as 8 or 1,4,8")
+    return [int(part) for part in parts]

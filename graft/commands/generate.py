@@ -45,11 +45,13 @@ def generate(
     """Sample from a model. With --json: tokens, text, log-probs and entropies of every token."""
     from graft.evaluate.generate import Generator, read_variables
     from graft.rollout.event_loop import run
+    from graft.rollout.options import RolloutOptions
     from graft.train.monitor.formatting import visible
     from graft.train.run_dir.checkpoint import latest_model
-    from graft.types import Sampling
 
-    sampling = Sampling(
+    options = RolloutOptions(
+        samples=n,
+        seed=seed,
         temperature=0.0 if greedy else temperature,
         top_k=top_k,
         top_p=top_p,
@@ -67,7 +69,7 @@ def generate(
     )
     if generator.note:
         typer.echo(generator.note, err=True)
-    drawn = run(lambda: generator.complete(prompt, sampling, n=n, seed=seed, raw=raw))
+    drawn = run(lambda: generator.complete(prompt, options, raw=raw))
     if as_json:
         answers = [
             {"prompt": text, "completions": completions}

@@ -31,6 +31,15 @@ EndpointApi = Annotated[
 ]
 
 
+def read_temperature(temperature: float | None, greedy: bool) -> float | None:
+    """`--temperature` and `--greedy`, which is 0."""
+    if greedy and temperature:
+        from graft.config import ConfigError
+
+        raise ConfigError(f"--greedy and --temperature {temperature:g} exclude each other")
+    return 0.0 if greedy else temperature
+
+
 def progress(text: str) -> None:
     """Progress goes to stderr; stdout is for the result."""
     typer.echo(text, err=True)

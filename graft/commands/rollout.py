@@ -17,7 +17,14 @@ from typing import Annotated
 
 import typer
 
-from graft.commands.options import AsJson, ModelRecipe, Overrides, Temperature, Trust
+from graft.commands.options import (
+    AsJson,
+    ModelRecipe,
+    Overrides,
+    Temperature,
+    Trust,
+    read_temperature,
+)
 
 
 def rollout(
@@ -45,25 +52,22 @@ def rollout(
     """Let a trained policy attempt one task with its tools. Prints the conversation."""
     from graft.config import ConfigError
     from graft.datagen.single_task import attempt
+    from graft.evaluate.model_source import ModelSource
+    from graft.rollout.options import RolloutOptions
     from graft.train.monitor.display import Display
     from graft.train.monitor.formatting import visible
 
-    if greedy and temperature:
-        raise ConfigError(f"--greedy and --temperature {temperature:g} exclude each other")
     if task is not None and not task.strip():
         raise ConfigError("--task is empty; write the task, or leave --task out for a held-out one")
     if task and seed is not None:
         raise ConfigError(f"--task and --seed {seed} each choose a task; give one of them")
     made = attempt(
-        source,
+        ModelSource(source, recipe, overrides or (), trust=trust),
+        RolloutOptions(
+            samples=n, seed=seed or 0, temperature=read_temperature(temperature, greedy)
+        ),
         env=env,
-        recipe=recipe,
-        overrides=overrides or [],
         text=task or "",
-        seed=seed or 0,
-        samples=n,
-        temperature=0.0 if greedy else temperature,
-        trust=trust,
     )
     for note in made.notes:
         typer.echo(note, err=True)

@@ -12,76 +12,51 @@ messages without spans.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from graft.config import Config, ConfigError
 from graft.datagen.accepted_rows import RejectionSampling, gather
 from graft.datagen.attempt_log import AttemptLog
-from graft.datagen.model_recipe import config_for, recipe_for
+from graft.datagen.model_recipe import config_for
 from graft.datagen.row_file import check_place
 from graft.datagen.sample_work import SampleWork
 from graft.evaluate.candidates import check_readable, fingerprint
-from graft.evaluate.eval_spec import EndpointSpec
-from graft.evaluate.evaluator import (
-    chat_with,
-    refuse_broken_in,
-    setup_behind,
-    temperature_of,
-)
-from graft.evaluate.run import read_endpoint
+from graft.evaluate.evaluator import chat_with, refuse_broken_in, setup_behind
+from graft.evaluate.model_source import EndpointSpec, ModelSource
 from graft.rollout.filters import read_condition
+from graft.rollout.options import RolloutOptions
 from graft.rollout.setup import RolloutSetup
 from graft.text.chat import Chat
 from graft.train.build import build_run, env_factory, is_chatty
 from graft.train.model import sampling_only
-from graft.train.run_dir.checkpoint import latest_model, located
+from graft.train.run_dir.checkpoint import latest_model
 from graft.train.tasks import TaskStream
 from graft.trust.masking import masked
-from graft.trust.ownership import settings_from
 
 
 def sample_rows(
-    model: str,
+    model: ModelSource,
     env: str,
     out: str,
+    options: RolloutOptions,
     *,
-    tasks: int,
-    samples: int,
     keep: str = "reward>0",
-    recipe: str = "",
-    overrides: Sequence[str] = (),
-    temperature: float | None = None,
-    seed: int | None = None,
     resume: bool = False,
-    endpoint: str | Sequence[str] = "",
-    served: str = "",
-    api: str = "",
-    trust: bool = False,
     say: Callable[[str], None] = print,
 ) -> RejectionSampling:
-    """Attempt `tasks` training tasks `samples` times each; write what `keep` allows to `out`.
-
-    model        a run, a checkpoint or a model; may be "" with an `endpoint`
-    recipe       limits and arguments; empty: those of the run that the model is of, or the defaults
-    temperature  None: the recipe's; 0 is greedy
-    seed         of tasks and draws; None: the recipe's
-    endpoint     a server with OpenAI's API that serves `served`; `api` is completions or chat
-    trust        run code that the recipe of a stranger names
-    """
+    """Attempt training tasks several times each; write what `keep` allows to `out`."""
     path, condition = Path(out), read_condition(keep)
     check_place(path)
-    model = model and str(located(model))
-    server = read_endpoint(model, endpoint, served, api)
-    urls = server.urls if server is not None else ()
-    with settings_from(recipe_for(model, recipe), trust, [model, env, *overrides, *urls]):
-        config = config_for(model, env, recipe, overrides)
-        temperature = temperature_of(
-            config.rollout.temperature, temperature, samples, "--samples 1"
-        )
-        seed = config.run.seed if seed is None else seed
-        weights = latest_model(model) if model else None
+    model = model.locate()
+    server = model.server()
+    tasks, samples = options.tasks or 1, options.samples or 1
+    with model.reading(env):
+        config = config_for(model, env)
+        temperature = options.temperature_or(config.rollout.temperature)
+        seed = config.run.seed if options.seed is None else options.seed
+        weights = latest_model(model.path) if model.path else None
         if weights is not None:
             check_readable(weights)
         config, whose = _sampler_of(config, weights, server)

@@ -12,8 +12,8 @@ from typing import Any
 from graft.config import Config
 from graft.datagen.accepted_rows import Row, why_dead
 from graft.datagen.attempt_log import AttemptLog
-from graft.evaluate.eval_spec import EndpointSpec
 from graft.evaluate.evaluator import DOWN_AFTER, is_servers_fault
+from graft.evaluate.model_source import EndpointSpec
 from graft.rollout.branches.branch import independent
 from graft.rollout.collect import build_episode
 from graft.rollout.failure import concurrently

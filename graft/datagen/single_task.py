@@ -1,30 +1,30 @@
 """Attempts of a trained policy at one task, for reading: `graft rollout`.
 
-    attempt("runs/quickstart", seed=3).episode      task, policy, env, policy, ...: the same path as in a run
+    rollout = attempt(ModelSource("runs/quickstart"), RolloutOptions(seed=3))
+    rollout.episode      task, policy, env, policy, ...: the same path as in a run
 
 The task is a held-out task of the run, numbered as in its evaluation, or a text of the user.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from graft.config import Config, ConfigError
-from graft.datagen.model_recipe import config_for, recipe_for
+from graft.datagen.model_recipe import config_for
 from graft.envs.own_task import own_task
-from graft.evaluate.candidates import check_readable, recipe_of, run_behind
-from graft.evaluate.evaluator import temperature_of
+from graft.evaluate.candidates import check_readable
+from graft.evaluate.model_source import ModelSource
 from graft.protocols import Env
 from graft.rollout.branches.branch import independent
 from graft.rollout.collect import collect
+from graft.rollout.options import RolloutOptions
 from graft.train.build import build_run, sampling_of
 from graft.train.model import sampling_only
-from graft.train.run_dir.checkpoint import latest_model, located
+from graft.train.run_dir.checkpoint import latest_model
 from graft.train.tasks import held_out_task
-from graft.trust.ownership import settings_from
 from graft.types import Episode, Leaf, Task
 
 
@@ -76,36 +76,24 @@ class SingleRollout:
 
 
 def attempt(
-    source: str,
-    *,
-    env: str = "",
-    recipe: str = "",
-    overrides: Sequence[str] = (),
-    text: str = "",
-    seed: int = 0,
-    samples: int = 1,
-    temperature: float | None = None,
-    trust: bool = False,
+    model: ModelSource, options: RolloutOptions, *, env: str = "", text: str = ""
 ) -> SingleRollout:
-    """Let a run's newest checkpoint, or another model, attempt one task `samples` times.
+    """Let a run's newest checkpoint, or another model, attempt one task.
 
-    env          None given: the run's own; of several the first
-    text         a task of one's own instead of the held-out task number `seed`
-    temperature  None: the recipe's; 0 is greedy
-    trust        run code that the recipe of a stranger names
+    options   `seed` is the number of the held-out task
+    env       empty: the run's own; of several the first
+    text      a task of one's own instead of the held-out one
     """
-    path = located(source)
-    with settings_from(recipe_for(str(path), recipe), trust, [env, *overrides]):
-        config = _config(path, env, recipe, overrides)
-        temperature = temperature_of(
-            sampling_of(config, held_out=True).temperature, temperature, samples, "--n 1"
-        )
-        weights = latest_model(source)
+    model = model.locate()
+    with model.reading(env):
+        config = _config(model, env)
+        temperature = options.temperature_or(sampling_of(config, held_out=True).temperature)
+        weights = latest_model(model.path)
         check_readable(weights)
         components = build_run(sampling_only(config, weights), weights=weights)
         setup = components.held_out
         [item] = config.task.envs
-        task = held_out_task(item, seed)
+        task = held_out_task(item, options.seed or 0)
         if text:
             make_env = setup.make_env
 
@@ -118,23 +106,25 @@ def attempt(
             setup = replace(setup, make_env=with_text, reward=None)
         sampling = replace(setup.sampling, temperature=temperature)
         try:
-            [episode] = collect([task], replace(setup, sampling=sampling), independent(samples))
+            [episode] = collect(
+                [task], replace(setup, sampling=sampling), independent(options.samples or 1)
+            )
         finally:
             setup.engine.close()
         return SingleRollout(episode, weights, item.label, temperature, not text, components.notes)
 
 
-def _config(path: Path, env: str, recipe: str, overrides: Sequence[str]) -> Config:
+def _config(model: ModelSource, env: str) -> Config:
     """The recipe of the run, or a model's with `env`."""
-    if not env and not recipe and not recipe_of(run_behind(path)):
+    if not env and not model.recipe_file:
         raise ConfigError(
-            f"'{path}' has no config.yaml of a run, so the environment is unknown; give "
+            f"'{model.path}' has no config.yaml of a run, so the environment is unknown; give "
             "--env ID, as `graft envs` lists them"
         )
-    config = config_for(str(path), env, recipe, overrides)
+    config = config_for(model, env)
     if not config.task.env:
         raise ConfigError(
-            f"the recipe of '{path}' has no environment (task.env); give --env ID, as `graft envs` lists "
-            "them, or use `graft generate` for plain text"
+            f"the recipe of '{model.path}' has no environment (task.env); give --env ID, as `graft envs` "
+            "lists them, or use `graft generate` for plain text"
         )
     return config.of_each_env()[0]

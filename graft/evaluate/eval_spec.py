@@ -10,8 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from graft.config import Config, ConfigError
+from graft.evaluate.benchmarks.arpo import with_prompt
+from graft.evaluate.benchmarks.arpo_prompts import read_prompt
+from graft.evaluate.model_source import EndpointSpec
+from graft.evaluate.options import EvalOptions
 from graft.evaluate.task_set import TaskSet
+from graft.evaluate.task_sets import read_sets
 from graft.rollout.branches.branch import PASS_AT
+from graft.train.build import sampling_of
 from graft.trust.masking import masked
 from graft.types import Sampling
 
@@ -31,30 +37,15 @@ NOT_OF_A_SCORE: dict[str, Any] = {
 
 
 @dataclass(frozen=True, slots=True)
-class EndpointSpec:
-    """The servers that hold the model."""
-
-    urls: tuple[str, ...]
-    model: str
-    api: str
-    """completions or chat; see `graft.engine.remote.openai`."""
-
-
-@dataclass(frozen=True, slots=True)
 class EvalSpec:
     """Everything that a score depends on except the model."""
 
     config: Config
     """With the lengths of evaluation (`Config.as_evaluated`)."""
     sets: list[TaskSet]
-    tasks: int | None
-    """Tasks per set; None: all of a benchmark, else run.eval_tasks."""
-    samples: int | None
-    """Attempts per task; None: as many as its row asks for, else one."""
+    options: EvalOptions
+    """Its `tasks` None: all of a benchmark, else run.eval_tasks; `samples` None, `k` empty: rows decide."""
     sampling: Sampling
-    k: Sequence[int] = (1,)
-    """Of pass@k and maj@k; empty: the numbers of attempts that rows ask for."""
-    solved: float = 1.0
     endpoint: EndpointSpec | None = None
 
     def draws(self, tasks: TaskSet) -> dict[str, Any]:
@@ -94,14 +85,16 @@ class EvalSpec:
         not_held_out   the sets with trained tasks, and why; see `graft.evaluate.trained_rows`
         """
         attempts = "one attempt each" if samples == 1 else f"{samples} attempts each"
-        if self.samples is None and samples > 1:
+        if self.options.samples is None and samples > 1:
             attempts = f"as many attempts as their rows ask for ({PASS_AT}, at most {samples})"
         temperature = self.sampling.temperature
         how = f"at temperature {temperature:g}" if temperature else "greedy"
         for name in self._truncation:
             word = name.replace("_", " " if "penalty" in name else "-")
             how += f", {word} {getattr(self.sampling, name):g}"
-        right = "" if samples == 1 else f"; right means a reward of at least {self.solved:g}"
+        right = (
+            "" if samples == 1 else f"; right means a reward of at least {self.options.solved:g}"
+        )
         tools = "" if all(one.has_tools for one in self.sets) else ", without tools"
         what = "Held-out tasks" if self.config.task.env and not not_held_out else "Tasks"
         trained = "; ".join(f"{label}: {why}" for label, why in not_held_out.items())
@@ -112,21 +105,47 @@ class EvalSpec:
         )
 
 
-def read_k(text: str, samples: int | None) -> tuple[tuple[int, ...], int | None]:
-    """`--k 1,8` and `--samples`: the ks in order, and the attempts per task; neither: the rows decide.
+def make_spec(
+    config: Config,
+    options: EvalOptions,
+    endpoint: EndpointSpec | None = None,
+    sets: list[TaskSet] | None = None,
+) -> EvalSpec:
+    """The evaluation that the options ask for, with the recipe's section `eval` for the rest.
 
-    >>> read_k("8", None), read_k("", None), read_k("4,1", 16)
-    (((8,), 8), ((), None), ((1, 4), 16))
+    sets   None: those that the options name
     """
-    parts = [part.strip() for part in text.split(",") if part.strip()]
-    if not all(part.isdigit() and int(part) for part in parts):
-        raise ConfigError(f"--k {text!r}: give whole numbers of 1 or more, such as 8 or 1,4,8")
-    if not parts and samples is None:
-        return (), None
-    ks = tuple(sorted({int(part) for part in parts})) or (samples or 1,)
-    samples = samples or ks[-1]
-    if ks[-1] > samples:
-        raise ConfigError(
-            f"--k {ks[-1]} needs as many attempts per task; --samples says {samples}: leave it out"
+    given = {f"eval.{name}": value for name, value in (options.draws | options.limits).items()}
+    seed = {} if options.seed is None else {"run.seed": options.seed}
+    config = config.changed({**given, **seed}).as_evaluated()
+    sampling = sampling_of(config, held_out=True)
+    options = options.with_samples(config.eval.samples if sampling.temperature else 0)
+    options.temperature_or(sampling.temperature)
+    refuse_actions(config, options, endpoint)
+    if sets is None:
+        sets = read_sets(
+            options.on, options.args, config.task, config.held_out_envs, has_tools=options.tools
         )
-    return ks, samples
+    if options.prompt:
+        sets = [with_prompt(one, read_prompt(options.prompt)) for one in sets]
+    return EvalSpec(config, sets, options, sampling, endpoint)
+
+
+def refuse_actions(config: Config, options: EvalOptions, endpoint: EndpointSpec | None) -> None:
+    """Refuse what calls made by actions exclude, and an agent's tools that cannot be taken away."""
+    if config.task.agent and not options.tools:
+        raise ConfigError("--no-tools: the tools are those of task.agent, which brings its own")
+    file = config.actions.file
+    if not file:
+        return
+    if not options.tools:
+        raise ConfigError(f"--no-tools, and actions.file={file} makes calls; add actions.file=")
+    if endpoint is not None:
+        raise ConfigError(
+            f"actions.file={file} makes calls by a grammar, which no server can apply; add "
+            "actions.file= to let the model write its calls as plain text (task.args.syntax=tags)"
+        )
+    if options.prompt:
+        raise ConfigError(
+            f"--prompt describes calls in tags, and actions.file={file} makes calls by actions; leave one out"
+        )

@@ -24,7 +24,8 @@ from graft.engine.remote.openai import CONVERSATION, OpenAIEngine
 from graft.envs.dataset.prompts import PromptsEnv
 from graft.evaluate.attempts import Todo, make_attempts
 from graft.evaluate.candidates import Candidate, is_gone
-from graft.evaluate.eval_spec import EndpointSpec, EvalSpec
+from graft.evaluate.eval_spec import EvalSpec
+from graft.evaluate.model_source import EndpointSpec
 from graft.evaluate.results import EvalResult
 from graft.evaluate.samples import SampleFile, StoredSample, file_name
 from graft.evaluate.task_set import TaskSet
@@ -88,13 +89,13 @@ def pose(spec: EvalSpec, chat: Chat) -> list[TaskList]:
 def _pose(spec: EvalSpec, tasks: TaskSet, chat: Chat) -> tuple[TaskList, Env]:
     if tasks.reward:
         make_reward(tasks.reward)  # a judge without an address is refused here
-    config = spec.config
+    config, options = spec.config, spec.options
     [first] = held_out_tasks(tasks.env, 1)
     env, rows = pose_one(tasks, first, chat, config.rollout.max_turns)
     if spec.endpoint is not None and spec.endpoint.api == "chat":
         refuse_broken_in(f"set {tasks.label!r}", env, config.rollout.max_turns, "--no-tools")
-    wanted = spec.tasks or config.run.eval_tasks or DEFAULT_TASKS
-    if rows is not None and tasks.is_whole and not spec.tasks:
+    wanted = options.tasks or config.run.eval_tasks or DEFAULT_TASKS
+    if rows is not None and tasks.is_whole and not options.tasks:
         wanted = rows
     if rows is None:
         listed = held_out_tasks(tasks.env, wanted)
@@ -102,10 +103,10 @@ def _pose(spec: EvalSpec, tasks: TaskSet, chat: Chat) -> tuple[TaskList, Env]:
         seeds = range(min(wanted, rows))
         name = tasks.label if tasks.is_whole else tasks.env  # a benchmark keeps its own name
         listed = [Task(f"{name}:test:{seed}", tasks.env, seed=seed) for seed in seeds]
-    counts = [spec.samples or 1] * len(listed)
+    counts = [options.samples or 1] * len(listed)
     inner = getattr(env, "unwrapped", env)
     # greedy attempts are all the same
-    if spec.samples is None and spec.sampling.temperature and isinstance(inner, PromptsEnv):
+    if options.samples is None and spec.sampling.temperature and isinstance(inner, PromptsEnv):
         counts = [inner.attempts_at(task.seed) for task in listed]
     attempts = {task.id: count for task, count in zip(listed, counts, strict=True)}
     settings, draws = spec.settings(tasks, counts), spec.draws(tasks)
@@ -157,17 +158,6 @@ def setup_behind(
     max_context = WITHOUT_LIMIT if endpoint.api == "chat" else setup.max_context
     # the engine's own message comes first, and has more detail
     return replace(setup, max_context=max_context, deadline=setup.deadline * 1.1 + 1)
-
-
-def temperature_of(own: float, given: float | None, samples: int | None, once: str) -> float:
-    """The temperature of attempts: the given one, or the recipe's own. `once` advises a single attempt."""
-    temperature = own if given is None else given
-    if not temperature and samples is not None and samples > 1:
-        raise ConfigError(
-            f"{samples} greedy attempts at a task are {samples} times the same; give a temperature, "
-            f"or {once}"
-        )
-    return temperature
 
 
 def is_servers_fault(status: str, error: str) -> bool:
@@ -229,7 +219,11 @@ class Evaluator:
         """Concurrent attempts. On a server each is a connection; here those at one task share its prompt, so
         tasks are counted."""
         concurrency = self.spec.config.rollout.concurrency
-        return concurrency * (self.spec.samples or 1) if self.spec.endpoint is None else concurrency
+        return (
+            concurrency * (self.spec.options.samples or 1)
+            if self.spec.endpoint is None
+            else concurrency
+        )
 
     def is_lost(self, sample: StoredSample) -> bool:
         """Whether the server failed, not the model: the attempt does not count and is made again."""

@@ -15,10 +15,11 @@ from graft.models.extra_actions import ACTIONS
 from graft.models.io.gguf_read import open_tokenizer
 from graft.models.io.load import load_model
 from graft.protocols import Engine
+from graft.rollout.options import RolloutOptions
 from graft.rollout.setup import draw_key
 from graft.text.chat import Chat
 from graft.text.tokenizer import FastTokenizer
-from graft.types import Message, Sampling
+from graft.types import Message
 
 
 def read_variables(given: Sequence[str]) -> dict[str, Any]:
@@ -74,19 +75,18 @@ class Generator:
     async def complete(
         self,
         prompts: Sequence[str | Sequence[Message]],
-        sampling: Sampling,
+        options: RolloutOptions,
         *,
-        n: int = 1,
-        seed: int = 0,
         raw: bool = False,
     ) -> list[list[dict[str, Any]]]:
-        """`n` completions of each prompt. A prompt and seed always give the same draws."""
-        sampling = replace(sampling, stop_tokens=(*sampling.stop_tokens, *self.ends))
+        """The samples of each prompt. A prompt and seed always give the same draws."""
+        sampling = replace(options.sampling(), stop_tokens=self.ends)
+        samples, seed = options.samples or 1, options.seed or 0
 
         async def complete_prompt(prompt: str | Sequence[Message]) -> list[dict[str, Any]]:
             tokens = self.prompt_tokens(prompt, raw)
             root = self.engine.open(tokens)
-            paths = [root.fork(draw_key(seed, str(tokens), i)) for i in range(n)]
+            paths = [root.fork(draw_key(seed, str(tokens), i)) for i in range(samples)]
             root.close()
             try:
                 drawn = await asyncio.gather(*(path.sample(sampling) for path in paths))

@@ -58,8 +58,9 @@ class ScoreTable:
         sets = [tasks.label for tasks in spec.sets]
         every = [one for results in rows.values() for one in results.values()]
         counts = sorted({len(rewards) for one in every for rewards in one.rewards}) or [1]
-        samples, ks = spec.samples or counts[-1], spec.k or counts
-        is_uneven = spec.samples is None and len(counts) > 1
+        options = spec.options
+        samples, ks = options.samples or counts[-1], options.k or counts
+        is_uneven = options.samples is None and len(counts) > 1
         caption = spec.caption(samples, not_held_out)
         detailed = frozenset(tasks.label for tasks in spec.sets if tasks.shows_answers)
         return cls(
@@ -68,7 +69,7 @@ class ScoreTable:
             caption,
             samples,
             ks,
-            spec.solved,
+            options.solved,
             problems,
             detailed,
             is_uneven,

@@ -56,7 +56,8 @@ def read_sets(
     names = names or [item.label for item in held_out]
     if not names:
         raise ConfigError(
-            "the recipe names no task.env, so there is nothing to evaluate; give --on"
+            "nothing says what to evaluate on: the recipe names no task.env; give --on (on=), such as "
+            "math500 or an environment's id"
         )
     ids: dict[str, str] = {}
     for name in names:

@@ -17,7 +17,6 @@ from graft.data.rows import read_rows
 from graft.datagen import rejection_sampling
 from graft.datagen.accepted_rows import RejectionSampling
 from graft.datagen.attempt_log import AttemptLog
-from graft.datagen.rejection_sampling import sample_rows
 from graft.engine.errors import EngineError
 from graft.engine.remote import endpoint
 from graft.envs import ENVS, make, register
@@ -39,6 +38,7 @@ from graft.types import Author, Episode, Leaf, Span, Status, Task
 from tests.command_line import start
 from tests.evaluate.endpoint_kit import Served, serving
 from tests.full_disk import small_files
+from tests.model_calls import sample_model
 
 ARGS = {"operands": [2, 2], "digits": [1, 1], "operators": "+"}
 RECIPE = """
@@ -75,7 +75,7 @@ def run(tmp_path_factory) -> Path:
 def whole(run, tmp_path_factory) -> Path:
     """What an uninterrupted command writes."""
     out = tmp_path_factory.mktemp("whole") / "good.jsonl"
-    sample_rows(str(run), "calculator", str(out), tasks=40, samples=3, say=lambda _: None)
+    sample_model(str(run), "calculator", str(out), tasks=40, samples=3, say=lambda _: None)
     return out
 
 
@@ -103,7 +103,7 @@ def test_kept_rows_replay_to_the_reward_they_claim(whole):
 
 
 def test_every_attempt_is_counted_once_and_no_text_is_written_twice(whole, tmp_path, run):
-    found = sample_rows(
+    found = sample_model(
         str(run), "calculator", str(whole), tasks=40, samples=3, resume=True, say=len
     )
     attempts = [a for line in lines(Path(found.attempts_file))[1:] for a in line["attempts"]]
@@ -123,7 +123,7 @@ def test_attempts_that_are_there_are_not_sampled_again(whole, run, tmp_path, mon
         rejection_sampling, "build_run", lambda *_, **__: pytest.fail("sampled again")
     )
     out = tmp_path / "good.parquet"
-    found = sample_rows(
+    found = sample_model(
         str(run),
         "calculator",
         str(out),
@@ -144,7 +144,7 @@ def test_a_torn_log_goes_on_to_the_same_rows(keep_lines, whole, run, tmp_path):
     journal = tmp_path / "good.attempts.jsonl"
     journal.write_bytes(b"".join(before[:keep_lines]) + before[keep_lines][:50])
     out = tmp_path / "good.jsonl"
-    sample_rows(str(run), "calculator", str(out), tasks=40, samples=3, resume=True, say=len)
+    sample_model(str(run), "calculator", str(out), tasks=40, samples=3, resume=True, say=len)
     assert out.read_bytes() == whole.read_bytes()
     assert sorted(journal.read_bytes().splitlines()) == sorted(b"".join(before).splitlines())
 
@@ -152,7 +152,7 @@ def test_a_torn_log_goes_on_to_the_same_rows(keep_lines, whole, run, tmp_path):
 def test_more_tasks_go_on_from_fewer(whole, run, tmp_path):
     out = tmp_path / "good.jsonl"
     for tasks in (5, 40):
-        sample_rows(str(run), "calculator", str(out), tasks=tasks, samples=3, resume=True, say=len)
+        sample_model(str(run), "calculator", str(out), tasks=tasks, samples=3, resume=True, say=len)
     assert out.read_bytes() == whole.read_bytes()
 
 
@@ -169,7 +169,7 @@ def test_a_killed_command_goes_on_where_it_stopped(run, tmp_path):
     process.wait(10)
     done = journal.read_bytes().rpartition(b"\n")[0]
     assert not out.exists()
-    sample_rows(str(run), "calculator", str(out), tasks=12, samples=2, resume=True, say=len)
+    sample_model(str(run), "calculator", str(out), tasks=12, samples=2, resume=True, say=len)
     assert journal.read_bytes().startswith(done)
     assert {row["extra_info"]["index"] for row in lines(out)} <= set(range(12))
 
@@ -179,9 +179,9 @@ def test_a_full_disk_keeps_what_was_finished(whole, run, tmp_path):
     arguments = {"tasks": 40, "samples": 3, "say": len}
     kept = "earlier attempts are kept: continue with --resume"
     with small_files(8_000), pytest.raises(RunStopped, match=kept):
-        sample_rows(str(run), "calculator", str(out), **arguments)
+        sample_model(str(run), "calculator", str(out), **arguments)
     assert not out.exists()
-    sample_rows(str(run), "calculator", str(out), resume=True, **arguments)
+    sample_model(str(run), "calculator", str(out), resume=True, **arguments)
     assert out.read_bytes() == whole.read_bytes()
 
 
@@ -221,16 +221,18 @@ def test_attempts_that_failed_are_made_again_once_the_tool_is_back(
     with pytest.raises(
         RunStopped, match=r"no attempt ended; most frequent reason: .*server is down"
     ):
-        sample_rows(str(run), "shaky", out, tasks=4, samples=2, **always)
+        sample_model(str(run), "shaky", out, tasks=4, samples=2, **always)
     assert not Path(out).exists()
     monkeypatch.setattr(Shaky, "broken", False)
-    found = sample_rows(str(run), "shaky", out, tasks=4, samples=2, resume=True, **always)
+    found = sample_model(str(run), "shaky", out, tasks=4, samples=2, resume=True, **always)
     assert (found.failed, found.attempts) == (0, 8) and found.rows > 0
 
 
 def test_a_broken_environment_is_detected_early(shaky, run, tmp_path):
     with pytest.raises(RunStopped, match="server is down"):
-        sample_rows(str(run), "shaky", str(tmp_path / "good.jsonl"), tasks=5000, samples=8, say=len)
+        sample_model(
+            str(run), "shaky", str(tmp_path / "good.jsonl"), tasks=5000, samples=8, say=len
+        )
     assert len(lines(tmp_path / "good.attempts.jsonl")) < 300
 
 
@@ -238,11 +240,11 @@ def test_nothing_kept_is_an_error_and_the_attempts_are_used_again(run, tmp_path)
     out = tmp_path / "good.jsonl"
     arguments = {"tasks": 4, "samples": 2, "say": len}
     with pytest.raises(RunStopped, match="none of 8 attempts passes 'reward > 5'"):
-        sample_rows(str(run), "calculator", str(out), keep="reward > 5", **arguments)
+        sample_model(str(run), "calculator", str(out), keep="reward > 5", **arguments)
     assert not out.exists()
     with pytest.raises(ConfigError, match="--resume continues it"):
-        sample_rows(str(run), "calculator", str(out), keep="reward >= 0", **arguments)
-    again = sample_rows(
+        sample_model(str(run), "calculator", str(out), keep="reward >= 0", **arguments)
+    again = sample_model(
         str(run), "calculator", str(out), keep="reward >= 0", resume=True, **arguments
     )
     assert again.rows + again.duplicates == 8
@@ -261,9 +263,9 @@ def test_nothing_kept_is_an_error_and_the_attempts_are_used_again(run, tmp_path)
 def test_attempts_under_other_settings_are_not_mixed(how, fragment, run, tmp_path):
     out = str(tmp_path / "good.jsonl")
     arguments = {"tasks": 2, "samples": 2, "keep": "reward >= 0", "say": len}
-    sample_rows(str(run), "calculator", out, **arguments)
+    sample_model(str(run), "calculator", out, **arguments)
     with pytest.raises(RunStopped, match=fragment):
-        sample_rows(str(run), "calculator", out, resume=True, **{**arguments, **how})
+        sample_model(str(run), "calculator", out, resume=True, **{**arguments, **how})
 
 
 @pytest.mark.parametrize(
@@ -283,7 +285,7 @@ def test_what_cannot_be_sampled_is_refused_before_a_model_is_read(
         rejection_sampling, "build_run", lambda *_, **__: pytest.fail("read a model")
     )
     with pytest.raises(ValueError, match=fragment):
-        sample_rows(str(run), env, str(tmp_path / "x.jsonl"), **{"tasks": 2, "samples": 2, **how})
+        sample_model(str(run), env, str(tmp_path / "x.jsonl"), **{"tasks": 2, "samples": 2, **how})
     assert list(tmp_path.iterdir()) == []
 
 
@@ -293,7 +295,7 @@ def test_a_model_without_a_run_needs_no_recipe(run, tmp_path):
     for file in (run / "checkpoints" / "sft-000060").iterdir():
         if file.is_file() and file.name != "state.json":
             (bare / file.name).write_bytes(file.read_bytes())
-    found = sample_rows(
+    found = sample_model(
         str(bare),
         "calculator",
         str(tmp_path / "good.jsonl"),
@@ -441,7 +443,7 @@ def from_server(server: Served, out: Path, model: str = "", env: str = "calculat
         ],
         "say": len,
     }
-    return sample_rows(model, env, str(out), **{**arguments, **changes})
+    return sample_model(model, env, str(out), **{**arguments, **changes})
 
 
 def test_a_server_that_takes_messages_gives_rows_of_messages_that_can_be_learned_from(

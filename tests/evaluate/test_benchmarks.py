@@ -27,7 +27,6 @@ from graft.evaluate.benchmarks.gem import GEM
 from graft.evaluate.benchmarks.judged import agreement_of
 from graft.evaluate.benchmarks.prompt import FORM
 from graft.evaluate.benchmarks.questions import BenchmarkQuestions, deciphered
-from graft.evaluate.run import evaluate_checkpoints
 from graft.evaluate.task_sets import read_sets
 from graft.models.io.save import save_model
 from graft.rewards import REWARDS
@@ -36,6 +35,7 @@ from graft.text.tokenizer import FastTokenizer
 from graft.types import Task
 from tests.engine.engine_kit import tiny_decoder
 from tests.evaluate.endpoint_kit import serving
+from tests.model_calls import evaluate_model
 
 Row = dict[str, Any]
 
@@ -471,12 +471,12 @@ def test_arpos_benchmarks_from_file_to_score_with_tools_in_its_tags(files, tmp_p
     assert len(names) == 14 and set(names) <= set(MADE)
     with serving() as served:
         served.reply, served.owner = agent, "vllm"
-        table, folder, _ = evaluate_checkpoints(
+        table, folder, _ = evaluate_model(
             tiny_model(tmp_path),
             **given(files, names),
             overrides=[f"run.dir={tmp_path}", "model.chat_template=chatml"],
             endpoint=served.url,
-            model="tiny",
+            served="tiny",
             say=lambda text: None,
         )
     calls = {one.name: float(len(one.tools)) for one in ARPO}
@@ -525,12 +525,12 @@ def test_gems_sets_from_file_to_score_in_messages(files, tmp_path):
     assert len(names) == 14 and set(names) <= set(MADE)
     with serving() as served:
         served.reply = agent
-        table, _, _ = evaluate_checkpoints(
+        table, _, _ = evaluate_model(
             "",
             **given(files, names),
             overrides=[f"run.dir={tmp_path}"],
             endpoint=served.url,
-            model="tiny",
+            served="tiny",
             say=lambda text: None,
         )
     check(table, names, {one.name: float(len(one.tools)) for one in GEM})
@@ -547,12 +547,12 @@ def test_without_tools_the_prompt_does_not_name_them(files, tmp_path):
     names = ["math500", "hotpotqa", "xbench"]
     with serving() as served:
         served.reply = agent
-        table, _, _ = evaluate_checkpoints(
+        table, _, _ = evaluate_model(
             "",
             **given(files, names),
             overrides=[f"run.dir={tmp_path}"],
             endpoint=served.url,
-            model="tiny",
+            served="tiny",
             tools=False,
             say=lambda text: None,
         )
@@ -607,12 +607,12 @@ def test_a_named_prompt_keeps_the_tools_of_a_recipe_and_replaces_its_system_mess
 def test_a_real_model_goes_the_same_way(files, tmp_path):
     """Random weights on the native engine: no answer is right, and every attempt is counted."""
     names = ["math500", "gaia", "gem-2wiki"]
-    table, _, _ = evaluate_checkpoints(
+    table, _, _ = evaluate_model(
         tiny_model(tmp_path),
         **given(files, names),
         overrides=[f"run.dir={tmp_path}", "model.chat_template=chatml", "rollout.max_tokens=8"],
         samples=2,
-        k="1,2",
+        k=[1, 2],
         say=lambda text: None,
     )
     for name in names:
@@ -625,12 +625,12 @@ def test_a_judge_that_is_away_fails_attempts_and_makes_none_wrong(files, tmp_pat
     monkeypatch.setattr("graft.http.FIRST_PAUSE", 0.01)
     with serving() as served:
         served.reply = lambda content: f"\\boxed{{{answer_to(content['messages'][-1]['content'])}}}"
-        table, folder, _ = evaluate_checkpoints(
+        table, folder, _ = evaluate_model(
             "",
             **given(files, ["xbench"]),
             overrides=[f"run.dir={tmp_path}"],
             endpoint=served.url,
-            model="tiny",
+            served="tiny",
             tools=False,
             say=lambda text: None,
         )

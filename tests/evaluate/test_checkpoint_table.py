@@ -17,8 +17,8 @@ from graft.evaluate.candidates import Candidate
 from graft.evaluate.eval_spec import EvalSpec
 from graft.evaluate.evaluator import Evaluator
 from graft.evaluate.generate import Generator
+from graft.evaluate.options import EvalOptions
 from graft.evaluate.results import EvalResult, ResultsFile
-from graft.evaluate.run import evaluate_checkpoints
 from graft.evaluate.table import ScoreTable
 from graft.evaluate.task_sets import read_sets
 from graft.models.io.load import ModelFileError
@@ -30,6 +30,7 @@ from graft.train.errors import RunStopped
 from graft.train.tasks import held_out_tasks
 from graft.types import Sampling
 from tests.command_line import Completed, graft
+from tests.model_calls import evaluate_model
 from tests.training import train_recipe
 
 RECIPE = """
@@ -87,7 +88,7 @@ def quiet(text: str) -> None:
 
 
 def table_of(run: Path, **changes) -> ScoreTable:
-    table, folder, _ = evaluate_checkpoints(
+    table, folder, _ = evaluate_model(
         str(run), **{"every_checkpoint": True, "say": quiet, **changes}
     )
     assert folder == run / "evaluations"
@@ -138,7 +139,7 @@ def test_head_rows_beyond_the_vocabulary_come_with_their_checkpoint(trained_with
     folder = trained_with_actions / "checkpoints"
     rows = load_file(folder / "rl-000002" / "actions.safetensors")["rows"]
     config = load_config(str(trained_with_actions / "config.yaml"))
-    bench = Evaluator(EvalSpec(config, [], 1, 1, Sampling(temperature=0.0)))
+    bench = Evaluator(EvalSpec(config, [], EvalOptions(samples=1), Sampling(temperature=0.0)))
     for name in ("rl-000000", "rl-000002"):
         assert bench.mount(Candidate(name, folder / name, ""))
     assert bench.components is not None
@@ -224,7 +225,7 @@ def test_a_checkpoint_that_appears_is_added_and_one_that_went_stays_in_the_table
 def test_without_all_checkpoints_only_the_newest_is_computed(run, measured):
     table_of(run, tasks=2, every_checkpoint=False)
     assert measured == [("rl-000002", "calculator")]
-    table, _, _ = evaluate_checkpoints(str(run / "checkpoints" / "rl-000000"), tasks=2, say=quiet)
+    table, _, _ = evaluate_model(str(run / "checkpoints" / "rl-000000"), tasks=2, say=quiet)
     assert measured[1:] == [("rl-000000", "calculator")]
     assert list(table.rows) == NAMES[1:]
 
@@ -282,7 +283,7 @@ def test_greedy_attempts_are_the_same_in_every_process(run):
         ({"args": ["other.digits=2"]}, ConfigError, "labels calculator"),
         ({"args": ["calculator.digitz=2"]}, ConfigError, "digitz"),
         ({"on": "arithmetic", "args": ["arithmetic.digits=2"]}, ConfigError, "cannot be posed"),
-        ({"temperature": 0.0, "samples": 2}, ConfigError, "2 times the same"),
+        ({"temperature": 0.0, "samples": 2}, ConfigError, "2 greedy attempts"),
         ({"overrides": ["rollout.max_tokenz=2"]}, ConfigError, "rollout.max_tokens"),
         ({"name": "../x"}, ConfigError, "without folders"),
     ],
@@ -308,7 +309,7 @@ def test_a_run_without_checkpoints_and_a_path_without_a_run_are_errors(run, tmp_
     with pytest.raises(ConfigError, match="no complete checkpoint yet"):
         table_of(run)
     with pytest.raises(ConfigError, match="no run or model at"):
-        evaluate_checkpoints(str(tmp_path / "nothing"))
+        evaluate_model(str(tmp_path / "nothing"))
 
 
 def test_an_untrained_model_is_evaluated_with_a_recipe(trained, tmp_path):
@@ -317,13 +318,13 @@ def test_an_untrained_model_is_evaluated_with_a_recipe(trained, tmp_path):
     (model / "state.json").unlink()
     shutil.rmtree(model / "trainer")
     with pytest.raises(ConfigError, match="give --recipe"):
-        evaluate_checkpoints(str(model))
+        evaluate_model(str(model))
     recipe, where = str(trained.parent / "tiny.yaml"), [f"run.dir={tmp_path}", "run.name=zero"]
-    table, folder, _ = evaluate_checkpoints(
+    table, folder, _ = evaluate_model(
         str(model), recipe=recipe, overrides=where, tasks=3, say=quiet
     )
     assert folder == tmp_path / "zero" / "evaluations"
-    [row] = evaluate_checkpoints(
+    [row] = evaluate_model(
         str(trained / "checkpoints" / "rl-000000"),
         overrides=["run.name=elsewhere"],
         name="beside",

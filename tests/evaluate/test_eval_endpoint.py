@@ -9,10 +9,10 @@ from graft.config import ConfigError
 from graft.engine.errors import EngineError
 from graft.engine.remote import endpoint
 from graft.evaluate import evaluator as bench
-from graft.evaluate.run import evaluate_checkpoints
 from graft.text.tokenizer import FastTokenizer
 from tests.command_line import graft
 from tests.evaluate.endpoint_kit import Served, serving
+from tests.model_calls import evaluate_model
 from tests.training import train_recipe
 
 ROWS = [
@@ -60,17 +60,17 @@ def quiet(text: str) -> None:
     pass
 
 
-def chat_eval(served: Served, rows: Path, tmp_path: Path, **changes):
+def chat_eval(server: Served, rows: Path, tmp_path: Path, **changes):
     arguments = {
         "on": "mine=prompts",
         "args": [f"mine.data={rows}", "mine.split=null"],
-        "endpoint": served.url,
-        "model": "tiny",
+        "endpoint": server.url,
+        "served": "tiny",
         "overrides": [f"run.dir={tmp_path}", "rollout.concurrency=4", "rollout.deadline=20"],
-        "k": "1,4",
+        "k": [1, 4],
         "say": quiet,
     }
-    return evaluate_checkpoints("", **{**arguments, **changes})
+    return evaluate_model("", **{**arguments, **changes})
 
 
 @pytest.mark.parametrize("name", ["tiny", "someone/tiny"])
@@ -81,7 +81,7 @@ def test_a_named_model_of_a_server_needs_no_file(served, rows, tmp_path, monkeyp
     served.reply, served.models, said = doubles, [name], []
     arguments = {"on": "mine=prompts", "args": [f"mine.data={rows}", "mine.split=null"], "tasks": 2}
     overrides = [f"run.dir={tmp_path}"]
-    table, folder, _ = evaluate_checkpoints(
+    table, folder, _ = evaluate_model(
         name, endpoint=served.url, overrides=overrides, say=said.append, **arguments
     )
     assert table.rows[name]["mine"].values("avg") == [1, 1]
@@ -89,7 +89,7 @@ def test_a_named_model_of_a_server_needs_no_file(served, rows, tmp_path, monkeyp
     assert folder == tmp_path / "tiny" / "evaluations"
     assert any("--api chat" in text and name in text for text in said)
     with pytest.raises(ConfigError, match=f"--api completions .*{name!r}"):
-        evaluate_checkpoints(
+        evaluate_model(
             name, endpoint=served.url, api="completions", overrides=overrides, **arguments
         )
 
@@ -99,12 +99,12 @@ def test_the_tokenizer_of_a_served_model_is_enough_for_whole_prompts(served, row
     tokenizer = FastTokenizer.bytes()
     tokenizer.save(folder)
     served.reply = doubles
-    table, _, _ = evaluate_checkpoints(
+    table, _, _ = evaluate_model(
         str(folder),
         on="mine=prompts",
         args=[f"mine.data={rows}", "mine.split=null"],
         endpoint=served.url,
-        model="tiny",
+        served="tiny",
         tasks=2,
         overrides=[f"run.dir={tmp_path}", "model.chat_template=plain"],
         say=quiet,
@@ -134,7 +134,7 @@ def test_a_moody_server_changes_no_score(served, rows, tmp_path, monkeypatch):
     served.reply = doubles
     served.faults = [429, 500, "garbage", "half", "nothing", "shape", 503, 408]
     monkeypatch.setattr(endpoint, "RETRIES", 8)  # one request may meet them all
-    table, _, _ = chat_eval(served, rows, tmp_path, k="", samples=2)
+    table, _, _ = chat_eval(served, rows, tmp_path, k=[], samples=2)
     assert table.rows["tiny"]["mine"].values("avg") == [1, 1, 1, 1, 0, 0]
     assert table.problems == [] and len(served.requests) == 12 + 8
 
@@ -194,18 +194,18 @@ def test_tools_that_answer_inline_go_on_through_raw_completions(served, tmp_path
         return f"[{prompt.removesuffix('=')}]and more behind the call"
 
     served.reply = agent
-    table, _, _ = evaluate_checkpoints(
-        str(tmp_path / "run"), endpoint=served.url, model="tiny", tasks=3, say=quiet
+    table, _, _ = evaluate_model(
+        str(tmp_path / "run"), endpoint=served.url, served="tiny", tasks=3, say=quiet
     )
     cell = table.rows["tiny"]["calculator"]
     assert cell.reward == 1.0 and cell.tool_calls == 1.0
     assert [request["path"] for request in served.requests] == ["/v1/completions"] * 6
     with pytest.raises(ConfigError, match="--api chat takes whole messages only"):
-        evaluate_checkpoints(
-            str(tmp_path / "run"), endpoint=served.url, model="tiny", api="chat", say=quiet
+        evaluate_model(
+            str(tmp_path / "run"), endpoint=served.url, served="tiny", api="chat", say=quiet
         )
-    table, _, _ = evaluate_checkpoints(
-        str(tmp_path / "run"), endpoint=served.url, model="tiny", api="chat", tools=False, tasks=2,
+    table, _, _ = evaluate_model(
+        str(tmp_path / "run"), endpoint=served.url, served="tiny", api="chat", tools=False, tasks=2,
         name="bare", say=quiet,
     )  # fmt: skip
     assert table.rows["tiny"]["calculator"].tool_calls == 0.0
@@ -219,13 +219,12 @@ def test_tools_that_answer_inline_go_on_through_raw_completions(served, tmp_path
         ({"api": "grpc"}, ConfigError, "must be completions or chat"),
         ({"every_checkpoint": True}, ConfigError, "it serves one model"),
         ({"endpoint": ""}, ConfigError, "belong to --endpoint"),
-        ({"endpoint": "", "model": ""}, ConfigError, "nothing to evaluate"),
+        ({"endpoint": "", "served": ""}, ConfigError, "nothing to sample from"),
         ({"endpoint": "ftp://x"}, EngineError, "http://host:8000/v1"),
-        ({"model": "other"}, EngineError, "does not serve 'other', but tiny"),
+        ({"served": "other"}, EngineError, "does not serve 'other', but tiny"),
         ({"on": ""}, ConfigError, "give --recipe"),
         ({"overrides": ["actions.file=calculator"]}, ConfigError, "which no server can apply"),
-        ({"k": "0"}, ConfigError, "1 or more"),
-        ({"k": "8", "samples": 4}, ConfigError, "needs as many attempts"),
+        ({"k": [8], "samples": 4}, ConfigError, "needs as many attempts"),
         ({"against": "nowhere"}, ConfigError, "no such file or folder"),
     ],
 )
@@ -243,7 +242,7 @@ def test_several_servers_share_the_attempts_and_one_that_fails_loses_none(served
     with serving() as other:
         other.reply = doubles
         both = [f"{served.url},{other.url}"]
-        found, _, _ = chat_eval(served, rows, tmp_path, endpoint=both, k="1,2", name="both")
+        found, _, _ = chat_eval(served, rows, tmp_path, endpoint=both, k=[1, 2], name="both")
         assert found.rows["tiny"]["mine"].values("avg") == [1, 1, 1, 1, 0, 0]
         assert abs(len(served.requests) - len(other.requests)) <= 4
         assert len(served.requests) + len(other.requests) == 12
@@ -254,7 +253,7 @@ def test_several_servers_share_the_attempts_and_one_that_fails_loses_none(served
         assert found.rows["tiny"]["mine"].values("avg") == [1, 1, 1, 1, 0, 0]
         assert found.problems == [] and 0 < len(other.requests) - before < 12  # of 24 attempts
     gone = [other.url, served.url]  # its socket is closed now
-    found, _, _ = chat_eval(served, rows, tmp_path, endpoint=gone, model="", name="gone")
+    found, _, _ = chat_eval(served, rows, tmp_path, endpoint=gone, served="", name="gone")
     assert list(found.rows) == ["endpoint"] and found.problems == []
     with pytest.raises(EngineError, match="is named twice"):
         chat_eval(served, rows, tmp_path, endpoint=[served.url, f"{served.url}/"], name="twice")
@@ -262,7 +261,7 @@ def test_several_servers_share_the_attempts_and_one_that_fails_loses_none(served
         third.models = ["another"]
         with pytest.raises(EngineError, match=r"different models \(another, tiny\)"):
             chat_eval(
-                served, rows, tmp_path, endpoint=[served.url, third.url], model="", name="mixed"
+                served, rows, tmp_path, endpoint=[served.url, third.url], served="", name="mixed"
             )
 
 
@@ -276,7 +275,7 @@ def test_a_set_without_tasks_is_an_error_that_names_it(served, tmp_path):
 def test_prompts_that_the_server_finds_too_long_are_counted(served, rows, tmp_path):
     served.always = lambda content: 400 if content["messages"][0]["content"] == "5+5=" else None
     served.error_text, served.reply = "maximum context length is 3 tokens", doubles
-    table, _, _ = chat_eval(served, rows, tmp_path, k="1")
+    table, _, _ = chat_eval(served, rows, tmp_path, k=[1])
     cell = table.rows["tiny"]["mine"]
     assert cell.overlong == 1 and cell.values("avg") == [1, 1, 1, 1, 0, 0]
     assert table.problems == [

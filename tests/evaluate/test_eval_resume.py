@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from graft.evaluate.attempts import make_attempts
-from graft.evaluate.run import evaluate_checkpoints
 from graft.evaluate.samples import SampleFile, SamplesInUse, StoredSample, file_name
 from tests.command_line import python
+from tests.model_calls import evaluate_model
 from tests.training import train_recipe
 
 RECIPE = """
@@ -25,7 +25,7 @@ train: {{steps: 0}}
 KILLED = """
 import os, signal, sys
 from graft.evaluate.samples import SampleFile
-from graft.evaluate.run import evaluate_checkpoints
+from tests.model_calls import evaluate_model
 from tests.command_line import python
 
 append, made = SampleFile.append, []
@@ -39,7 +39,7 @@ def dies(self, sample):
         os.kill(os.getpid(), signal.SIGKILL)
 
 SampleFile.append = dies
-evaluate_checkpoints(sys.argv[1], **eval(sys.argv[2]))
+evaluate_model(sys.argv[1], **eval(sys.argv[2]))
 """
 
 
@@ -86,12 +86,12 @@ def without_time(table) -> str:
 @pytest.mark.parametrize(
     ("how", "arguments"),
     [
-        ("sampled", {"samples": 4, "tasks": 6, "temperature": 1.0, "k": "1,4"}),
+        ("sampled", {"samples": 4, "tasks": 6, "temperature": 1.0, "k": [1, 4]}),
         ("greedy", {"tasks": 24, "temperature": 0.0}),
     ],
 )
 def test_after_kill_9_the_same_command_makes_only_what_is_missing(trained, made, how, arguments):
-    whole, _, _ = evaluate_checkpoints(str(trained), **arguments, name=f"{how}-whole", say=quiet)
+    whole, _, _ = evaluate_model(str(trained), **arguments, name=f"{how}-whole", say=quiet)
     assert len(made) == 24 and len({(one.task, one.sample) for one in made}) == 24
     named = {**arguments, "name": f"{how}-killed"}
     killed = python(KILLED, str(trained), repr(named))
@@ -100,7 +100,7 @@ def test_after_kill_9_the_same_command_makes_only_what_is_missing(trained, made,
     assert file.read_bytes().endswith(b'{"task": "half a li')
     made.clear()
     printed: list[str] = []
-    again, _, _ = evaluate_checkpoints(str(trained), **named, say=printed.append)
+    again, _, _ = evaluate_model(str(trained), **named, say=printed.append)
     assert len(made) == 15 and "9 attempts are stored already, 15 are missing" in printed[0]
     assert without_time(again) == without_time(whole)
     assert again.markdown() == whole.markdown()
@@ -112,9 +112,9 @@ def test_after_kill_9_the_same_command_makes_only_what_is_missing(trained, made,
 
 
 def test_more_attempts_and_more_tasks_go_on_from_those_that_are_there(trained, made):
-    few, _, _ = evaluate_checkpoints(str(trained), tasks=3, samples=2, name="grows", say=quiet)
+    few, _, _ = evaluate_model(str(trained), tasks=3, samples=2, name="grows", say=quiet)
     made.clear()
-    many, _, _ = evaluate_checkpoints(str(trained), tasks=5, samples=4, name="grows", say=quiet)
+    many, _, _ = evaluate_model(str(trained), tasks=5, samples=4, name="grows", say=quiet)
     assert len(made) == 5 * 4 - 3 * 2
     [small] = few.rows.values()
     [large] = many.rows.values()
@@ -123,7 +123,7 @@ def test_more_attempts_and_more_tasks_go_on_from_those_that_are_there(trained, m
 
 
 def test_a_sample_has_its_task_text_status_and_counts(trained):
-    evaluate_checkpoints(str(trained), tasks=4, samples=2, name="samples", say=quiet)
+    evaluate_model(str(trained), tasks=4, samples=2, name="samples", say=quiet)
     for one in stored(trained, "samples"):
         assert one["task"] == f"calculator:test:{one['seed']}" and one["sample"] in (0, 1)
         assert one["source"] == "calculator" and one["status"] in ("done", "truncated")
@@ -136,7 +136,7 @@ def test_a_sample_has_its_task_text_status_and_counts(trained):
 
 def test_prompts_longer_than_the_context_are_counted_and_earn_nothing(trained):
     printed: list[str] = []
-    table, _, _ = evaluate_checkpoints(
+    table, _, _ = evaluate_model(
         str(trained),
         tasks=3,
         name="long",
@@ -153,7 +153,7 @@ def test_prompts_longer_than_the_context_are_counted_and_earn_nothing(trained):
         "calculator.operands=[40,40]",
         "calculator.digits=[2,2]",
     ]  # the model has 96 positions
-    table, _, _ = evaluate_checkpoints(
+    table, _, _ = evaluate_model(
         str(trained), tasks=2, name="window", args=narrow, overrides=["rollout.max_context=400"],
         say=quiet,
     )  # fmt: skip

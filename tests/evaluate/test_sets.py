@@ -6,11 +6,13 @@ from types import SimpleNamespace
 
 import pytest
 
+from graft.commands.evaluate import read_k
 from graft.config import ConfigError, TaskSection, load_config
 from graft.envs.tool_env import ToolEnv
 from graft.envs.wrappers import listed_wrappers
-from graft.evaluate.eval_spec import EvalSpec, read_k
+from graft.evaluate.eval_spec import EvalSpec
 from graft.evaluate.evaluator import TaskList, chat_with, pose
+from graft.evaluate.options import EvalOptions
 from graft.evaluate.task_set import TaskSet
 from graft.evaluate.task_sets import read_sets
 from graft.text.tokenizer import FastTokenizer
@@ -59,7 +61,7 @@ def test_the_rows_of_the_run_stay_its_own():
 
 def eval_spec(sets: list[TaskSet], tasks: int | None) -> EvalSpec:
     config = load_config("quickstart", ["run.eval_tasks=3", "model.alphabet=bytes"])
-    return EvalSpec(config, sets, tasks, samples=1, sampling=Sampling(temperature=0.0))
+    return EvalSpec(config, sets, EvalOptions(tasks=tasks, samples=1), Sampling(temperature=0.0))
 
 
 def pose_all(spec: EvalSpec) -> list[TaskList]:
@@ -111,13 +113,22 @@ def test_a_data_file_that_was_edited_is_another_set(tmp_path):
 
 
 def test_k_sets_the_number_of_attempts():
-    assert read_k("8", None) == ((8,), 8)
-    assert read_k("", None) == ((), None)  # the rows decide
-    assert read_k("", 4) == ((4,), 4)
-    assert read_k("8,1,8", 16) == ((1, 8), 16)
+    def attempts(text: str, samples: int | None, own: int = 0):
+        options = EvalOptions(k=read_k(text), samples=samples).with_samples(own)
+        return options.k, options.samples
+
+    assert attempts("8", None) == ([8], 8)
+    assert attempts("", None) == ([], None)  # the rows decide
+    assert attempts("", None, own=3) == ([3], 3)  # eval.samples
+    assert attempts("", 4, own=3) == ([4], 4)
+    assert attempts("8,1,8", 16) == ([1, 8], 16)
     for wrong in ("0", "x", "-1", "1.5"):
         with pytest.raises(ConfigError, match="whole numbers of 1 or more"):
-            read_k(wrong, None)
+            read_k(wrong)
+    for wrong in ({"k": [0]}, {"samples": 0}, {"max_turns": "x"}, {"k": [8], "samples": 4}):
+        with pytest.raises(ConfigError) as error:
+            EvalOptions(**wrong)  # type: ignore[arg-type]
+        assert next(iter(wrong)) in str(error.value)
 
 
 def test_rows_of_the_run_are_not_those_of_another_environment():

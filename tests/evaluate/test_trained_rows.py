@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from graft.evaluate.run import evaluate_checkpoints
+from tests.model_calls import evaluate_model
 from tests.training import train_recipe
 
 RECIPE = """
@@ -44,9 +44,7 @@ def run(folder: Path) -> str:
 
 
 def scored(source: str, *overrides: str, **how: Any) -> tuple[str, dict[str, str]]:
-    table, _, _ = evaluate_checkpoints(
-        source, tasks=3, overrides=overrides, **how, say=lambda text: None
-    )
+    table, _, _ = evaluate_model(source, tasks=3, overrides=overrides, **how, say=lambda text: None)
     assert table.to_json()["not_held_out"] == table.not_held_out
     return table.caption, table.not_held_out
 

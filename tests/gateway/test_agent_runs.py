@@ -18,9 +18,11 @@ import pytest
 
 from graft.config import ConfigError
 from graft.datagen.single_task import attempt
-from graft.evaluate.run import evaluate_checkpoints
+from graft.evaluate.model_source import ModelSource
+from graft.rollout.options import RolloutOptions
 from graft.types import Episode
 from tests.gateway.run_agents import post
+from tests.model_calls import evaluate_model
 from tests.training import train_recipe
 
 pytest.importorskip("uvicorn")
@@ -63,7 +65,9 @@ def test_a_run_trains_on_attempts_of_agents(tmp_path: Path, agent: Any, rollout:
     steps = [row for row in rows if "num_trained_tokens" in row]
     assert len(steps) == 2 and all(row["rollout/failed"] == 0.0 for row in steps)
     assert all(row["agent/calls"] == 1.0 and row["num_trained_tokens"] > 0 for row in steps)
-    made = attempt(str(tmp_path / "agents"), samples=2, trust=True)  # as `graft rollout`
+    made = attempt(
+        ModelSource(str(tmp_path / "agents"), trust=True), RolloutOptions(samples=2)
+    )  # as `graft rollout`
     assert len(made.episode.leaves) == 2 and not made.errors
 
 
@@ -126,12 +130,12 @@ def test_a_run_is_evaluated_by_its_agent_and_served_to_others(tmp_path: Path):
     short["run"]["eval_tasks"] = 0
     train_recipe(short)
     folder = tmp_path / "agents"
-    table, *_ = evaluate_checkpoints(str(folder), tasks=3, samples=2, trust=True)
+    table, *_ = evaluate_model(str(folder), tasks=3, samples=2, trust=True)
     (result,) = table.rows["rl-000001"].values()
     assert [len(one) for one in result.rewards] == [2, 2, 2] and result.failed == 0.0
     assert {one for pair in result.rewards for one in pair} <= {0.0, 1.0}  # the agent's own reward
     with pytest.raises(ConfigError, match="brings its own"):
-        evaluate_checkpoints(str(folder), tasks=1, tools=False, trust=True)
+        evaluate_model(str(folder), tasks=1, tools=False, trust=True)
 
     out = tmp_path / "episodes.jsonl"
     with serving(str(folder), "--out", str(out), "--max-tokens", "5") as served:

@@ -16,12 +16,13 @@ from graft.files import write_json
 from graft.models.decoder import Decoder
 from graft.models.io.gguf_read import open_tokenizer
 from graft.models.io.save import save_model
+from graft.rollout.options import RolloutOptions
 from graft.text.tokenizer import FastTokenizer
 from graft.text.tokenizer_files import TokenizerNotFound
 from graft.train.build import build_run
 from graft.train.model import load_tokenizer, new_shape
 from graft.train.run_dir.checkpoint import latest_model
-from graft.types import Finish, Sampling, Task, Trajectory
+from graft.types import Finish, Task, Trajectory
 from tests.models.test_export import chatml_tokenizer, checkpoint, done, export  # noqa: F401
 from tests.training import train_recipe
 
@@ -93,9 +94,9 @@ def test_a_sample_ends_where_transformers_ends_it(folder: Path) -> None:
     tokenizer = open_tokenizer(folder)
     wanted = continued(folder, tokenizer.encode(PROMPT))
     assert 4 < len(wanted) < 40 and wanted[-1] != tokenizer.eos_id
-    sampling = Sampling(temperature=0.0, max_tokens=40)
+    options = RolloutOptions(temperature=0.0, max_tokens=40)
     generator = Generator.open(folder)
-    [[answer]] = asyncio.run(generator.complete([PROMPT], sampling, raw=True))
+    [[answer]] = asyncio.run(generator.complete([PROMPT], options, raw=True))
     assert answer["tokens"] == wanted and answer["finish"] == Finish.STOP
     assert answer["text"] == tokenizer.decode(wanted[:-1])
 

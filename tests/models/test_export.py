@@ -516,11 +516,11 @@ def test_verl_shards_become_a_folder(tmp_path: Path, export: Any) -> None:
 
 def greedy_by_graft(folder: Path, prompts: Sequence[str], max_tokens: int) -> list[list[int]]:
     from graft.evaluate.generate import Generator
-    from graft.types import Sampling
+    from graft.rollout.options import RolloutOptions
 
     generator = Generator.open(folder, device="cpu", dtype="float32")
-    sampling = Sampling(temperature=0.0, max_tokens=max_tokens)
-    drawn = asyncio.run(generator.complete(prompts, sampling))
+    options = RolloutOptions(temperature=0.0, max_tokens=max_tokens)
+    drawn = asyncio.run(generator.complete(prompts, options))
     return [answers[0]["tokens"] for answers in drawn]
 
 

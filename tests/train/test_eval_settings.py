@@ -6,7 +6,6 @@ import pytest
 
 from graft.config import ConfigError, load_config
 from graft.envs import make
-from graft.evaluate.run import evaluate_checkpoints
 from graft.rollout.collector import RolloutRequest, SyncCollector
 from graft.train.build import build_run
 from graft.train.memory.workload import smallest_pool
@@ -19,6 +18,7 @@ from graft.train.phases.evaluation import (
 )
 from graft.train.rollouts.episode_groups import groups_of, rewards_by_group
 from graft.types import Episode, Leaf, Sampling, Status, Task
+from tests.model_calls import evaluate_model
 from tests.train.test_mix import recipe
 from tests.training import train_recipe
 
@@ -170,7 +170,7 @@ def test_a_run_and_graft_eval_use_the_section_and_the_rows(tmp_path, rows):
     assert summary["standard_error"].keys() == {"tasks", "before", "after"}
     assert summary["standard_error"]["tasks"] == 3  # there are no more rows
     run = str(tmp_path / "run")
-    table, _, _ = evaluate_checkpoints(run, say=lambda text: None)
+    table, _, _ = evaluate_model(run, say=lambda text: None)
     assert table.measures == ["avg", "pass@1", "pass@3", "maj@3"]
     assert "at temperature 0.7" in table.caption and "pass@k, at most 3" in table.caption
     [result] = [one for results in table.rows.values() for one in results.values()]
@@ -178,9 +178,9 @@ def test_a_run_and_graft_eval_use_the_section_and_the_rows(tmp_path, rows):
     assert result.settings["samples"] == "pass@k"
     assert set(result.by_source()) == {"aime", "math"}
     given = {"top_k": 5, "repetition_penalty": 1.2, "max_tokens": 3, "samples": 2, "name": "two"}
-    table, _, _ = evaluate_checkpoints(run, say=lambda text: None, **given)
+    table, _, _ = evaluate_model(run, say=lambda text: None, **given)
     assert "2 attempts each, at temperature 0.7, top-k 5, repetition penalty 1.2" in table.caption
     [result] = [one for results in table.rows.values() for one in results.values()]
     assert result.settings["rollout"]["max_tokens"] == 3 and result.tokens <= 3
     with pytest.raises(ConfigError, match="top_p=2"):
-        evaluate_checkpoints(run, top_p=2.0, say=lambda text: None)
+        evaluate_model(run, top_p=2.0, say=lambda text: None)

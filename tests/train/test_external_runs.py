@@ -24,10 +24,8 @@ import pytest
 import torch
 
 from graft.config import ConfigError, check
-from graft.datagen.rejection_sampling import sample_rows
 from graft.engine.errors import EngineError
 from graft.engine.remote import endpoint
-from graft.evaluate.run import evaluate_checkpoints
 from graft.models.decoder import Decoder
 from graft.models.io.load import load_model
 from graft.models.io.save import save_model
@@ -37,6 +35,7 @@ from graft.train.run_dir.checkpoint import checkpoints
 from graft.types import Task, Trajectory
 from tests.engine.fake_sglang import FakeSGLang, load_other, serving_sglang
 from tests.engine.real_sglang import PYTHON, RealSGLang
+from tests.model_calls import evaluate_model, sample_model
 from tests.training import train_recipe
 
 SIZES = {
@@ -225,10 +224,10 @@ def test_scores_and_data_of_such_a_run_leave_its_servers_alone(base, fake, tmp_p
     run(tmp_path, **sglang(base, fake.url), train={"steps": 2}, rollout={"staleness": 1})
     before = len(fake.requests)
     source = str(tmp_path / "run")
-    table, _, _ = evaluate_checkpoints(source, tasks=2, every_checkpoint=True, say=print)
+    table, _, _ = evaluate_model(source, tasks=2, every_checkpoint=True, say=print)
     assert len(table.rows) == 2 and not table.problems  # run.keep_last
     out = str(tmp_path / "rows.jsonl")
-    sampled = sample_rows(source, "calculator", out, tasks=2, samples=2, keep="turns>0", say=print)
+    sampled = sample_model(source, "calculator", out, tasks=2, samples=2, keep="turns>0", say=print)
     assert sampled.failed == 0 and sampled.rows
     assert len(fake.requests) == before
 
@@ -436,7 +435,7 @@ def test_vllm_samples_for_families_that_are_not_ours(vllm, family, tmp_path):
     assert family in screen
     before = [weight.detach() for weight in load_other(str(folder)).parameters()]
     assert any(not torch.equal(old, new) for old, new in zip(before, opens(tmp_path), strict=True))
-    table, _, _ = evaluate_checkpoints(str(tmp_path / "run"), tasks=2, every_checkpoint=True)
+    table, _, _ = evaluate_model(str(tmp_path / "run"), tasks=2, every_checkpoint=True)
     assert len(table.rows) == 2 and not table.problems
 
 
