@@ -26,17 +26,15 @@ def translate(words: Words, as_json: AsJson = False) -> None:
     import yaml
 
     from graft.config import ConfigError, check, keys
-    from graft.recipe.peer_text import read_settings
-    from graft.recipe.translate import translate as translate_settings
+    from graft.registry import load_service
 
     text, ending = _read(words)
-    settings = read_settings(text, ending)
-    if not settings.values and not settings.unread:
+    made = load_service("translate_settings")(text, ending, keys())
+    if made is None:
         raise ConfigError(
             f"no setting was found in {words[0]!r}: give a file that exists, flags (--learning_rate 1e-6), "
             "keys (data.train_batch_size=256) or a call such as GRPOConfig(learning_rate=1e-6)"
         )
-    made = translate_settings(settings, keys())
     problem = ""
     try:
         check(made.recipe, where="the recipe")

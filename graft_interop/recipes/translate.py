@@ -1,6 +1,6 @@
 """A recipe from the settings of TRL or verl, and a line about every setting that has no place in it.
 
-translate(read_settings("trl grpo --learning_rate 1e-6 --num_generations 16 ..."))
+translate_text("trl grpo --learning_rate 1e-6 --num_generations 16 ...", "", graft.config.keys())
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from graft.recipe.peer_keys import PEER_KEYS, meant, translated
-from graft.recipe.peer_text import PeerSettings
-from graft.recipe.peer_values import RULES, TRL_DEFAULTS, VERL_DEFAULTS, CannotTranslate
+from graft_interop.recipes.peer_text import PeerSettings, read_settings
+from graft_interop.recipes.peer_values import RULES, TRL_DEFAULTS, VERL_DEFAULTS, CannotTranslate
 
 OF_VERL = ("actor_rollout_ref.", "algorithm.", "data.", "trainer.", "critic.", "reward_model.")
 REFERENCE = "actor_rollout_ref.ref."
@@ -24,6 +24,12 @@ class Translation:
     library: str
     recipe: dict[str, dict[str, Any]] = field(default_factory=dict)
     left: dict[str, str] = field(default_factory=dict)
+
+
+def translate_text(text: str, ending: str, known: Mapping[str, Any]) -> Translation | None:
+    """The settings in a text; None if there are none. `ending` is that of its file, such as ".py"."""
+    settings = read_settings(text, ending)
+    return translate(settings, known) if settings.values or settings.unread else None
 
 
 def translate(settings: PeerSettings, known: Mapping[str, Any]) -> Translation:

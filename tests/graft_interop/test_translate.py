@@ -13,9 +13,9 @@ from typer.testing import CliRunner
 
 from graft.cli import app
 from graft.config import check, keys
-from graft.recipe.peer_text import PeerSettings, read_settings, read_value
-from graft.recipe.peer_values import RULES, TRL_DEFAULTS, VERL_DEFAULTS
-from graft.recipe.translate import translate
+from graft_interop.recipes.peer_text import PeerSettings, read_settings, read_value
+from graft_interop.recipes.peer_values import RULES, TRL_DEFAULTS, VERL_DEFAULTS
+from graft_interop.recipes.translate import translate
 
 VERL = r"""
 set -x
