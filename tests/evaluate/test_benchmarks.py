@@ -4,6 +4,7 @@ import base64
 import json
 import os
 import threading
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -27,6 +28,7 @@ from graft.evaluate.benchmarks.gem import GEM
 from graft.evaluate.benchmarks.judged import agreement_of
 from graft.evaluate.benchmarks.prompt import FORM
 from graft.evaluate.benchmarks.questions import BenchmarkQuestions, deciphered
+from graft.evaluate.table import ScoreTable
 from graft.evaluate.task_sets import read_sets
 from graft.models.io.save import save_model
 from graft.rewards import REWARDS
@@ -34,7 +36,7 @@ from graft.rewards.judge import Judge
 from graft.text.tokenizer import FastTokenizer
 from graft.types import Task
 from tests.engine.engine_kit import tiny_decoder
-from tests.evaluate.endpoint_kit import serving
+from tests.evaluate.endpoint_kit import Served, serving
 from tests.model_calls import evaluate_model
 
 Row = dict[str, Any]
@@ -46,293 +48,19 @@ def enciphered(text: str, secret: str) -> str:
     return base64.b64encode(data).decode()
 
 
-SECRET = "a canary"
+def read_rows() -> dict[str, list[tuple[Row, str, float]]]:
+    """Set -> rows in the published columns, what the model answers to each, and what that earns."""
+    made: dict[str, list[tuple[Row, str, float]]] = defaultdict(list)
+    for line in Path(__file__).with_name("benchmark_rows.jsonl").read_text("utf-8").splitlines():
+        one = json.loads(line)
+        row = one["row"]
+        if one["set"] == "xbench":
+            row |= {key: enciphered(row[key], row["canary"]) for key in ("prompt", "answer")}
+        made[one["set"]].append((row, one["answer"], one["reward"]))
+    return made
 
-# name -> rows in the published columns, what the model answers to each, and what that earns
-MADE: dict[str, list[tuple[Row, str, float]]] = {
-    "aime24": [
-        (
-            {
-                "id": 60,
-                "problem": "Half of 8?",
-                "solution": "4",
-                "answer": "4",
-                "url": "",
-                "year": "2024",
-            },
-            "4.0",
-            1.0,
-        ),
-        (
-            {
-                "id": 61,
-                "problem": "Three times 5?",
-                "solution": "15",
-                "answer": "015",
-                "url": "",
-                "year": "2024",
-            },
-            "16",
-            0.0,
-        ),
-    ],
-    "aime25": [
-        ({"problem": "One more than 69?", "answer": "70", "id": "0"}, "70", 1.0),
-        ({"problem": "One less than 69?", "answer": "68", "id": "1"}, "67", 0.0),
-    ],
-    "math500": [
-        (
-            {
-                "problem": "1/4 + 1/4?",
-                "solution": "",
-                "answer": "\\frac{1}{2}",
-                "subject": "Algebra",
-                "level": 1,
-                "unique_id": "a",
-            },
-            "0.5",
-            1.0,
-        ),
-        (
-            {
-                "problem": "x(x+1)?",
-                "solution": "",
-                "answer": "x^2+x",
-                "subject": "Algebra",
-                "level": 5,
-                "unique_id": "b",
-            },
-            "x^2",
-            0.0,
-        ),
-    ],
-    "math": [
-        (
-            {
-                "problem": "Twice 21?",
-                "level": "Level 1",
-                "solution": "It is $\\boxed{42}$.",
-                "type": "Algebra",
-            },
-            "42",
-            1.0,
-        ),
-        (
-            {
-                "problem": "Twice 22?",
-                "level": "Level 2",
-                "solution": "It is $\\boxed{44}$.",
-                "type": "Algebra",
-            },
-            "42",
-            0.0,
-        ),
-    ],
-    "gsm8k": [
-        ({"question": "Ann has 3 and gets 4.", "answer": "3 + 4 = <<3+4=7>>7\n#### 7"}, "7", 1.0),
-        ({"question": "Bob has 1,000 and 200.", "answer": "So many.\n#### 1,200"}, "1000", 0.0),
-    ],
-    "hotpotqa": [
-        (
-            {"question": "Where is the Louvre?", "answer": ["Paris", "Paris, France"]},
-            "city of Paris",
-            0.5,
-        ),
-        ({"question": "Where is the Prado?", "answer": ["Madrid"]}, "Rome", 0.0),
-    ],
-    "2wiki": [
-        ({"question": "Was Ann older than Bob?", "answer": ["yes"]}, "yes", 1.0),
-        ({"question": "Who was Ann's aunt?", "answer": ["Eve Smith"]}, "Eve Jones", 0.5),
-    ],
-    "musique": [
-        (
-            {"question": "Who founded the town of Ann?", "answer": "Carl the Great"},
-            "the great Carl",
-            1.0,
-        ),
-        ({"question": "Who sold the town of Ann?", "answer": "Otto"}, "Ludwig", 0.0),
-    ],
-    "bamboogle": [
-        ({"question": "Who ruled when Ann was born?", "answer": ["Otto"]}, "otto.", 1.0),
-        ({"question": "Who ruled when Bob was born?", "answer": ["Otto"]}, "nobody", 0.0),
-    ],
-    "simpleqa": [
-        (
-            {"metadata": "{}", "problem": "Who got the award in 2010?", "answer": "Michio Sugeno"},
-            "Prof. Sugeno",
-            1.0,
-        ),
-        (
-            {"metadata": "{}", "problem": "Who got the award in 2011?", "answer": "Bob"},
-            "I cannot say",
-            0.0,
-        ),
-    ],
-    "webwalker": [
-        (
-            {
-                "question": "When is the deadline?",
-                "answer": "March 21",
-                "root_url": "https://x.org",
-                "info": {"difficulty_level": "easy"},
-            },
-            "the 21st of March",
-            1.0,
-        ),
-        (
-            {
-                "question": "Where is the venue?",
-                "answer": "Vienna",
-                "root_url": "https://x.org",
-                "info": {"difficulty_level": "hard"},
-            },
-            "Graz",
-            0.0,
-        ),
-    ],
-    "gaia": [
-        (
-            {
-                "task_id": "1",
-                "Question": "How many wolves?",
-                "Level": "1",
-                "Final answer": "3",
-                "file_name": "",
-            },
-            "three",
-            1.0,
-        ),
-        (
-            {
-                "task_id": "2",
-                "Question": "What is in the picture?",
-                "Level": "2",
-                "Final answer": "dog",
-                "file_name": "2.png",
-            },
-            "dog",
-            1.0,
-        ),
-        (
-            {
-                "task_id": "3",
-                "Question": "How many bears?",
-                "Level": "2",
-                "Final answer": "5",
-                "file_name": "",
-            },
-            "4",
-            0.0,
-        ),
-    ],
-    "hle": [
-        (
-            {
-                "id": "1",
-                "question": "Which group?",
-                "image": "",
-                "answer": "A_5",
-                "answer_type": "exactMatch",
-                "category": "Math",
-            },
-            "A_5",
-            1.0,
-        ),
-        (
-            {
-                "id": "2",
-                "question": "What is shown?",
-                "image": "data:image/png;base64,AA",
-                "answer": "X",
-                "answer_type": "exactMatch",
-                "category": "Art",
-            },
-            "X",
-            1.0,
-        ),
-        (
-            {
-                "id": "3",
-                "question": "Which bone?",
-                "image": "",
-                "answer": "B",
-                "answer_type": "multipleChoice",
-                "category": "Biology",
-            },
-            "C",
-            0.0,
-        ),
-    ],
-    "xbench": [
-        (
-            {
-                "id": 1,
-                "prompt": enciphered("谁写了它？", SECRET),
-                "answer": enciphered("鲁迅", SECRET),
-                "reference_steps": "",
-                "canary": SECRET,
-            },
-            "鲁迅",
-            1.0,
-        ),
-        (
-            {
-                "id": 2,
-                "prompt": enciphered("在哪里？", SECRET),
-                "answer": enciphered("北京", SECRET),
-                "reference_steps": "",
-                "canary": SECRET,
-            },
-            "上海",
-            0.0,
-        ),
-    ],
-    **{
-        f"gem-{name}": [
-            (
-                {"problem": f"{name}: three quarters as a number?", "answer": ["0.75"]},
-                "\\frac{3}{4}",
-                1.0,
-            ),
-            ({"problem": f"{name}: 7 squared?", "answer": ["49"]}, "47", 0.0),
-        ]
-        for name in ("aime24", "amc", "math500", "minerva", "olympiadbench")
-    },
-    **{
-        f"gem-{name}": [
-            ({"question": f"{name}: where is the Louvre?", "answer": ["Paris"]}, "the paris.", 1.0),
-            ({"question": f"{name}: where is the Prado?", "answer": ["Madrid"]}, "in Madrid", 0.0),
-        ]
-        for name in (
-            "naturalquestions",
-            "triviaqa",
-            "popqa",
-            "hotpotqa",
-            "2wiki",
-            "musique",
-            "bamboogle",
-            "qaopen",
-        )
-    },
-    "gem-codecontest": [
-        (
-            {
-                "problem": "Print the sum.",
-                "tests": {"inputs": ["1 2\n", "3 4\n"], "outputs": ["3\n", "7\n"]},
-            },
-            "print(sum(map(int, input().split())))",
-            1.0,
-        ),
-        (
-            {
-                "problem": "Print the product.",
-                "tests": json.dumps({"inputs": ["2 5\n"], "outputs": ["10\n"]}),
-            },
-            "print(7)",
-            0.0,
-        ),
-    ],
-}
+
+MADE = read_rows()
 
 LEFT_OUT = {"gaia": 1, "hle": 1}
 """The number of the row that comes with a file or an image."""
@@ -344,7 +72,7 @@ def questions_of(name: str) -> list[tuple[Row, str, float]]:
 
 def question_in(name: str, row: Row) -> str:
     key = next(key for key in ("problem", "question", "Question", "prompt") if key in row)
-    return deciphered(row[key], SECRET, "", key) if name == "xbench" else row[key]
+    return deciphered(row[key], row["canary"], "", key) if name == "xbench" else row[key]
 
 
 ANSWERS = {
@@ -444,6 +172,22 @@ def given(files: dict[str, str], names: list[str]) -> dict[str, Any]:
     return {"on": ",".join(names), "args": [f"{name}.data={files[name]}" for name in names]}
 
 
+def behind(
+    server: Served, files: dict[str, str], names: list[str], folder: Path, **how: Any
+) -> tuple[ScoreTable, Path]:
+    """Scores of the model of a server that gets messages."""
+    table, where, _ = evaluate_model(
+        "",
+        **given(files, names),
+        overrides=[f"run.dir={folder}"],
+        endpoint=server.url,
+        served="tiny",
+        say=lambda text: None,
+        **how,
+    )
+    return table, where
+
+
 def check(table: Any, names: list[str], calls: dict[str, float]) -> None:
     assert table.problems == []
     for name in names:
@@ -525,14 +269,7 @@ def test_gems_sets_from_file_to_score_in_messages(files, tmp_path):
     assert len(names) == 14 and set(names) <= set(MADE)
     with serving() as served:
         served.reply = agent
-        table, _, _ = evaluate_model(
-            "",
-            **given(files, names),
-            overrides=[f"run.dir={tmp_path}"],
-            endpoint=served.url,
-            served="tiny",
-            say=lambda text: None,
-        )
+        table, _ = behind(served, files, names, tmp_path)
     check(table, names, {one.name: float(len(one.tools)) for one in GEM})
     assert JUDGED == [] and len(SEARCHED) == 16
 
@@ -547,15 +284,7 @@ def test_without_tools_the_prompt_does_not_name_them(files, tmp_path):
     names = ["math500", "hotpotqa", "xbench"]
     with serving() as served:
         served.reply = agent
-        table, _, _ = evaluate_model(
-            "",
-            **given(files, names),
-            overrides=[f"run.dir={tmp_path}"],
-            endpoint=served.url,
-            served="tiny",
-            tools=False,
-            say=lambda text: None,
-        )
+        table, _ = behind(served, files, names, tmp_path, tools=False)
     check(table, names, {})
 
 
@@ -625,15 +354,7 @@ def test_a_judge_that_is_away_fails_attempts_and_makes_none_wrong(files, tmp_pat
     monkeypatch.setattr("graft.http.FIRST_PAUSE", 0.01)
     with serving() as served:
         served.reply = lambda content: f"\\boxed{{{answer_to(content['messages'][-1]['content'])}}}"
-        table, folder, _ = evaluate_model(
-            "",
-            **given(files, ["xbench"]),
-            overrides=[f"run.dir={tmp_path}"],
-            endpoint=served.url,
-            served="tiny",
-            tools=False,
-            say=lambda text: None,
-        )
+        table, folder = behind(served, files, ["xbench"], tmp_path, tools=False)
     cell = table.rows["tiny"]["xbench"]
     assert cell.values("avg") == [1.0, 0.0] and cell.failed == 0.5  # the gold text needs no judge
     assert "50% failed" in table.markdown()
