@@ -148,8 +148,8 @@ async def acollect(
         else max_context,
     )
     rollout = {
-        **options.given("tasks", "samples", "top_p", "top_k", *options.LIMITS),
-        "temperature": options.temperature_or(1.0) or 1.0,  # a recipe's is never greedy
+        **options.select("tasks", "samples", "top_p", "top_k", *options.LIMITS),
+        "temperature": options.choose_temperature(1.0) or 1.0,  # a recipe's is never greedy
         "min_p": 0.0,
         "branch": branch,
         "concurrency": concurrency,
@@ -171,7 +171,7 @@ async def acollect(
         agents = None if agent is None else _agents_of(agent)
         setup = replace(
             setup,
-            sampling=options.sampling(),
+            sampling=options.make_sampling(),
             salt=(engine.seed if seed is None else seed) * TRAIN_SEEDS + step,
             samples=config.rollout.samples,
             self_play=True,

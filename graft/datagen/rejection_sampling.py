@@ -13,6 +13,7 @@ messages without spans.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -50,12 +51,12 @@ def sample_rows(
     path, condition = Path(out), read_condition(keep)
     check_place(path)
     model = model.locate()
-    server = model.server()
-    tasks, samples = options.tasks or 1, options.samples or 1
-    with model.reading(env):
+    server = model.read_endpoint()
+    with model.use_settings(env):
         config = config_for(model, env)
-        temperature = options.temperature_or(config.rollout.temperature)
+        temperature = options.choose_temperature(config.rollout.temperature)
         seed = config.run.seed if options.seed is None else options.seed
+        options = replace(options, temperature=temperature, seed=seed)
         weights = latest_model(model.path) if model.path else None
         if weights is not None:
             check_readable(weights)
@@ -68,9 +69,8 @@ def sample_rows(
                 )
         chat = chat_with(config, server, weights)
         tools = {one.task.label: pose_one(one, chat, seed, server) for one in config.of_each_env()}
-        log = AttemptLog(
-            attempts_path, {**whose, **settings_of(config, samples, temperature, seed)}
-        )
+        log = AttemptLog(attempts_path, {**whose, **settings_of(config, options)})
+        tasks = options.tasks or 1
         try:
             todo = [number for number in range(tasks) if not log.is_done(number)]
             if len(todo) < tasks:
@@ -79,7 +79,7 @@ def sample_rows(
                 setup = _setup(config, weights, server, chat)
                 try:
                     work = SampleWork(config, setup, log, tools, tasks, say, server)
-                    work.sample(todo, samples, temperature, seed)
+                    work.sample(todo, options)
                 except KeyboardInterrupt:
                     say(
                         f"interrupted; finished attempts are in {attempts_path}, --resume makes the rest"
@@ -142,14 +142,12 @@ def pose_one(config: Config, chat: Chat, seed: int, server: EndpointSpec | None 
     return info.get("tools")
 
 
-def settings_of(config: Config, samples: int, temperature: float, seed: int) -> dict[str, Any]:
+def settings_of(config: Config, options: RolloutOptions) -> dict[str, Any]:
     """Everything that the attempts depend on, apart from the weights."""
     limits = {"max_tokens", "max_turns", "max_context"}
     return masked(
         {
-            "samples": samples,
-            "temperature": temperature,
-            "seed": seed,
+            **options.select("samples", "temperature", "seed"),
             "task": config.task.model_dump(mode="json", exclude={"eval_args"}),
             "actions": config.actions.model_dump(mode="json"),
             "rollout": config.rollout.model_dump(mode="json", include=limits),

@@ -17,6 +17,7 @@ from graft.evaluate.model_source import EndpointSpec
 from graft.rollout.branches.branch import independent
 from graft.rollout.collect import build_episode
 from graft.rollout.failure import concurrently
+from graft.rollout.options import RolloutOptions
 from graft.rollout.recorded import NotRecordable, outcome_of, prompt_of_context, spans_of_attempt
 from graft.rollout.setup import RolloutSetup
 from graft.text.chat import Chat
@@ -49,9 +50,11 @@ class SampleWork:
         self.statuses, self.errors = Counter[str](), Counter[str]()
         self.news = time.monotonic() + SECONDS_BETWEEN_NEWS
 
-    def sample(self, todo: Sequence[int], samples: int, temperature: float, seed: int) -> None:
+    def sample(self, todo: Sequence[int], options: RolloutOptions) -> None:
+        """Attempt the tasks of these numbers; the options have their temperature and seed."""
+        samples, seed = options.samples or 1, options.seed or 0
         config, branch = self.config, independent(samples)
-        sampling = replace(self.setup.sampling, temperature=temperature)
+        sampling = replace(self.setup.sampling, **options.draws)
         # step 0, which no run has: separate draws
         setup = replace(self.setup, sampling=sampling, salt=seed * TRAIN_SEEDS, self_play=False)
         at_a_time = config.rollout.concurrency

@@ -85,9 +85,9 @@ def attempt(
     text      a task of one's own instead of the held-out one
     """
     model = model.locate()
-    with model.reading(env):
+    with model.use_settings(env):
         config = _config(model, env)
-        temperature = options.temperature_or(sampling_of(config, held_out=True).temperature)
+        temperature = options.choose_temperature(sampling_of(config, held_out=True).temperature)
         weights = latest_model(model.path)
         check_readable(weights)
         components = build_run(sampling_only(config, weights), weights=weights)

@@ -115,12 +115,12 @@ def make_spec(
 
     sets   None: those that the options name
     """
-    given = {f"eval.{name}": value for name, value in (options.draws | options.limits).items()}
-    seed = {} if options.seed is None else {"run.seed": options.seed}
-    config = config.changed({**given, **seed}).as_evaluated()
+    changes = {f"eval.{name}": value for name, value in (options.draws | options.limits).items()}
+    changes |= {f"run.{name}": value for name, value in options.select("seed").items()}
+    config = config.changed(changes).as_evaluated()
     sampling = sampling_of(config, held_out=True)
-    options = options.with_samples(config.eval.samples if sampling.temperature else 0)
-    options.temperature_or(sampling.temperature)
+    options = options.choose_samples(config.eval.samples if sampling.temperature else 0)
+    options.choose_temperature(sampling.temperature)
     refuse_actions(config, options, endpoint)
     if sets is None:
         sets = read_sets(

@@ -80,7 +80,7 @@ class Generator:
         raw: bool = False,
     ) -> list[list[dict[str, Any]]]:
         """The samples of each prompt. A prompt and seed always give the same draws."""
-        sampling = replace(options.sampling(), stop_tokens=self.ends)
+        sampling = replace(options.make_sampling(), stop_tokens=self.ends)
         samples, seed = options.samples or 1, options.seed or 0
 
         async def complete_prompt(prompt: str | Sequence[Message]) -> list[dict[str, Any]]:

@@ -63,7 +63,7 @@ class ModelSource:
         """The same with the path of a run that is given by its name."""
         return replace(self, path=str(located(self.path))) if self.path else self
 
-    def reading(self, *typed: str) -> AbstractContextManager[None]:
+    def use_settings(self, *typed: str) -> AbstractContextManager[None]:
         """The recipe's settings are in use inside the block; `typed` are other words of the command."""
         words = [self.path, *typed, *self.overrides, *self.urls]
         return settings_from(self.recipe_file, self.trust, words)
@@ -77,10 +77,10 @@ class ModelSource:
 
     @property
     def urls(self) -> tuple[str, ...]:
-        given = (one.strip() for text in self.endpoint for one in text.split(","))
-        return tuple(filter(None, given))
+        listed = (url.strip() for text in self.endpoint for url in text.split(","))
+        return tuple(filter(None, listed))
 
-    def server(self) -> EndpointSpec | None:
+    def read_endpoint(self) -> EndpointSpec | None:
         """The servers; None: the model is loaded here."""
         if not self.urls:
             if self.served or self.api:

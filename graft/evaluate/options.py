@@ -41,7 +41,7 @@ class EvalOptions(RolloutOptions):
                 "out"
             )
 
-    def with_samples(self, default: int) -> EvalOptions:
-        """With the number of attempts per task: the largest k, else `default`; 0: rows decide it."""
+    def choose_samples(self, default: int) -> EvalOptions:
+        """The options with the number of attempts per task: the largest k, else `default`; 0: rows decide."""
         samples = self.samples or max(self.k, default=default) or None
         return replace(self, samples=samples, k=sorted({*self.k}) or [samples] if samples else [])

@@ -59,8 +59,8 @@ def evaluate_checkpoints(
         raise ConfigError(f"--name {name!r} names files; give one word, without folders")
     model = model.locate_served(say) if model.path and model.urls else model.locate()
     earlier = read_earlier(str(named(against))) if against else None
-    server, run = model.server(), model.run
-    with model.reading(options.on, options.prompt, *options.args):
+    server, run = model.read_endpoint(), model.run
+    with model.use_settings(options.on, options.prompt, *options.args):
         spec = make_spec(_recipe(model, options.on, server), options, server)
         rollout = spec.config.rollout
         if options.max_tokens and rollout.max_tokens >= rollout.max_context:

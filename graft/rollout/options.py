@@ -45,29 +45,29 @@ class RolloutOptions:
 
     def __post_init__(self) -> None:
         try:
-            self.sampling()
+            self.make_sampling()
         except ValueError as error:
             raise ConfigError(str(error)) from error
 
-    def given(self, *names: str) -> dict[str, Any]:
+    def select(self, *names: str) -> dict[str, Any]:
         """The values of these fields that are not None."""
         return {name: value for name in names if (value := getattr(self, name)) is not None}
 
     @property
     def draws(self) -> dict[str, Any]:
         """The given settings of `Sampling`, its length and its stops aside."""
-        return self.given(*self.DRAWS)
+        return self.select(*self.DRAWS)
 
     @property
     def limits(self) -> dict[str, Any]:
         """The given lengths of an attempt."""
-        return self.given(*self.LIMITS)
+        return self.select(*self.LIMITS)
 
-    def sampling(self) -> Sampling:
+    def make_sampling(self) -> Sampling:
         """The settings of single completions, which no recipe completes."""
-        return Sampling(**self.draws, **self.given("max_tokens", "stop"))
+        return Sampling(**self.draws, **self.select("max_tokens", "stop"))
 
-    def temperature_or(self, default: float) -> float:
+    def choose_temperature(self, default: float) -> float:
         """The temperature, or that of the recipe; several greedy attempts at a task are refused."""
         temperature = default if self.temperature is None else self.temperature
         if not temperature and self.samples is not None and self.samples > 1:
