@@ -137,7 +137,9 @@ def failures(found: dict[str, Check]) -> list[str]:
 def test_a_healthy_recipe_passes_and_shows_its_loss_mask(written):
     result = invoke(app, [written, "--json"])
     assert result.exit_code == 0, result.output
-    report_json = json.loads(result.stdout.splitlines()[-1])
+    lines = result.stderr.splitlines()
+    assert lines[0].startswith("pass  python") and lines[-1].endswith("0 failed")
+    report_json = json.loads(result.stdout)
     assert report_json["is_ready"] is True and report_json["recipe"] == written
     checks = {check["name"]: check for check in report_json["checks"]}
     assert [name for name, check in checks.items() if check["verdict"] == "fail"] == []
@@ -153,14 +155,11 @@ def test_a_healthy_recipe_passes_and_shows_its_loss_mask(written):
     assert trained.startswith("[") and trained.endswith("<eos>") and ";" not in trained
     assert context.endswith(";") and {t["author"] for t in tokens} == {"task", "policy", "env"}
     assert "»[" in checks["loss mask"]["seen"] and "<eos>«" in checks["loss mask"]["seen"]
+    assert checks["cheats"]["verdict"] == "pass"
+    assert "calls without a purpose" in checks["cheats"]["seen"]
 
 
-def test_the_lines_are_printed_as_they_are_made_and_counted_at_the_end(written):
-    result = invoke(app, [written])
-    assert result.exit_code == 0
-    lines = result.stdout.splitlines()
-    assert lines[0].startswith("pass  python")
-    assert lines[-1].endswith("0 failed")
+def test_the_lines_are_printed_as_they_are_made():
     printed: list[str] = []
     assert [check.name for check in report(printed.append)] == [
         "python",
@@ -177,13 +176,11 @@ def test_wrong_usage_is_an_error_before_any_check(written):
     assert isinstance(invoke(app, [written, "train.lrr=1"]).exception, ConfigError)
 
 
-def test_the_folder_of_the_run_is_not_touched(written, tmp_path):
-    checks_of(written, f"run.dir={tmp_path / 'runs'}")
+def test_a_recipe_for_many_processes_is_checked_by_one_outside_the_runs_folder(written, tmp_path):
+    found = checks_of(
+        written, "parallel.tp=4", "cluster.address=auto", f"run.dir={tmp_path / 'runs'}"
+    )
     assert not (tmp_path / "runs").exists()
-
-
-def test_a_recipe_for_many_processes_is_checked_by_one(written):
-    found = checks_of(written, "parallel.tp=4", "cluster.address=auto")
     assert "parallel.tp=4, cluster.address=auto" in found["processes"].seen
     assert failures(found) == []
 
@@ -238,10 +235,10 @@ def test_too_little_memory_fails_and_nothing_is_opened(written, monkeypatch):
 
 
 def test_checkpoints_that_do_not_fit_on_the_disk_are_reported(written, monkeypatch):
-    usage = namedtuple("usage", "total used free")
+    usage, config = namedtuple("usage", "total used free"), load_config(written)
     for free, verdict in ((1 << 16, "fail"), (1 << 18, "warn")):  # one is 86 kB, four are kept
         monkeypatch.setattr(resources.shutil, "disk_usage", lambda _, free=free: usage(0, 0, free))
-        assert checks_of(written)["checkpoints"].verdict == verdict
+        assert resources.checkpoint_check(config, config.run).verdict == verdict
 
 
 def test_a_reward_that_every_answer_earns_fails(written):
@@ -263,8 +260,6 @@ def test_a_cheat_that_is_paid_is_a_warning_with_its_answer(written):
     assert found.verdict == "warn" and "a constant earns 1 of 1" in found.remedy
     assert "42" in found.seen and "the random policy earns 0 on average of 1 tasks" in found.seen
     assert found.data is not None and found.data["cheats"][0]["mean"] == 1.0
-    plain = checks_of(written)["cheats"]
-    assert plain.verdict == "pass" and "calls without a purpose" in plain.seen
 
 
 def test_a_reward_that_asks_a_service_is_not_asked_about_cheats(written):
@@ -513,12 +508,12 @@ def test_prompts_that_leave_no_room_fail(written):
 
 
 def test_missing_trackers_fail(written, monkeypatch):
-    assert checks_of(written, "run.trackers=[tensorboard]")["trackers"].verdict == "pass"
+    assert resources.tracker_check(["tensorboard"]).verdict == "pass"
     found = checks_of(written, "run.trackers=[tensorbored]")
     assert failures(found) == ["trackers"] and "tensorbored" in found["trackers"].seen
     monkeypatch.setitem(__import__("sys").modules, "wandb", None)
-    found = checks_of(written, "run.trackers=[wandb]")
-    assert failures(found) == ["trackers"] and "pip install wandb" in found["trackers"].remedy
+    wandb = resources.tracker_check(["wandb"])
+    assert wandb.verdict == "fail" and "pip install wandb" in wandb.remedy
 
 
 def test_a_warm_up_from_rows_shows_its_first_row(written, tmp_path):

@@ -229,11 +229,10 @@ def test_attempts_that_failed_are_made_again_once_the_tool_is_back(
 
 
 def test_a_broken_environment_is_detected_early(shaky, run, tmp_path):
+    out, few = str(tmp_path / "good.jsonl"), ["rollout.concurrency=8"]
     with pytest.raises(RunStopped, match="server is down"):
-        sample_model(
-            str(run), "shaky", str(tmp_path / "good.jsonl"), tasks=5000, samples=8, say=len
-        )
-    assert len(lines(tmp_path / "good.attempts.jsonl")) < 300
+        sample_model(str(run), "shaky", out, tasks=5000, samples=8, overrides=few, say=len)
+    assert len(lines(tmp_path / "good.attempts.jsonl")) < 50
 
 
 def test_nothing_kept_is_an_error_and_the_attempts_are_used_again(run, tmp_path):
@@ -543,8 +542,6 @@ def test_a_server_that_went_down_ends_the_command_and_a_later_one_goes_on(served
 @pytest.mark.parametrize(
     ("how", "fragment"),
     [
-        ({"api": "completions"}, "takes the model's tokenizer"),
-        ({"api": "grpc"}, "must be completions or chat"),
         ({"endpoint": ""}, "belong to --endpoint"),
         ({"overrides": []}, "goes on in the middle of an answer.*or rollout.max_turns=1"),
         ({"overrides": ["actions.file=sorting"]}, "makes calls that no server can"),

@@ -228,24 +228,29 @@ def test_a_run_that_is_held_is_running_and_a_killed_one_stopped(tmp_path):
         assert record.status is RunStatus.STOPPED
 
 
-def test_a_run_is_done_when_its_summary_is_of_the_last_step(tmp_path):
-    summary = {"checkpoint": "runs/a/checkpoints/rl-000004"}
-    record = make_run(tmp_path / "a", step(3), step(4), summary=summary)
-    os.utime(record.path / "summary.json", (1, 1))  # a copied folder has any times
-    assert record.status is RunStatus.DONE
-    assert make_run(record.path, step(4), step(5), train=8).status is RunStatus.STOPPED
-
-
-def test_more_steps_set_after_the_end_make_it_a_stopped_run(tmp_path):
-    summary = {"checkpoint": "runs/a/checkpoints/rl-000004"}
-    record = make_run(tmp_path / "a", step(4), summary=summary, train=8)
-    assert record.status is RunStatus.STOPPED
-
-
-def test_a_supervised_run_that_stopped_early_is_done(tmp_path):
-    summary = {"checkpoint": "x/checkpoints/sft-000025"}
-    record = make_run(tmp_path / "a", step(25, "sft"), summary=summary, train=0, sft=60)
-    assert record.status is RunStatus.DONE
+@pytest.mark.parametrize(
+    ("lines", "train", "saved", "failed", "status"),
+    [
+        ([step(3), step(4)], 4, "rl-000004", 0, RunStatus.DONE),
+        ([step(4), step(5)], 8, "rl-000004", 0, RunStatus.STOPPED),
+        ([step(4)], 8, "rl-000004", 0, RunStatus.STOPPED),  # more steps were set after its end
+        ([step(25, "sft")], 0, "sft-000025", 0, RunStatus.DONE),  # the warm-up may end early
+        ([step(1), step(2)], 4, "", 3, RunStatus.FAILED),  # its next batch is among the failed
+        ([step(1), step(2), step(3)], 4, "", 3, RunStatus.STOPPED),  # it went on
+        ([step(60, "sft")], 4, "", 1, RunStatus.FAILED),
+    ],
+)
+def test_the_end_of_a_run_is_read_from_its_summary_and_failed_batches(
+    lines, train, saved, failed, status, tmp_path
+):
+    summary = {"checkpoint": f"runs/a/checkpoints/{saved}"} if saved else None
+    record = make_run(tmp_path / "a", *lines, summary=summary, train=train, sft=60)
+    if saved:
+        os.utime(record.path / "summary.json", (1, 1))  # a copied folder has any times
+    if failed:
+        (record.path / "failed").mkdir()
+        (record.path / "failed" / f"step_{failed:06d}.jsonl").touch()
+    assert record.status is status
 
 
 def test_a_summary_that_names_no_checkpoint_is_judged_by_its_time(tmp_path):
@@ -255,22 +260,6 @@ def test_a_summary_that_names_no_checkpoint_is_judged_by_its_time(tmp_path):
     assert record.status is RunStatus.DONE
     os.utime(record.path / "summary.json", (50, 50))
     assert record.status is RunStatus.STOPPED
-
-
-def test_a_run_failed_if_its_next_batch_is_among_the_failed(tmp_path):
-    record = make_run(tmp_path / "a", step(1), step(2))
-    (record.path / "failed").mkdir()
-    (record.path / "failed" / "step_000003.jsonl").touch()
-    assert record.status is RunStatus.FAILED
-    make_run(tmp_path / "a", step(1), step(2), step(3))  # it went on
-    assert record.status is RunStatus.STOPPED
-
-
-def test_the_first_rl_step_may_fail_after_a_warm_up(tmp_path):
-    record = make_run(tmp_path / "a", step(60, "sft"))
-    (record.path / "failed").mkdir()
-    (record.path / "failed" / "step_000001.jsonl").touch()
-    assert record.status is RunStatus.FAILED
 
 
 def test_silence_is_five_steps_and_more_than_a_minute(tmp_path):
@@ -311,9 +300,6 @@ def test_a_damaged_folder_reads_as_an_empty_one(tmp_path):
     record = RunRecord(folder)
     assert (record.config, record.summary, record.last, record.alarms) == ({}, {}, None, [])
     assert record.status is RunStatus.STOPPED
-
-
-# episodes
 
 
 # finding runs
