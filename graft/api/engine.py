@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from os import PathLike
 from typing import TYPE_CHECKING, Any
 from weakref import finalize
 
 from graft.api.attributes import ExplainedAttributes
-from graft.api.policy import Policy
+from graft.api.policy import Policy, load
 from graft.api.settings import settings
 from graft.signatures import explain_arguments
 from graft.user_code import UserCodeError, describe_value
@@ -130,6 +131,17 @@ class PolicyEngine(ExplainedAttributes):
     def __repr__(self) -> str:
         state = "closed" if self._is_closed else f"version {self.version}"
         return f"Engine({self.policy!r}, {state}, seed={self.seed})"
+
+
+def load_if_path(given: Any, function: str, trust: bool = False) -> Policy | PolicyEngine:
+    """The policy or engine of a call, which may name a folder or a model of the hub instead."""
+    if isinstance(given, str | PathLike):
+        return load(given, trust=trust)
+    if not isinstance(given, Policy | PolicyEngine):
+        raise UserCodeError(
+            f"{function}() takes a Policy, an Engine or a path, not {describe_value(given)}"
+        )
+    return given
 
 
 @contextmanager

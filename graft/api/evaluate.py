@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from graft.api.collect import RewardLike
-from graft.api.engine import PolicyEngine, engine_for
+from graft.api.engine import PolicyEngine, engine_for, load_if_path
 from graft.api.environments import EnvLike, env_maker
-from graft.api.policy import Policy, load
+from graft.api.policy import Policy
 from graft.api.progress import ProgressLine
 from graft.api.settings import settings
 from graft.config import Config, load_config
@@ -148,12 +148,7 @@ def evaluate(
         max_context=max_context,
         seed=seed,
     )
-    if isinstance(policy, str | PathLike):
-        policy = load(policy, trust=trust)
-    if not isinstance(policy, Policy | PolicyEngine):
-        raise UserCodeError(
-            f"evaluate() takes a Policy, an Engine or a path, not {describe_value(policy)}"
-        )
+    policy = load_if_path(policy, "evaluate", trust)
     owner = policy.policy if isinstance(policy, PolicyEngine) else policy
     typed = [named, reward if isinstance(reward, str) else ""]
     with settings_from(owner.settings_file, trust or owner.trust, typed):

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from os import PathLike
 from typing import Any
 
-from graft.api.engine import PolicyEngine, engine_for
+from graft.api.engine import PolicyEngine, engine_for, load_if_path
 from graft.api.environments import Prompt
-from graft.api.policy import Policy, load
+from graft.api.policy import Policy
 from graft.rollout.options import RolloutOptions
 from graft.signatures import explain_arguments
 from graft.user_code import UserCodeError, describe_value
@@ -119,12 +119,7 @@ async def agenerate(
         max_tokens=max_tokens,
         stop=(stop,) if isinstance(stop, str) else tuple(stop),
     )
-    if isinstance(policy, str | PathLike):
-        policy = load(policy)
-    if not isinstance(policy, Policy | PolicyEngine):
-        raise UserCodeError(
-            f"generate() takes a Policy, an Engine or a path, not {describe_value(policy)}"
-        )
+    policy = load_if_path(policy, "generate")
     with engine_for(policy, 0) as engine, engine.sampling() as sampler:
         generator = Generator(sampler, engine.policy.tokenizer, engine.policy.chat)
         drawn = await generator.complete(given, options, raw=raw)
