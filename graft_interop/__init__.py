@@ -8,6 +8,7 @@
     register("countdown")                   graft_interop.skyrl, for SkyRL
     taskset("countdown")                    graft_interop.verifiers_taskset, for verifiers and prime-rl
     agent_loop("countdown")                 graft_interop.verl, named in verl's settings
+    open_shards(folder)                     graft_interop.verl_shards, FSDP checkpoints of verl
     agent_executor("countdown")             graft_interop.openrlhf, for OpenRLHF's agent file
     generator("countdown")                  graft_interop.rl2, for RL2's environment file
     register_envs()                         graft_interop.gem_ids, for trainers that call gem.make

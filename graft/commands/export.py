@@ -126,24 +126,28 @@ def _open(source: str, from_verl: str, base: str, template: str, trust: bool) ->
     from graft.models.io.gguf_read import open_tokenizer
     from graft.models.io.hub import find_model
     from graft.models.io.model_card import Origin, read_origin
-    from graft.models.io.verl_shards import find_base, is_verl, open_shards
+    from graft.registry import load_service
     from graft.train.run_dir.checkpoint import latest_model
 
     base_path = find_model(base) if base else None
     if from_verl:
         shards = Path(from_verl)
-        opened, model, origin = open_shards(shards, base_path), shards, Origin()
+        opened, model, origin = (
+            load_service("open_verl_shards")(shards, base_path),
+            shards,
+            Origin(),
+        )
         converted = f"Joined by graft from verl's FSDP shards (`{shards.name}`)."
     else:
         model = latest_model(source)
-        if is_verl(model):
+        if any(model.glob("model_world_size_*_rank_*.pt")):
             raise ConfigError(
                 f"'{model}' holds verl's FSDP shards; export them with --from-verl {model}"
             )
         opened, origin, converted = open_source(model, base_path), read_origin(model), ""
     with opened as stored:
         if from_verl:
-            model = find_base(model, base_path)
+            model = load_service("find_verl_base")(model, base_path)
         # adapters may come without a tokenizer: then their base's is used
         has_own = model.suffix == ".gguf" or any(model.glob("tokenizer*"))
         tokenizer = open_tokenizer(model if has_own or base_path is None else base_path)

@@ -20,9 +20,8 @@ from graft.models.io.load import load_model
 from graft.models.io.save import save_model
 from graft.models.io.tensor_names import hf_names
 from graft.models.io.tensors import ModelFileError
-from graft.models.io.verl_shards import (
+from graft_interop.verl_shards import (
     ShardRecord,
-    is_verl,
     mesh_of,
     open_shards,
     plain_name,
@@ -169,7 +168,6 @@ def assert_same(found: dict[str, Tensor], decoder: Decoder) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_shards_of_two_real_processes_are_joined_to_the_bit(made: Path, kind: str) -> None:
-    assert is_verl(made / kind) and not is_verl(made / "base")
     assert_same(tensors_of(made / kind, made / "base"), load_model(made / "base"))
 
 

@@ -82,10 +82,6 @@ class ShardedTensorRecord(Tensor):
         raise TypeError(f"{func} of a tensor that is still sharded")
 
 
-def is_verl(folder: Path) -> bool:
-    return folder.is_dir() and any(NAME.fullmatch(file.name) for file in folder.iterdir())
-
-
 @contextmanager
 def open_shards(folder: Path, base: Path | None = None) -> Iterator[StoredModel]:
     """The whole model of a verl checkpoint; each tensor is joined when it is read.
