@@ -141,18 +141,12 @@ class ProcessGroup(Processes):
 
     def mesh(self, tp: int) -> DeviceMesh:
         """The ranks as a table with the dimensions "dp" and "tp": with tp=2 [[0, 1], [2, 3], ...]."""
-        if self.world % tp:
-            fit = ", ".join(str(n) for n in range(1, self.world + 1) if self.world % n == 0)
-            raise ValueError(
-                f"parallel.tp={tp} does not divide the {self.world} processes of this run; "
-                f"possible here: {fit}"
-            )
+        table = self._in_rows(tp, "parallel.tp")
         if self._heartbeat is None and not dist.is_initialized():
             # a mesh consists of process groups, so make one of a single process
             dist.init_process_group(self._backend, store=HashStore(), rank=0, world_size=1)
             self._resources.callback(dist.destroy_process_group)
         self._tp = tp
-        table = torch.arange(self.world).view(-1, tp)
         with self.together("the groups of the device mesh"):
             # made here: the groups that a mesh makes would wait for half an hour
             groups = []
@@ -168,13 +162,7 @@ class ProcessGroup(Processes):
         """
         if size == 1:
             return None
-        if self.world % size:
-            fit = ", ".join(str(n) for n in range(1, self.world + 1) if self.world % n == 0)
-            raise ValueError(
-                f"engine.tp={size} does not divide the {self.world} processes of this run; "
-                f"possible here: {fit}"
-            )
-        rows = torch.arange(self.world).view(-1, size).tolist()
+        rows = self._in_rows(size, "engine.tp").tolist()
         with self.together("the groups of the engines"):
             group, _ = dist.new_subgroups_by_enumeration(rows, timeout=self._group_timeout)
         assert isinstance(group, dist.ProcessGroup)  # every rank is in one of the rows
@@ -242,6 +230,15 @@ class ProcessGroup(Processes):
         self._heartbeat, self._failures = None, None
 
     # underneath
+
+    def _in_rows(self, size: int, key: str) -> Tensor:
+        """The ranks as a table of `size` columns."""
+        if self.world % size:
+            fit = ", ".join(str(n) for n in range(1, self.world + 1) if self.world % n == 0)
+            raise ValueError(
+                f"{key}={size} does not divide the {self.world} processes of this run; possible here: {fit}"
+            )
+        return torch.arange(self.world).view(-1, size)
 
     @property
     def _backend(self) -> str:
