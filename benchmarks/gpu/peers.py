@@ -19,6 +19,7 @@ from benchmarks.gpu.report import Row
 from benchmarks.gpu.rollouts import WARM_UP, Player
 from benchmarks.gpu.works import Work
 from graft.models.decoder import Decoder
+from graft.models.families.table import config_of
 from graft.models.io.tensor_names import hf_names
 
 GENERATE_ROUNDS = 2
@@ -30,7 +31,7 @@ def peer_model(decoder: Decoder, dtype: torch.dtype) -> Any:
     """transformers' model of the same shape and weights."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    config = AutoConfig.for_model(**decoder.shape.to_hf())
+    config = AutoConfig.for_model(**config_of(decoder.shape))
     with torch.device(decoder.device):
         model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation="sdpa")
     missing, unexpected = model.load_state_dict(hf_names(decoder), strict=False)

@@ -6,8 +6,7 @@ Tokens of many sequences are concatenated in one list, with their positions. Whi
 is decided by `attend`, which every layer calls with its queries, keys and values. The engine passes an
 `attend` over KV pages, the learner one over a packed tree: one model, two uses, the same weights.
 
-The residual stream x and the last layer's contribution to it, `delta`, are passed separately: on a GPU
-the next norm adds them, which saves a pass over memory.
+A block is two sublayers (`layers/`); which ones is data of the shape.
 """
 
 from __future__ import annotations
@@ -23,26 +22,16 @@ from torch.utils.checkpoint import checkpoint
 
 from graft.models.angles import Angles
 from graft.models.device import has_kernels
-from graft.models.head_rotation import HeadRotation
 from graft.models.kv_slots import KVSlots
+from graft.models.layers.attention import Attend, Attention
+from graft.models.layers.experts import ExpertMLP
+from graft.models.layers.mlp import GatedMLP
+from graft.models.layers.norm import Norm
 from graft.models.logprobs import likeliest, score_actions
-from graft.models.ops import (
-    add_linear,
-    add_norm,
-    attend_qkv,
-    can_gate_inside,
-    embed,
-    gather_rows,
-    linear,
-    norm_linear,
-    qk_rotate_to_slots,
-)
+from graft.models.ops import embed, linear
 from graft.models.row_order import RowOrder
 from graft.models.shape import ModelShape
 from graft.models.truncation import Truncation
-
-Attend = Callable[[int, Tensor, Any, Any], Tensor]
-"""(layer, q [T,H,d], k [T,K,d], v [T,K,d]) -> [T,H,d]; k and v are None if they were written to `KVSlots`."""
 
 
 class PackedTokens(Protocol):
@@ -62,39 +51,14 @@ BIAS_COLUMNS = 8
 """Inputs that carry the bias, of which one is used: rows of the head stay aligned."""
 
 
-class Norm(nn.Module):
-    """The weight of a root-mean-square norm."""
-
-    def __init__(self, size: int, eps: float) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(size))
-        self.eps = eps
-
-    def forward(self, x: Tensor, delta: Tensor | None) -> tuple[Tensor, Tensor]:
-        """The stream with `delta` added to it, and its norm."""
-        return add_norm(x, delta, self.weight, self.eps)
-
-
 class Block(nn.Module):
-    """Attention and a gated MLP, each behind a norm and added to the stream.
-
-    q|k|v and gate|up are stored row-concatenated: one matrix product each, and Hugging Face's names
-    are plain slices of them.
-    """
+    """Attention, and an MLP or experts, as the shape says of this layer."""
 
     def __init__(self, shape: ModelShape, index: int) -> None:
         super().__init__()
-        self.index, self.shape = index, shape
-        qkv_size = shape.q_size + 2 * shape.kv_size
-        self.attn_norm = Norm(shape.width, shape.norm_eps)
-        self.qkv = nn.Linear(shape.width, qkv_size, bias=shape.qkv_bias)
-        self.q_norm = Norm(shape.head_dim, shape.norm_eps) if shape.qk_norm else None
-        self.k_norm = Norm(shape.head_dim, shape.norm_eps) if shape.qk_norm else None
-        self.out = nn.Linear(shape.q_size, shape.width, bias=shape.out_bias)
-        self.mlp_norm = Norm(shape.width, shape.norm_eps)
-        self.gate_up = nn.Linear(shape.width, 2 * shape.ff, bias=shape.mlp_bias)
-        self.down = nn.Linear(shape.ff, shape.width, bias=shape.mlp_bias)
-        self.order: RowOrder | None = None
+        self.attention = Attention(shape, index)
+        experts = shape.experts_of(index)
+        self.mlp = GatedMLP(shape) if experts is None else ExpertMLP(shape, experts)
 
     def forward(
         self,
@@ -107,41 +71,11 @@ class Block(nn.Module):
         rows: Tensor | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         """The stream after the block; with `rows` [R] only theirs, in this order."""
-        x, qkv = self._norm_linear(x, delta, self.attn_norm, self.qkv)
-        attended = self._attend(qkv, cos, sin, attend, kv_slots)
-        if rows is not None:
-            x, attended = gather_rows(x, rows), gather_rows(attended, rows)
-        x, delta = self._add_linear(x, attended, self.out)
-        is_inside = can_gate_inside(x, self.order)
-        x, inner = self._norm_linear(x, delta, self.mlp_norm, self.gate_up, gate=is_inside)
-        return self._add_linear(x, inner, self.down, gate=not is_inside)
+        return self.mlp(*self.attention(x, delta, cos, sin, attend, kv_slots, rows))
 
-    def _norm_linear(
-        self, x: Tensor, delta: Tensor | None, norm: Norm, linear: nn.Linear, gate: bool = False
-    ) -> tuple[Tensor, Tensor]:
-        how = norm.weight, norm.eps, linear.weight, linear.bias
-        return norm_linear(x, delta, *how, self.order, gate)
-
-    def _add_linear(
-        self, x: Tensor, y: Tensor, linear: nn.Linear, gate: bool = False
-    ) -> tuple[Tensor, Tensor | None]:
-        return add_linear(x, y, linear.weight, linear.bias, gate, self.order)
-
-    def _attend(
-        self, qkv: Tensor, cos: Tensor, sin: Tensor, attend: Attend, kv_slots: KVSlots | None
-    ) -> Tensor:
-        """[T, H*d]: the output of the heads."""
-        shape = self.shape
-        q_weight = None if self.q_norm is None else self.q_norm.weight
-        k_weight = None if self.k_norm is None else self.k_norm.weight
-        heads = (shape.heads, shape.kv_heads)
-        how = HeadRotation(q_weight, k_weight, shape.norm_eps, cos, sin, *heads)
-        if kv_slots is None:
-            output = attend_qkv(attend, self.index, qkv, how)
-        else:
-            q = qk_rotate_to_slots(qkv, how, kv_slots, self.index)
-            output = attend(self.index, q, None, None)
-        return output.reshape(len(qkv), shape.q_size)
+    def use_order(self, order: RowOrder | None) -> None:
+        """Compute rows in this order; see `Decoder.use_order`."""
+        self.attention.order = self.mlp.order = order
 
 
 class Decoder(nn.Module):
@@ -165,7 +99,7 @@ class Decoder(nn.Module):
         """Compute rows so that none depends on the others; None: as is fastest."""
         self.order = order
         for block in self.blocks:
-            block.order = order  # type: ignore[assignment]
+            block.use_order(order)  # type: ignore[operator]
 
     @property
     def head_weight(self) -> Tensor:

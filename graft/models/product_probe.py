@@ -132,7 +132,12 @@ def _products(decoder: Decoder) -> Iterator[tuple[tuple[int, int], Rivals]]:
 
     is_chained = chained(decoder.device)["CHAINED"]
     block: Any = decoder.blocks[0]
-    for linear in (block.qkv, block.out, block.gate_up, block.down):
+    for linear in (
+        block.attention.qkv,
+        block.attention.out,
+        block.mlp.gate_up,
+        block.mlp.down,
+    ):
         weight, bias = linear.weight, linear.bias
         is_small = weight.numel() * weight.itemsize <= SMALL_BYTES
         yield (
@@ -163,7 +168,7 @@ def _gate_rows(decoder: Decoder, fixed: Mapping[tuple[int, int], int]) -> int:
     from graft.models.kernels.gate import gated
 
     block: Any = decoder.blocks[0]
-    weight, bias = block.gate_up.weight, block.gate_up.bias
+    weight, bias = block.mlp.gate_up.weight, block.mlp.gate_up.bias
     most = fixed.get((len(weight), weight.shape[1]), 1) - 1
     rows = _noise(weight)[: most + 1]
     whole = gated(fixed_linear(rows, weight, bias))

@@ -1,9 +1,9 @@
-"""The sizes of a decoder, and the `config.json` that describes them (`io.hf_config` reads one)."""
+"""The sizes of a decoder (`families` reads them from a `config.json`)."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,14 +11,9 @@ ARCHITECTURES = {
     "llama": "LlamaForCausalLM",
     "qwen2": "Qwen2ForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
+    "qwen3_moe": "Qwen3MoeForCausalLM",
 }
 """Families with a native decoder: model_type -> Hugging Face class."""
-FAMILY_SWITCHES: dict[str, dict[str, bool]] = {
-    "llama": {"qk_norm": False},
-    "qwen2": {"qk_norm": False, "qkv_bias": True},
-}
-"""What a family has where the defaults of ModelShape, which are Qwen3's, differ."""
-
 
 EXTRA_MULTIPLE = 64
 """Rows beyond the vocabulary are padded to a multiple of this, which keeps products and masks aligned."""
@@ -51,9 +46,32 @@ class UnsupportedModel(ValueError):
     """A checkpoint that the native decoder cannot compute exactly; the message says why."""
 
 
+def check_size(name: str, size: object, most: int) -> None:
+    """Refuse a size that is no whole number from 1 to `most`."""
+    if not isinstance(size, int) or not 1 <= size <= most:
+        raise UnsupportedModel(f"{name}={str(size)[:40]}: must be from 1 to {most:,}")
+
+
+@dataclass(frozen=True, slots=True)
+class Experts:
+    """Sizes of a layer whose MLP is many experts, of which a router chooses some for each token."""
+
+    count: int
+    top_k: int
+    """Experts of each token."""
+    ff: int
+    """Width of one expert."""
+    renormalise: bool = False
+    """Whether the weights of a token's experts add up to 1."""
+
+    def __post_init__(self) -> None:
+        for name, most in {"count": 1 << 16, "top_k": self.count, "ff": LARGEST["ff"]}.items():
+            check_size(f"experts.{name}", getattr(self, name), most)
+
+
 @dataclass(frozen=True, slots=True)
 class ModelShape:
-    """Sizes and switches of a decoder of the Llama, Qwen2 and Qwen3 family."""
+    """Sizes and switches of a decoder."""
 
     family: str = "qwen3"
     vocab_size: int = 256
@@ -72,6 +90,9 @@ class ModelShape:
     rope_theta: float = 10_000.0
     rope_scaling: Mapping[str, Any] = field(default_factory=dict[str, Any])
     max_positions: int = 4096
+    experts: Experts | None = None
+    """In place of the MLP, in all layers but `dense_layers`."""
+    dense_layers: tuple[int, ...] = ()
     extra: int = 0
     """Actions beyond the vocabulary: rows of the head that are never embedded. They are not in
     `config.json`; `graft.models.extra_actions` adds them to a model."""
@@ -85,9 +106,7 @@ class ModelShape:
                 f"{', '.join(ARCHITECTURES)}"
             )
         for name, most in LARGEST.items():
-            size = getattr(self, name)
-            if not isinstance(size, int) or not 1 <= size <= most:
-                raise UnsupportedModel(f"{name}={str(size)[:40]}: must be from 1 to {most:,}")
+            check_size(name, getattr(self, name), most)
         if self.heads % self.kv_heads:
             raise UnsupportedModel(
                 f"heads={self.heads} is not a multiple of kv_heads={self.kv_heads}: each key-value "
@@ -99,6 +118,12 @@ class ModelShape:
             )
         if self.extra < 0:
             raise UnsupportedModel(f"extra={self.extra}: must be 0 or more")
+        outside = [layer for layer in self.dense_layers if not 0 <= layer < self.layers]
+        if outside or (self.dense_layers and self.experts is None):
+            raise UnsupportedModel(
+                f"dense_layers={list(self.dense_layers)}: name layers from 0 to {self.layers - 1} of a "
+                "model with experts"
+            )
 
     @property
     def head_rows(self) -> int:
@@ -108,6 +133,10 @@ class ModelShape:
         (256, 320)
         """
         return self.vocab_size + -(-self.extra // EXTRA_MULTIPLE) * EXTRA_MULTIPLE
+
+    def experts_of(self, layer: int) -> Experts | None:
+        """The experts of a layer; None: it has a plain MLP."""
+        return None if layer in self.dense_layers else self.experts
 
     @property
     def q_size(self) -> int:
@@ -119,37 +148,25 @@ class ModelShape:
 
     @property
     def num_params(self) -> int:
-        attention = self.width * (2 * self.q_size + 2 * self.kv_size)
-        block = attention + 3 * self.width * self.ff
-        ends = self.head_rows + (0 if self.tied else self.vocab_size)
-        return self.layers * block + ends * self.width
+        """Weights of all products."""
+        return self._num_params(lambda experts: experts.count)
 
-    def to_hf(self) -> dict[str, Any]:
-        """The `config.json` from which graft and transformers build this decoder."""
-        rope = {"rope_type": "default", **self.rope_scaling, "rope_theta": self.rope_theta}
-        config: dict[str, Any] = {
-            "architectures": [ARCHITECTURES[self.family]],
-            "model_type": self.family,
-            "vocab_size": self.vocab_size,
-            "hidden_size": self.width,
-            "num_hidden_layers": self.layers,
-            "num_attention_heads": self.heads,
-            "num_key_value_heads": self.kv_heads,
-            "head_dim": self.head_dim,
-            "intermediate_size": self.ff,
-            "hidden_act": "silu",
-            "tie_word_embeddings": self.tied,
-            "rms_norm_eps": self.norm_eps,
-            "rope_parameters": rope,
-            "rope_theta": self.rope_theta,  # for readers older than rope_parameters
-            "rope_scaling": dict(self.rope_scaling) or None,
-            "max_position_embeddings": self.max_positions,
-        }
-        if self.family != "qwen2":
-            config["attention_bias"] = self.qkv_bias
-        if self.family == "llama":
-            config["mlp_bias"] = self.mlp_bias
-        return config
+    @property
+    def num_active_params(self) -> int:
+        """Of these, the ones that a token is multiplied by."""
+        return self._num_params(lambda experts: experts.top_k)
+
+    def _num_params(self, used: Callable[[Experts], int]) -> int:
+        attention = self.width * (2 * self.q_size + 2 * self.kv_size)
+        ends = self.head_rows + (0 if self.tied else self.vocab_size)
+        total = self.layers * attention + ends * self.width
+        for layer in range(self.layers):
+            experts = self.experts_of(layer)
+            if experts is None:
+                total += 3 * self.width * self.ff
+            else:
+                total += self.width * (experts.count + 3 * used(experts) * experts.ff)
+        return total
 
 
 def rope_frequencies(shape: ModelShape) -> tuple[list[float], float]:

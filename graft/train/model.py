@@ -18,16 +18,16 @@ from graft.envs.table import build_env
 from graft.files import remove, write_json
 from graft.models.decoder import Decoder
 from graft.models.device import choose_device, choose_dtype, prefer_blas
+from graft.models.families.table import make_shape
 from graft.models.finite import find_unusable
 from graft.models.io.gguf_read import gguf_shape, open_gguf, open_tokenizer
-from graft.models.io.hf_config import check_described
 from graft.models.io.hub import find_model, origin_of
 from graft.models.io.load import hub_hint, load_model, open_model, read_config, read_json, shape_of
 from graft.models.io.tensor_names import weights_of
 from graft.models.io.tensors import ModelFileError
 from graft.models.order_probe import find_order
 from graft.models.policy import host_copy
-from graft.models.shape import ARCHITECTURES, FAMILY_SWITCHES, ModelShape, UnsupportedModel
+from graft.models.shape import ARCHITECTURES, ModelShape, UnsupportedModel
 from graft.models.tree.path_blocks import BLOCK
 from graft.text.chat import Chat
 from graft.text.tokenizer import FastTokenizer
@@ -317,13 +317,10 @@ def new_shape(config: Config, tokenizer: FastTokenizer) -> ModelShape:
         raise ConfigError(
             f"model.shape has no {', '.join(unknown)};{hint} known: {', '.join(sorted(known))}"
         )
-    given = {**FAMILY_SWITCHES.get(str(given.get("family")), {}), **given}
-    shape = ModelShape(**given, vocab_size=tokenizer.vocab_size)
     try:
-        check_described(shape, shape.to_hf())
+        return make_shape(given, vocab_size=tokenizer.vocab_size)
     except UnsupportedModel as error:
         raise ConfigError(f"model.shape: {error}") from error
-    return shape
 
 
 def recipe_shape(config: Config, weights: Path | None = None) -> ModelShape:

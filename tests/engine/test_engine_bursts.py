@@ -253,7 +253,7 @@ def test_broken_weights_fail_the_request_and_leave_nothing_behind(device: torch.
     before = [list(context.tokens) for context in contexts]
     weights = engine.decoder.state_dict()
     # one logit of many: the interpreter finds no maximum where there is nothing but NaN
-    name = "blocks.1.attn_norm.weight" if device.type == "cuda" else "head.weight"
+    name = "blocks.1.attention.norm.weight" if device.type == "cuda" else "head.weight"
     sound = weights[name].clone()
     weights[name][5] = torch.nan
     with pytest.raises(EngineError, match="not finite"):

@@ -139,8 +139,10 @@ def test_where_they_do_our_own_kernel_multiplies(
     assert order is not None and order.fixed == FEW | {(32, 48): 16}
     assert ", 32 x 48 below 16 rows, " in note  # 12 is the first that holds
     block: Any = decoder.blocks[0]
-    is_own = [order.is_fixed(rows, block.down.weight) for rows in (1, 15, 16, 1000)]
-    assert is_own == [True, True, False, False] and not order.is_fixed(5, block.out.weight)
+    is_own = [order.is_fixed(rows, block.mlp.down.weight) for rows in (1, 15, 16, 1000)]
+    assert is_own == [True, True, False, False] and not order.is_fixed(
+        5, block.attention.out.weight
+    )
 
 
 def test_where_the_library_never_adds_as_our_own_kernel_does_ours_multiplies_any_number(

@@ -49,13 +49,13 @@ def test_the_numbers_of_the_module_docstring():
     shape = ModelShape(vocab_size=2, width=2, layers=1, heads=1, kv_heads=1, head_dim=2, ff=1)
     decoder = Decoder(shape).initialise(0)
     with torch.no_grad():
-        decoder.blocks[0].gate_up.weight[0] = torch.tensor([10.0, 20.0])
+        decoder.blocks[0].mlp.gate_up.weight[0] = torch.tensor([10.0, 20.0])
     lora = Lora(decoder, rank=1, alpha=2.0, targets=["gate_proj"])
     with torch.no_grad():
         lora.down[0].copy_(torch.tensor([[1.0, 3.0]]))
         lora.up[0].fill_(0.5)
     lora.merge()
-    weight = decoder.blocks[0].gate_up.weight
+    weight = decoder.blocks[0].mlp.gate_up.weight
     assert weight[0].tolist() == [11.0, 23.0]
     weight.backward(torch.tensor([[1.0, -1.0], [7.0, 7.0]]))  # the second row is up_proj's
     assert lora.down[0].grad.tolist() == [[1.0, -1.0]]
@@ -120,7 +120,7 @@ def test_a_bf16_model_is_rounded_once_from_fp32_adapters():
     stir(lora, 1e-3)  # what a single weight gets is mostly below bf16's resolution of it
     assert {p.dtype for p in lora.parameters()} == {torch.float32}
     first = lora.targets[0]
-    exact = base.blocks[0].qkv.weight[:64].float() + 2.0 * (lora.up[0] @ lora.down[0])
+    exact = base.blocks[0].attention.qkv.weight[:64].float() + 2.0 * (lora.up[0] @ lora.down[0])
     assert torch.equal(first.weight[first.rows], exact.detach().bfloat16())
     logits(decoder).float().square().sum().backward()
     assert {p.grad.dtype for p in lora.parameters()} == {torch.float32}
@@ -139,7 +139,7 @@ def test_only_adapters_are_parameters_and_they_are_counted_without_creating_them
     decoder = Decoder(SHAPE).initialise(0)
     lora_on(decoder, ["o_proj"])
     trained = [name for name, p in decoder.named_parameters() if p.requires_grad]
-    assert trained == ["blocks.0.out.weight", "blocks.1.out.weight"]
+    assert trained == ["blocks.0.attention.out.weight", "blocks.1.attention.out.weight"]
 
 
 def test_using_other_adapters_is_undone_bit_for_bit():
@@ -202,7 +202,7 @@ def test_another_base_another_rank_and_lost_files_are_refused(tmp_path):
     base, folder, _, _ = saved(tmp_path)
     changed = load_model(base)
     with torch.no_grad():
-        changed.blocks[1].down.weight[0, 0] += 1.0
+        changed.blocks[1].mlp.down.weight[0, 0] += 1.0
     with pytest.raises(ModelFileError, match="trained on other weights"):
         load_adapters(lora_on(changed, origin=str(base)), folder)
     with pytest.raises(ModelFileError, match="rank 4"):

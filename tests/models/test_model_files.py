@@ -86,12 +86,12 @@ def test_names_are_views_of_the_fused_rows() -> None:
     decoder = random_decoder()
     names, ours = hf_names(decoder), decoder.state_dict()
     prefix = "model.layers.1.self_attn."
-    qkv = ours["blocks.1.qkv.weight"]  # 4 heads of 6, then 2 and 2 KV heads of 6
+    qkv = ours["blocks.1.attention.qkv.weight"]  # 4 heads of 6, then 2 and 2 KV heads of 6
     assert torch.equal(names[prefix + "q_proj.weight"], qkv[:24])
     assert torch.equal(names[prefix + "k_proj.weight"], qkv[24:36])
     assert torch.equal(names[prefix + "v_proj.weight"], qkv[36:48])
     names["model.layers.1.mlp.up_proj.weight"].fill_(5.0)
-    gate, up = ours["blocks.1.gate_up.weight"].chunk(2)
+    gate, up = ours["blocks.1.mlp.gate_up.weight"].chunk(2)
     assert (up == 5.0).all() and not (gate == 5.0).any()
 
 

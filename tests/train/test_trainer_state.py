@@ -69,7 +69,7 @@ def test_to_write_into_them_is_to_resume():
     learner = learner_for(ALONE, None, Case())
     q = tensors_of(learner)["policy/exp_avg/model.layers.0.self_attn.q_proj.weight"]
     q.fill_(0.5)
-    moments = learner.optimizer.moments()["blocks.0.qkv.weight"]["exp_avg"]
+    moments = learner.optimizer.moments()["blocks.0.attention.qkv.weight"]["exp_avg"]
     assert float(moments[:64].min()) == 0.5 and not moments[64:].any()
 
 

@@ -20,7 +20,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from graft.models.decoder import Decoder
-from graft.models.io.hf_config import read_shape
+from graft.models.families.table import read_shape
 from graft.models.io.tensors import ModelFileError, NotAModel, build_decoder, check_sizes
 from graft.models.shape import ModelShape, UnsupportedModel
 from graft.trust.bounds import parse_json, read_bytes

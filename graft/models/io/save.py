@@ -21,8 +21,8 @@ from torch import Tensor
 from graft.files import new_file, sync, write_json
 from graft.models.decoder import Decoder
 from graft.models.extra_actions import ACTIONS, BIAS, ROWS
+from graft.models.families.table import check_described, config_of
 from graft.models.finite import find_unusable
-from graft.models.io.hf_config import check_described
 from graft.models.io.load import INDEX, WEIGHTS, ModelFileError, read_config, read_json
 from graft.models.io.tensor_names import ACTION_BIAS, ACTION_ROWS, hf_sizes, named_weights
 from graft.models.shape import ModelShape
@@ -192,7 +192,7 @@ def save_configs(
     written = {
         **dict.fromkeys(SPECIAL),  # null rather than absent: some families default to ids 1 and 2
         **config,
-        **shape.to_hf(),
+        **config_of(shape),
         **with_ids(config, special),
         "dtype": kind,
         "torch_dtype": kind,  # the same for readers older than transformers 5

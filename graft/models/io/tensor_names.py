@@ -3,9 +3,13 @@
 Our decoder stores q|k|v and gate|up as one matrix each; in a checkpoint they are separate tensors.
 With 4 query heads and 2 KV heads of size 8, layer 0 reads
 
-    model.layers.0.self_attn.q_proj.weight   blocks.0.qkv.weight[0:32]
-    model.layers.0.self_attn.k_proj.weight   blocks.0.qkv.weight[32:48]
-    model.layers.0.self_attn.v_proj.weight   blocks.0.qkv.weight[48:64]
+    model.layers.0.self_attn.q_proj.weight   blocks.0.attention.qkv.weight[0:32]
+    model.layers.0.self_attn.k_proj.weight   blocks.0.attention.qkv.weight[32:48]
+    model.layers.0.self_attn.v_proj.weight   blocks.0.attention.qkv.weight[48:64]
+
+and expert 1 of two with a width of 24
+
+    model.layers.0.mlp.experts.1.gate_proj.weight   blocks.0.mlp.gate_up.weight[48:72]
 """
 
 from __future__ import annotations
@@ -40,7 +44,7 @@ def hf_rows(shape: ModelShape) -> dict[str, ParameterRows]:
         block = f"blocks.{index}"
         rows |= {
             f"model.layers.{index}.{name}": ParameterRows(f"{block}.{where.parameter}", *where[1:])
-            for name, where in _block_rows(shape).items()
+            for name, where in _block_rows(shape, index).items()
         }
     rows["model.norm.weight"] = ParameterRows("norm.weight")
     if not shape.tied:
@@ -48,27 +52,43 @@ def hf_rows(shape: ModelShape) -> dict[str, ParameterRows]:
     return rows
 
 
-def _block_rows(shape: ModelShape) -> dict[str, ParameterRows]:
+def _block_rows(shape: ModelShape, layer: int) -> dict[str, ParameterRows]:
     q, k = shape.q_size, shape.q_size + shape.kv_size
-    linears = {
-        "self_attn.q_proj": ("qkv", 0, q, shape.qkv_bias),
-        "self_attn.k_proj": ("qkv", q, k, shape.qkv_bias),
-        "self_attn.v_proj": ("qkv", k, None, shape.qkv_bias),
-        "self_attn.o_proj": ("out", None, None, shape.out_bias),
-        "mlp.gate_proj": ("gate_up", 0, shape.ff, shape.mlp_bias),
-        "mlp.up_proj": ("gate_up", shape.ff, None, shape.mlp_bias),
-        "mlp.down_proj": ("down", None, None, shape.mlp_bias),
-    }
-    rows = {"input_layernorm.weight": ParameterRows("attn_norm.weight")}
-    for name, (parameter, start, stop, is_biased) in linears.items():
-        rows[f"{name}.weight"] = ParameterRows(f"{parameter}.weight", start, stop)
-        if is_biased:
-            rows[f"{name}.bias"] = ParameterRows(f"{parameter}.bias", start, stop)
+    rows = {"input_layernorm.weight": ParameterRows("attention.norm.weight")}
+    for name, start, stop in (("q", 0, q), ("k", q, k), ("v", k, None)):
+        rows |= _linear(f"self_attn.{name}_proj", "attention.qkv", start, stop, shape.qkv_bias)
+    rows |= _linear("self_attn.o_proj", "attention.out", None, None, shape.out_bias)
     if shape.qk_norm:
-        rows["self_attn.q_norm.weight"] = ParameterRows("q_norm.weight")
-        rows["self_attn.k_norm.weight"] = ParameterRows("k_norm.weight")
-    rows["post_attention_layernorm.weight"] = ParameterRows("mlp_norm.weight")
+        rows["self_attn.q_norm.weight"] = ParameterRows("attention.q_norm.weight")
+        rows["self_attn.k_norm.weight"] = ParameterRows("attention.k_norm.weight")
+    rows["post_attention_layernorm.weight"] = ParameterRows("mlp.norm.weight")
+    experts = shape.experts_of(layer)
+    if experts is None:
+        return rows | _mlp_rows("mlp", 0, shape.width, shape.ff, shape.mlp_bias)
+    rows |= _linear("mlp.gate", "mlp.router", None, None, False)
+    for number in range(experts.count):
+        rows |= _mlp_rows(f"mlp.experts.{number}", number, shape.width, experts.ff)
     return rows
+
+
+def _mlp_rows(
+    name: str, number: int, width: int, ff: int, is_biased: bool = False
+) -> dict[str, ParameterRows]:
+    """Gate, up and down of expert `number`; a plain MLP is number 0."""
+    first = number * 2 * ff
+    return (
+        _linear(f"{name}.gate_proj", "mlp.gate_up", first, first + ff, is_biased)
+        | _linear(f"{name}.up_proj", "mlp.gate_up", first + ff, first + 2 * ff, is_biased)
+        | _linear(f"{name}.down_proj", "mlp.down", number * width, (number + 1) * width, is_biased)
+    )
+
+
+def _linear(
+    name: str, parameter: str, start: int | None, stop: int | None, is_biased: bool
+) -> dict[str, ParameterRows]:
+    """The weight of a linear layer, and its bias."""
+    kinds = ("weight", "bias") if is_biased else ("weight",)
+    return {f"{name}.{kind}": ParameterRows(f"{parameter}.{kind}", start, stop) for kind in kinds}
 
 
 def whole_views(shape: ModelShape, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -9,9 +9,10 @@ from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 from torch.distributed.tensor import DTensor
 
-from graft.models.decoder import Attend, Norm
+from graft.models.decoder import Attend
 from graft.models.head_rotation import HeadRotation
 from graft.models.kv_slots import KVSlots
+from graft.models.layers.norm import Norm
 from graft.models.ops import add_linear, add_norm, attend_qkv, gather_rows, linear, norm_linear
 from graft.models.parallel.regions import enter, leave
 from graft.models.row_order import RowOrder
@@ -53,6 +54,9 @@ class ShardedBlock(nn.Module):
         self.up_proj = nn.Linear(width, shape.ff, bias=shape.mlp_bias)
         self.down_proj = nn.Linear(shape.ff, width, bias=shape.mlp_bias)
         self.order: RowOrder | None = None
+
+    def use_order(self, order: RowOrder | None) -> None:
+        self.order = order
 
     def forward(
         self,

@@ -25,6 +25,9 @@ from torch.distributed import ProcessGroup
 from graft.models import ops
 from graft.models.decoder import Block, Decoder
 from graft.models.io.tensor_names import ACTION_BIAS, ACTION_ROWS, hf_rows
+from graft.models.layers.attention import Attention
+from graft.models.layers.mlp import GatedMLP
+from graft.models.layers.sublayer import Sublayer
 from graft.models.parallel.layout import BY_COLUMNS, BY_ROWS, EMBEDDING, HEAD, check_sizes
 from graft.models.parallel.regions import leave
 from graft.models.parallel.shards import join, shard_range
@@ -32,18 +35,33 @@ from graft.models.parallel.vocabulary import embed_rows, score_sharded
 from graft.models.shape import ModelShape
 
 
+class Sliced(Sublayer):
+    """A sublayer whose result is the sum over the group."""
+
+    group: ProcessGroup
+
+    def add_linear(
+        self, x: Tensor, y: Tensor, linear: nn.Linear, gate: bool = False
+    ) -> tuple[Tensor, Tensor | None]:
+        delta = leave(ops.linear(y, linear.weight, None, gate), self.group)
+        return x, delta if linear.bias is None else delta + linear.bias
+
+
+class SlicedAttention(Sliced, Attention):
+    """Some of the heads."""
+
+
+class SlicedMLP(Sliced, GatedMLP):
+    """Some of the columns."""
+
+
 class SlicedBlock(Block):
     """A block with some of the heads and of the MLP; the group adds up what they contribute."""
 
     def __init__(self, shape: ModelShape, index: int, group: ProcessGroup) -> None:
         super().__init__(shape, index)
-        self.group = group
-
-    def _add_linear(
-        self, x: Tensor, y: Tensor, linear: nn.Linear, gate: bool = False
-    ) -> tuple[Tensor, Tensor | None]:
-        delta = leave(ops.linear(y, linear.weight, None, gate), self.group)
-        return x, delta if linear.bias is None else delta + linear.bias
+        self.attention, self.mlp = SlicedAttention(shape, index), SlicedMLP(shape)
+        self.attention.group = self.mlp.group = group
 
 
 class SlicedDecoder(Decoder):

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from graft.files import sync, write_json
-from graft.models.io.hf_config import refuse_looking_ahead, refuse_quantised
+from graft.models.families.entries import refuse_looking_ahead, refuse_quantised
 from graft.models.io.load import ModelFileError, read_config, read_json
 from graft.models.io.save import NOT_CARRIED, SHARD_BYTES, write_shards
 from graft.models.io.tensors import first_line, some

@@ -1,4 +1,4 @@
-"""A parsed `config.json` of Llama, Qwen2 or Qwen3 as a ModelShape, every entry read as transformers reads it.
+"""Entries of a parsed `config.json` that many families have, each read as transformers reads it.
 
 The rule for entries: one that changes the function is computed, or the model is refused. Entries of
 other families that would change it (`final_logit_softcapping`) are refused too unless their value
@@ -8,20 +8,11 @@ training does without) is no part of the function.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
-from graft.models.shape import (
-    ARCHITECTURES,
-    ModelShape,
-    UnsupportedModel,
-    is_number,
-    rope_frequencies,
-)
+from graft.models.shape import UnsupportedModel, is_number
 
-POSITIONS = {"llama": 2048, "qwen2": 32_768, "qwen3": 32_768}
-"""transformers' defaults of max_position_embeddings."""
 LOOKS_AHEAD = "a token would also attend to later ones, and a policy writes from left to right"
 NOT_OURS = "it scales or caps numbers in other families, and our decoder would leave that out"
 NOT_ROTATED = "it rotates positions in another way than our decoder does"
@@ -48,77 +39,6 @@ NEUTRAL: dict[str, tuple[tuple[Any, ...], str]] = {
 """Entries that change the function somewhere: the values under which they do not, and what they do."""
 
 
-def read_shape(config: Mapping[str, Any]) -> ModelShape:
-    """Read the shape from a parsed `config.json`, old (rope_theta, rope_scaling) or new (rope_parameters)."""
-    family = str(config.get("model_type", ""))
-    if family not in ARCHITECTURES:
-        raise UnsupportedModel(
-            f"model_type {family!r} has no native decoder; known: {', '.join(ARCHITECTURES)}"
-        )
-    _refuse_what_is_not_computed(config)
-    vocab_size, width = _count(config, "vocab_size"), _count(config, "hidden_size")
-    heads = _count(config, "num_attention_heads")
-    layers, positions = _count(config, "num_hidden_layers"), POSITIONS[family]
-    if "max_position_embeddings" in config:
-        positions = _count(config, "max_position_embeddings")
-    _refuse_windows(config, family, layers, positions)
-    biased = _switch(config, "attention_bias")
-    theta, scaling = read_rope(config, positions)
-    # absent, Qwen3's is 128 whatever the width; the other families divide the width
-    head_dim = 128 if family == "qwen3" else width // heads
-    eps = config.get("rms_norm_eps", 1e-6)
-    if not is_number(eps) or not 0 <= eps < math.inf:
-        raise _wrong("rms_norm_eps", eps, "need a number that is 0 or more")
-    shape = ModelShape(
-        family=family,
-        vocab_size=vocab_size,
-        width=width,
-        layers=layers,
-        heads=heads,
-        kv_heads=_count(config, "num_key_value_heads", heads),
-        head_dim=_count(config, "head_dim", head_dim),
-        ff=_count(config, "intermediate_size"),
-        tied=_switch(config, "tie_word_embeddings"),
-        qk_norm=family == "qwen3",
-        qkv_bias=True if family == "qwen2" else biased,
-        out_bias=False if family == "qwen2" else biased,
-        mlp_bias=family == "llama" and _switch(config, "mlp_bias"),
-        norm_eps=eps,
-        rope_theta=theta,
-        rope_scaling=scaling,
-        max_positions=positions,
-    )
-    rope_frequencies(shape)  # a scaling that is not computed should fail now, not in the first step
-    return shape
-
-
-def check_described(shape: ModelShape, config: Mapping[str, Any]) -> None:
-    """Refuse a shape that is not the one that readers get from its `config.json`.
-
-    ModelShape(family="llama", qk_norm=True): Llama's config has no such entry, so the weights would be
-    loaded as another model.
-    """
-    described = read_shape(config)
-    for name in ModelShape.__dataclass_fields__:
-        if name in (
-            "extra",
-            "extra_bias",
-            "rope_scaling",
-        ):  # in a file of their own; compared below
-            continue
-        ours, theirs = getattr(shape, name), getattr(described, name)
-        if ours != theirs:
-            raise UnsupportedModel(
-                f"{name}={ours}: config.json of the family {shape.family!r} cannot say so, and whoever "
-                f"loads the model would take {name}={theirs}; change it, or take another family"
-            )
-    if rope_frequencies(shape) != rope_frequencies(described):
-        raise UnsupportedModel(
-            f"rope_scaling={dict(shape.rope_scaling)}: config.json would be read as "
-            f"{dict(described.rope_scaling)}; write it so"
-        )
-
-
 def read_rope(config: Mapping[str, Any], positions: int) -> tuple[float, dict[str, Any]]:
     """(theta, scaling), chosen among the possible entries as transformers does.
 
@@ -128,16 +48,16 @@ def read_rope(config: Mapping[str, Any], positions: int) -> tuple[float, dict[st
     key = "rope_scaling" if config.get("rope_scaling") else "rope_parameters"
     rope = config.get(key) or {}
     if not isinstance(rope, Mapping):
-        raise _wrong(key, rope, "need a JSON object")
+        raise wrong_entry(key, rope, "need a JSON object")
     if nested := [name for name, value in rope.items() if isinstance(value, Mapping)]:
-        raise _wrong(key, f"{{{', '.join(nested)}}}", ONE_FOR_ALL)
+        raise wrong_entry(key, f"{{{', '.join(nested)}}}", ONE_FOR_ALL)
     rope = dict(rope)
     partial = rope.pop("partial_rotary_factor", config.get("partial_rotary_factor"))
     if partial not in (None, 1):
-        raise _wrong("partial_rotary_factor", partial, "only whole heads are rotated")
+        raise wrong_entry("partial_rotary_factor", partial, "only whole heads are rotated")
     theta = rope.pop("rope_theta", config.get("rope_theta", 10_000.0))
     if not is_number(theta):
-        raise _wrong("rope_theta", theta, "need a number above 0")
+        raise wrong_entry("rope_theta", theta, "need a number above 0")
     named = rope.pop("type", "default")
     kind = rope.setdefault("rope_type", named)
     if kind == "default":
@@ -174,58 +94,63 @@ def refuse_looking_ahead(config: Mapping[str, Any]) -> None:
             _refuse_unless_neutral(part, "use_bidirectional_attention")
 
 
-def _refuse_what_is_not_computed(config: Mapping[str, Any]) -> None:
+def refuse_what_is_not_computed(config: Mapping[str, Any]) -> None:
     refuse_quantised(config)
     for key in NEUTRAL:
         _refuse_unless_neutral(config, key)
     if config.get("hidden_act", "silu") not in ("silu", "swish"):
-        raise _wrong("hidden_act", config["hidden_act"], "only silu is computed")
+        raise wrong_entry("hidden_act", config["hidden_act"], "only silu is computed")
     if not all(config.get("no_rope_layers") or [True]):
-        raise _wrong("no_rope_layers", config["no_rope_layers"], ONE_FOR_ALL)
+        raise wrong_entry("no_rope_layers", config["no_rope_layers"], ONE_FOR_ALL)
+    _refuse_windows(config)
 
 
 def _refuse_unless_neutral(config: Mapping[str, Any], key: str) -> None:
     values, why = NEUTRAL[key]
     if key in config and config[key] not in values:
-        raise _wrong(key, config[key], why)
+        raise wrong_entry(key, config[key], why)
 
 
-def _refuse_windows(config: Mapping[str, Any], family: str, layers: int, positions: int) -> None:
+def _refuse_windows(config: Mapping[str, Any]) -> None:
     """Attention that does not reach back to the beginning."""
-    kinds, window = config.get("layer_types"), config.get("sliding_window", 4096)
+    kinds, window = config.get("layer_types"), config.get("sliding_window")
     if window is not None and not is_number(window):
-        raise _wrong("sliding_window", window, "need a number, or null")
+        raise wrong_entry("sliding_window", window, "need a number, or null")
     if kinds and any(kind != "full_attention" for kind in kinds):
-        raise _wrong("layer_types", sorted(set(map(str, kinds))), "only full attention is computed")
-    if family == "llama":
-        if "sliding_window" in config and window is not None and window < positions:
-            raise _wrong("sliding_window", window, "only full attention is computed")
-    elif not kinds and config.get("use_sliding_window") and window is not None:
-        first = config.get("max_window_layers", 28)
-        if not is_number(first) or first < layers:
-            raise _wrong(
-                "use_sliding_window",
-                True,
-                f"layers from {first} on would see {window} tokens, and only full attention is computed",
-            )
+        names = sorted(set(map(str, kinds)))
+        raise wrong_entry("layer_types", names, "only full attention is computed")
 
 
-def _count(config: Mapping[str, Any], key: str, default: int | None = None) -> int:
+def refuse_late_windows(config: Mapping[str, Any]) -> None:
+    """Qwen's way: from some layer on, unless `layer_types` lists what each layer has."""
+    window = config.get("sliding_window", 4096)
+    if config.get("layer_types") or not config.get("use_sliding_window") or window is None:
+        return
+    first = config.get("max_window_layers", 28)
+    if not is_number(first) or first < read_count(config, "num_hidden_layers"):
+        raise wrong_entry(
+            "use_sliding_window",
+            True,
+            f"layers from {first} on would see {window} tokens, and only full attention is computed",
+        )
+
+
+def read_count(config: Mapping[str, Any], key: str, default: int | None = None) -> int:
     """A whole number above 0; null counts as absent where there is a default."""
     value = config[key] if default is None else config.get(key) or default
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise _wrong(key, value, "need a whole number above 0")
+        raise wrong_entry(key, value, "need a whole number above 0")
     return value
 
 
-def _switch(config: Mapping[str, Any], key: str) -> bool:
+def read_switch(config: Mapping[str, Any], key: str) -> bool:
     value = config.get(key, False)
     if not isinstance(value, bool):
-        raise _wrong(key, value, "need true or false")
+        raise wrong_entry(key, value, "need true or false")
     return value
 
 
-def _wrong(key: str, value: Any, why: str) -> UnsupportedModel:
+def wrong_entry(key: str, value: Any, why: str) -> UnsupportedModel:
     return UnsupportedModel(
         f"{key}={value!r}: {why}. If the weights were trained without this entry, correct it in "
         "config.json or delete it; else take another model"

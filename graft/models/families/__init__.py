@@ -1,0 +1,1 @@
+"""Families of models: what their `config.json` says, a family a file. `table` lists them."""

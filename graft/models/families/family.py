@@ -1,0 +1,27 @@
+"""What a family adds to the entries that all have: how its config.json is read and written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from graft.models.shape import ModelShape
+
+Config = Mapping[str, Any]
+"""A parsed `config.json`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """A `model_type` that the decoder computes."""
+
+    read: Callable[[Config], dict[str, Any]]
+    """The fields of ModelShape that this family's own entries decide."""
+    write: Callable[[ModelShape], dict[str, Any]]
+    """The entries that only this family's config.json has."""
+    has_experts: bool = False
+    positions: int = 32_768
+    """transformers' default of max_position_embeddings."""
+    switches: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """Fields of ModelShape whose value in this family is not the default, for a shape from a recipe."""

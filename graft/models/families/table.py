@@ -1,0 +1,145 @@
+"""The families with a native decoder, and both directions between `config.json` and ModelShape."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from graft.models.families import llama, qwen2, qwen3, qwen3_moe
+from graft.models.families.entries import (
+    read_count,
+    read_rope,
+    read_switch,
+    refuse_what_is_not_computed,
+    wrong_entry,
+)
+from graft.models.families.family import Config, Family
+from graft.models.shape import (
+    ARCHITECTURES,
+    Experts,
+    ModelShape,
+    UnsupportedModel,
+    is_number,
+    rope_frequencies,
+)
+
+FAMILIES: dict[str, Family] = {
+    "llama": llama.FAMILY,
+    "qwen2": qwen2.FAMILY,
+    "qwen3": qwen3.FAMILY,
+    "qwen3_moe": qwen3_moe.FAMILY,
+}
+
+
+def read_shape(config: Config) -> ModelShape:
+    """Read the shape from a parsed `config.json`, old (rope_theta, rope_scaling) or new (rope_parameters)."""
+    name = str(config.get("model_type", ""))
+    if name not in FAMILIES:
+        raise UnsupportedModel(
+            f"model_type {name!r} has no native decoder; known: {', '.join(FAMILIES)}"
+        )
+    family = FAMILIES[name]
+    refuse_what_is_not_computed(config)
+    vocab_size, width = read_count(config, "vocab_size"), read_count(config, "hidden_size")
+    heads = read_count(config, "num_attention_heads")
+    positions = family.positions
+    if "max_position_embeddings" in config:
+        positions = read_count(config, "max_position_embeddings")
+    theta, scaling = read_rope(config, positions)
+    eps = config.get("rms_norm_eps", 1e-6)
+    if not is_number(eps) or not 0 <= eps < math.inf:
+        raise wrong_entry("rms_norm_eps", eps, "need a number that is 0 or more")
+    common: dict[str, Any] = {
+        "family": name,
+        "vocab_size": vocab_size,
+        "width": width,
+        "layers": read_count(config, "num_hidden_layers"),
+        "heads": heads,
+        "kv_heads": read_count(config, "num_key_value_heads", heads),
+        "ff": read_count(config, "intermediate_size"),
+        "tied": read_switch(config, "tie_word_embeddings"),
+        "norm_eps": eps,
+        "rope_theta": theta,
+        "rope_scaling": scaling,
+        "max_positions": positions,
+    }
+    own = family.read(config)
+    if "head_dim" not in own:
+        own["head_dim"] = read_count(config, "head_dim", width // heads)
+    shape = ModelShape(**common | own)
+    rope_frequencies(shape)  # a scaling that is not computed should fail now, not in the first step
+    return shape
+
+
+def config_of(shape: ModelShape) -> dict[str, Any]:
+    """The `config.json` from which graft and transformers build this decoder."""
+    rope = {"rope_type": "default", **shape.rope_scaling, "rope_theta": shape.rope_theta}
+    return {
+        "architectures": [ARCHITECTURES[shape.family]],
+        "model_type": shape.family,
+        "vocab_size": shape.vocab_size,
+        "hidden_size": shape.width,
+        "num_hidden_layers": shape.layers,
+        "num_attention_heads": shape.heads,
+        "num_key_value_heads": shape.kv_heads,
+        "head_dim": shape.head_dim,
+        "intermediate_size": shape.ff,
+        "hidden_act": "silu",
+        "tie_word_embeddings": shape.tied,
+        "rms_norm_eps": shape.norm_eps,
+        "rope_parameters": rope,
+        "rope_theta": shape.rope_theta,  # for readers older than rope_parameters
+        "rope_scaling": dict(shape.rope_scaling) or None,
+        "max_position_embeddings": shape.max_positions,
+        **FAMILIES[shape.family].write(shape),
+    }
+
+
+def make_shape(given: Mapping[str, Any], **more: Any) -> ModelShape:
+    """A shape from plain values, as a recipe has them; what its family decides need not be said."""
+    family = FAMILIES.get(str(given.get("family")))
+    values = {**({} if family is None else family.switches), **given, **more}
+    if family is not None and family.has_experts:
+        values["experts"] = _make_experts(values.get("experts"))
+    if "dense_layers" in values:
+        values["dense_layers"] = tuple(values["dense_layers"])
+    shape = ModelShape(**values)
+    check_described(shape, config_of(shape))
+    return shape
+
+
+def _make_experts(given: Any) -> Experts:
+    if isinstance(given, Experts):
+        return given
+    needed, known = {"count", "top_k", "ff"}, set(Experts.__dataclass_fields__)
+    if not isinstance(given, Mapping) or not needed <= set(given) <= known:
+        raise UnsupportedModel(
+            f"experts={given}: need {', '.join(sorted(needed))}, and may have "
+            f"{', '.join(sorted(known - needed))}; such as {{count: 8, top_k: 2, ff: 64}}"
+        )
+    return Experts(**given)
+
+
+def check_described(shape: ModelShape, config: Config) -> None:
+    """Refuse a shape that is not the one that readers get from its `config.json`.
+
+    ModelShape(family="llama", qk_norm=True): Llama's config has no such entry, so the weights would be
+    loaded as another model.
+    """
+    described = read_shape(config)
+    elsewhere = ("extra", "extra_bias", "rope_scaling")  # in a file of their own; compared below
+    for name in ModelShape.__dataclass_fields__:
+        if name in elsewhere:
+            continue
+        ours, theirs = getattr(shape, name), getattr(described, name)
+        if ours != theirs:
+            raise UnsupportedModel(
+                f"{name}={ours}: config.json of the family {shape.family!r} cannot say so, and whoever "
+                f"loads the model would take {name}={theirs}; change it, or take another family"
+            )
+    if rope_frequencies(shape) != rope_frequencies(described):
+        raise UnsupportedModel(
+            f"rope_scaling={dict(shape.rope_scaling)}: config.json would be read as "
+            f"{dict(described.rope_scaling)}; write it so"
+        )

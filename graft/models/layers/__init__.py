@@ -1,0 +1,1 @@
+"""The layers of a decoder, one kind a file, in plain PyTorch."""

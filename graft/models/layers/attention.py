@@ -1,0 +1,69 @@
+"""Attention with grouped heads.
+
+    T tokens, H query heads, K key/value heads, d head size
+
+q|k|v are stored row-concatenated: one matrix product, and Hugging Face's names are plain slices of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor, nn
+
+from graft.models.head_rotation import HeadRotation
+from graft.models.kv_slots import KVSlots
+from graft.models.layers.norm import Norm
+from graft.models.layers.sublayer import Sublayer
+from graft.models.ops import attend_qkv, gather_rows, qk_rotate_to_slots
+from graft.models.shape import ModelShape
+
+Attend = Callable[[int, Tensor, Any, Any], Tensor]
+"""(layer, q [T,H,d], k [T,K,d], v [T,K,d]) -> [T,H,d]; k and v are None if they were written to `KVSlots`."""
+
+
+class Attention(Sublayer):
+    """Queries, keys and values of the norm; `attend` decides which tokens see which."""
+
+    def __init__(self, shape: ModelShape, index: int) -> None:
+        super().__init__(shape)
+        self.index, self.shape = index, shape
+        qkv_size = shape.q_size + 2 * shape.kv_size
+        self.qkv = nn.Linear(shape.width, qkv_size, bias=shape.qkv_bias)
+        self.q_norm = Norm(shape.head_dim, shape.norm_eps) if shape.qk_norm else None
+        self.k_norm = Norm(shape.head_dim, shape.norm_eps) if shape.qk_norm else None
+        self.out = nn.Linear(shape.q_size, shape.width, bias=shape.out_bias)
+
+    def forward(
+        self,
+        x: Tensor,
+        delta: Tensor | None,
+        cos: Tensor,
+        sin: Tensor,
+        attend: Attend,
+        kv_slots: KVSlots | None = None,
+        rows: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor | None]:
+        """The stream and its pending addition; with `rows` [R] only theirs, in this order."""
+        x, qkv = self.norm_linear(x, delta, self.qkv)
+        attended = self._attend(qkv, cos, sin, attend, kv_slots)
+        if rows is not None:
+            x, attended = gather_rows(x, rows), gather_rows(attended, rows)
+        return self.add_linear(x, attended, self.out)
+
+    def _attend(
+        self, qkv: Tensor, cos: Tensor, sin: Tensor, attend: Attend, kv_slots: KVSlots | None
+    ) -> Tensor:
+        """[T, H*d]: the output of the heads."""
+        shape = self.shape
+        q_weight = None if self.q_norm is None else self.q_norm.weight
+        k_weight = None if self.k_norm is None else self.k_norm.weight
+        heads = (shape.heads, shape.kv_heads)
+        how = HeadRotation(q_weight, k_weight, shape.norm_eps, cos, sin, *heads)
+        if kv_slots is None:
+            output = attend_qkv(attend, self.index, qkv, how)
+        else:
+            q = qk_rotate_to_slots(qkv, how, kv_slots, self.index)
+            output = attend(self.index, q, None, None)
+        return output.reshape(len(qkv), shape.q_size)

@@ -1,0 +1,91 @@
+"""Experts: many gated MLPs, of which a router chooses a few for each token.
+
+    T tokens, D width, E experts of width F, k chosen for each token
+
+    router   [T, E] -> k experts of each token and their weights, in fp32
+    experts  the T*k rows are sorted by expert; each expert multiplies its rows
+    sum      the k results of a token are added slot by slot, in the router's order
+
+A row's bits then depend on nothing beside it: neither on how many tokens share its experts nor on the
+expert numbers of its neighbours. Engine and learner therefore choose the same experts.
+
+The matrices of all experts are stored row-concatenated, [E * 2F, D] and [E * D, F]: Hugging Face's tensors
+of one expert are plain slices of them.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from graft.models.layers.sublayer import Sublayer
+from graft.models.ops import gather_rows, linear, silu_gate
+from graft.models.shape import Experts, ModelShape
+
+
+class ExpertMLP(Sublayer):
+    """A router and its experts, in place of the MLP."""
+
+    def __init__(self, shape: ModelShape, experts: Experts) -> None:
+        super().__init__(shape)
+        self.experts, self.width = experts, shape.width
+        self.router = nn.Linear(shape.width, experts.count, bias=False)
+        self.gate_up = nn.Linear(shape.width, experts.count * 2 * experts.ff, bias=False)
+        self.down = nn.Linear(experts.ff, experts.count * shape.width, bias=False)
+
+    def forward(self, x: Tensor, delta: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """The stream and its pending addition."""
+        x, normed = self.norm(x, delta)
+        logits = self._product(normed.float(), self.router.weight.float())
+        weights_Tk, chosen_Tk = route(logits, self.experts)
+        return x, self._mix(normed, weights_Tk, chosen_Tk)
+
+    def _product(self, x: Tensor, weight: Tensor) -> Tensor:
+        return linear(x, weight) if self.order is None else self.order.product(x, weight)
+
+    def _mix(self, x: Tensor, weights_Tk: Tensor, chosen_Tk: Tensor) -> Tensor:
+        """The weighted sum of each token's experts, [T, D]."""
+        flat, k = chosen_Tk.flatten(), self.experts.top_k
+        by_expert = flat.argsort(stable=True)
+        counts = flat.bincount(minlength=self.experts.count).tolist()
+        inputs = gather_rows(x, by_expert // k).split(counts)
+        # unbind, not an index each: its gradient is one tensor, not one as large as all for each expert
+        gate_up = self.gate_up.weight.view(self.experts.count, -1, self.width).unbind()
+        down = self.down.weight.view(self.experts.count, self.width, -1).unbind()
+        parts = [
+            self._product(silu_gate(self._product(rows, gate_up[e])), down[e])
+            for e, rows in enumerate(inputs)
+            if len(rows)
+        ]
+        back = torch.empty_like(by_expert)
+        back[by_expert] = torch.arange(len(back), device=back.device)
+        outputs = gather_rows(torch.cat(parts), back).unflatten(0, (-1, k)).unbind(1)
+        return sum_slots(outputs, weights_Tk.to(x.dtype))
+
+
+def route(logits_TE: Tensor, experts: Experts) -> tuple[Tensor, Tensor]:
+    """Weights [T, k] and numbers [T, k] of the experts of each token, the likeliest first.
+
+    Logits 2, 0, 1 with k = 2: probabilities .67, .09, .24, so experts 0 and 2 with weights .67 and .24,
+    or .73 and .27 where they are renormalised.
+    """
+    scores_Tk, chosen_Tk = logits_TE.softmax(-1).topk(experts.top_k)
+    if experts.renormalise:
+        scores_Tk = scores_Tk / _sum_in_order(scores_Tk)
+    return scores_Tk, chosen_Tk
+
+
+def _sum_in_order(x_Tk: Tensor) -> Tensor:
+    """[T, 1]: column after column, an order that does not depend on T."""
+    first, *others = x_Tk.split(1, dim=1)
+    for column in others:
+        first = first + column
+    return first
+
+
+def sum_slots(outputs: tuple[Tensor, ...], weights_Tk: Tensor) -> Tensor:
+    """[T, D]: the weighted sum of k outputs [T, D], from the first slot to the last."""
+    total = outputs[0] * weights_Tk[:, :1]
+    for slot, output in enumerate(outputs[1:], start=1):
+        total = total + output * weights_Tk[:, slot : slot + 1]
+    return total

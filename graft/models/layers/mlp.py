@@ -1,0 +1,24 @@
+"""The gated MLP: down(silu(gate(x)) * up(x)), with gate|up stored row-concatenated."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from graft.models.layers.sublayer import Sublayer
+from graft.models.ops import can_gate_inside
+from graft.models.shape import ModelShape
+
+
+class GatedMLP(Sublayer):
+    """The MLP that every token passes through."""
+
+    def __init__(self, shape: ModelShape) -> None:
+        super().__init__(shape)
+        self.gate_up = nn.Linear(shape.width, 2 * shape.ff, bias=shape.mlp_bias)
+        self.down = nn.Linear(shape.ff, shape.width, bias=shape.mlp_bias)
+
+    def forward(self, x: Tensor, delta: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """The stream and its pending addition."""
+        is_inside = can_gate_inside(x, self.order)
+        x, inner = self.norm_linear(x, delta, self.gate_up, gate=is_inside)
+        return self.add_linear(x, inner, self.down, gate=not is_inside)
