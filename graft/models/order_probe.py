@@ -1,7 +1,7 @@
 """Finds on this machine how rows must be computed so that none depends on the rows beside it.
 
-The first block, the head and the log-softmax of the decoder run on some rows at once, and on parts of
-them: 1 row, 2, ..., 255, from several places. Attention runs as in the engine, over keys that
+One block of each kind, the head and the log-softmax of the decoder run on some rows at once, and on parts
+of them: 1 row, 2, ..., 255, from several places. Attention runs as in the engine, over keys that
 were computed before. If all bits agree, the `RowOrder` holds. What is tried, cheapest first: rows padded
 to 2, 4, 8, 16 or 64, products in blocks of 64 or 256 rows. Libraries choose by shapes and threads, so
 the answer is for this shape and this number of threads.
@@ -43,8 +43,7 @@ def find_order(decoder: Decoder) -> RowOrder | None:
         return find_kernel_order(decoder)[0]
     if decoder.device.type != "cpu" or decoder.dtype != torch.float32 or not decoder.is_whole:
         return None
-    one_block = repr(replace(decoder.shape, layers=1))
-    key = one_block, torch.get_num_threads(), bool(torch.backends.mkldnn.enabled)
+    key = decoder.shape.layer_key, torch.get_num_threads(), bool(torch.backends.mkldnn.enabled)
     if key not in _found:
         _found[key] = next((found for order in CANDIDATES if (found := _try(decoder, order))), None)
     return _found[key]
@@ -56,8 +55,9 @@ def _try(decoder: Decoder, order: RowOrder) -> RowOrder | None:
     kept = decoder.order
     decoder.use_order(order)
     try:
-        if not _holds(_block_rows(decoder), _num_rows(decoder.blocks[0])):
-            return None
+        for layer in decoder.shape.kinds:
+            if not _holds(_block_rows(decoder, layer), _num_rows(decoder, layer)):
+                return None
         head = _head_rows(decoder)
         if not _holds(head, _num_rows_of(decoder.head_weight.numel())):
             return None
@@ -70,8 +70,8 @@ def _num_rows_of(parameters: int) -> int:
     return max(24, min(400, int(MAX_FLOPS / (2 * parameters))))
 
 
-def _num_rows(module: torch.nn.Module) -> int:
-    return _num_rows_of(sum(parameter.numel() for parameter in module.parameters()))
+def _num_rows(decoder: Decoder, layer: int) -> int:
+    return _num_rows_of(sum(parameter.numel() for parameter in decoder.blocks[layer].parameters()))
 
 
 def _holds(compute: Callable[[int, int], Tensor], total: int) -> bool:
@@ -88,12 +88,12 @@ def _noise(rows: int, width: int, seed: int) -> Tensor:
     return torch.randn(rows, width, generator=torch.Generator().manual_seed(seed))
 
 
-def _block_rows(decoder: Decoder) -> Callable[[int, int], Tensor]:
-    """The first block on rows of one sequence; its keys are those of the first call."""
+def _block_rows(decoder: Decoder, layer: int) -> Callable[[int, int], Tensor]:
+    """One block on rows of one sequence; its keys are those of the first call."""
     shape, order = decoder.shape, decoder.order
     assert order is not None
-    block, kv_heads = decoder.blocks[0], shape.kv_heads
-    stream = _noise(_num_rows(block), shape.width, 0)
+    block, kv_heads = decoder.blocks[layer], shape.kv_heads
+    stream = _noise(_num_rows(decoder, layer), shape.width, 0)
     cached: list[Tensor] = []
 
     def compute(start: int, stop: int) -> Tensor:

@@ -11,7 +11,6 @@ Shapes and GPU decide, so this runs at every start; it takes the time of some th
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -67,6 +66,8 @@ def why_not(decoder: Decoder) -> str:
     if (generation := torch.cuda.get_device_capability(decoder.device)) != HOPPER:
         number = ".".join(map(str, generation))
         return f"this GPU's compute capability is {number}, and bits were compared on 9.0 (Hopper) only"
+    if decoder.shape.experts is not None:
+        return "experts are computed in one order on a CPU only"
     size = decoder.shape.head_dim
     if size & (size - 1):
         return f"head size {size} is no power of two, and only such were compared on a GPU"
@@ -78,7 +79,7 @@ def find_kernel_order(decoder: Decoder) -> tuple[RowOrder | None, str]:
     """The order for this model on this GPU, or None; and a line that says what was found."""
     if reason := why_not(decoder):
         return None, f"model.exact has no effect: {reason}"
-    key = repr(replace(decoder.shape, layers=1)), str(decoder.device)
+    key = decoder.shape.layer_key, str(decoder.device)
     if key not in _found:
         _found[key] = _search(decoder)
     return _found[key]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 ARCHITECTURES = {
@@ -137,6 +137,21 @@ class ModelShape:
     def experts_of(self, layer: int) -> Experts | None:
         """The experts of a layer; None: it has a plain MLP."""
         return None if layer in self.dense_layers else self.experts
+
+    @property
+    def kinds(self) -> list[int]:
+        """The first layer of each kind: what holds for these holds for all."""
+        return list(
+            {self.experts_of(layer): layer for layer in reversed(range(self.layers))}.values()
+        )
+
+    @property
+    def layer_key(self) -> str:
+        """The same text for shapes whose layers are of the same kinds."""
+        with_both = self.experts is not None and len(self.kinds) > 1
+        return (
+            f"{replace(self, layers=1, dense_layers=())}{' and plain layers' if with_both else ''}"
+        )
 
     @property
     def q_size(self) -> int:

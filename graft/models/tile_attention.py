@@ -8,22 +8,29 @@ that a query does not see has weight 0, so neither the padding at the end nor th
 key change a bit: 40 keys give the same result as 40 keys and 8, or 400, that are not seen.
 
 The engine's decoding, its prompts and the learner's packed trees all call this, so they agree exactly
-wherever the library adds along a row in one order (`row_order` tests that). Two rules belong to it: L is
-a multiple of LANES, because the rest of a vector is computed by other instructions, and the number of
-query rows is even, because a product with one row is.
+wherever the library adds along a row in one order (`row_order` tests that). Three rules belong to it: L is
+a multiple of LANES, because the rest of a vector is computed by other instructions; so is a product with
+one query row, or on x86 (MKL) with 2 or 4 (`padded_rows`); and MKL divides more than 256 keys by their
+number, hence the smaller tiles there.
 """
 
 from __future__ import annotations
 
+import platform
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-TILE = 512
+IS_X86 = platform.machine() in ("x86_64", "AMD64")
+
+TILE = 256 if IS_X86 else 512
 """Positions of a tile. Smaller ones let siblings share more of their prompt; larger ones are merged less
-often. 128 took 7% more time with prompts of 256 tokens that siblings shared."""
+often. 128 took 7% more time with prompts of 256 tokens that siblings shared (ARM)."""
+
+ROW_BLOCK = 32
+"""Query rows that PyTorch's fused attention multiplies at a time, or a multiple of it."""
 
 LANES = 16
 """Numbers in the longest vector of a CPU."""
@@ -45,7 +52,7 @@ def attend_rows(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
     if q.device.type != "cpu" or q.dtype != torch.float32:
         return F.scaled_dot_product_attention(q, k, v, attn_mask=bias.to(q.dtype))
     rows = q.shape[2]
-    q, bias = even_rows(q), even_rows(bias)
+    q, bias = pad_rows(q), pad_rows(bias)
     if k.shape[2] <= TILE:
         seen = F.scaled_dot_product_attention(q, k, v, attn_mask=bias)
     else:
@@ -53,16 +60,24 @@ def attend_rows(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
     return seen if seen.shape[2] == rows else seen[:, :, :rows]
 
 
-def even_rows(x: Tensor) -> Tensor:
-    """x [S, K, r, n] with its last row twice if their number is odd; a bias of one row is for all."""
+def padded_rows(rows: int) -> int:
+    """The number of query rows to compute for so many: 1 -> 2 on ARM, 6 on x86."""
+    rows += rows % 2
+    rest = rows % ROW_BLOCK
+    return rows + 6 - rest if IS_X86 and rest in (2, 4) else rows
+
+
+def pad_rows(x: Tensor) -> Tensor:
+    """x [S, K, r, n] with its last row repeated up to `padded_rows`; a bias of one row is for all."""
     rows = x.shape[2]
-    if rows % 2 == 0 or (rows == 1 and x.shape[1] == 1):
+    missing = padded_rows(rows) - rows
+    if missing == 0 or (rows == 1 and x.shape[1] == 1):
         return x
-    return torch.cat([x, x[:, :, -1:]], dim=2)
+    return torch.cat([x, x[:, :, -1:].expand(-1, -1, missing, -1)], dim=2)
 
 
 def attend_tiles(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> list[Tile]:
-    """Each tile alone; rows that see nothing of a tile have weight 0 in it. An even number of rows."""
+    """Each tile alone; rows that see nothing of a tile have weight 0 in it. q as of `pad_rows`."""
     tiles: list[Tile] = []
     for start in range(0, k.shape[2], TILE):
         part = slice(start, start + TILE)

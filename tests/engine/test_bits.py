@@ -20,6 +20,7 @@ from graft.models import order_probe, tile_attention
 from graft.models.decoder import Decoder
 from graft.models.order_probe import find_order
 from graft.models.row_order import RowOrder
+from graft.models.shape import Experts
 from graft.models.tree.forest import Forest
 from graft.models.truncation import Truncation
 from graft.rollout.batching import to_batch
@@ -108,6 +109,14 @@ SHAPES: list[dict[str, Any]] = [
     {"width": 64, "head_dim": 16, "ff": 96},
     {"kv_heads": 4, "family": "llama", "qk_norm": False, "tied": False},
     {"heads": 3, "kv_heads": 1, "head_dim": 12, "ff": 50, "width": 40, "qkv_bias": True},
+    {"family": "qwen3_moe", "experts": Experts(5, 2, 24, renormalise=True)},
+    {
+        "family": "qwen3_moe",
+        "experts": Experts(8, 3, 20),
+        "layers": 3,
+        "dense_layers": (1,),
+        "tied": False,
+    },
 ]
 
 

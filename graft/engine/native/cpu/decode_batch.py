@@ -32,8 +32,8 @@ from graft.models.tile_attention import (
     Tile,
     attend_rows,
     attend_tiles,
-    even_rows,
     merge_tiles,
+    pad_rows,
 )
 
 MAX_KEPT = 1 << 26
@@ -63,7 +63,7 @@ class SharedPrefix:
 
     def attend(self, q: Tensor, keys: Tensor, values: Tensor) -> list[Tile]:
         """Compute the attention of q [S, K, G, d] over keys and values [g, K, L, d]."""
-        rows = even_rows(self.siblings.pad(q).transpose(1, 2).flatten(2, 3))  # [g, K, R*G, d]
+        rows = pad_rows(self.siblings.pad(q).transpose(1, 2).flatten(2, 3))  # [g, K, R*G, d]
         found = attend_tiles(rows, keys, values, None)
         return [
             (
@@ -130,7 +130,7 @@ class DecodeBatch:
             seen = attend_rows(rows, keys, values, self.bias)
         else:
             shared = self.prefix.attend(rows, *self._prefix(pages, layer, self.prefix))
-            own = attend_tiles(even_rows(rows), keys, values, self.bias)
+            own = attend_tiles(pad_rows(rows), keys, values, self.bias)
             group = rows.shape[2]
             shared += [(seen[:, :, :group], log_sum[..., :group]) for seen, log_sum in own]
             seen = merge_tiles(shared)[0]
