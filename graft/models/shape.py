@@ -146,6 +146,12 @@ class ModelShape:
         )
 
     @property
+    def active_ff(self) -> int:
+        """Width of the MLP that a token passes through, or of its experts together, in the widest layer."""
+        chosen = [self.experts_of(layer) for layer in self.kinds]
+        return max(self.ff if experts is None else experts.top_k * experts.ff for experts in chosen)
+
+    @property
     def layer_key(self) -> str:
         """The same text for shapes whose layers are of the same kinds."""
         with_both = self.experts is not None and len(self.kinds) > 1

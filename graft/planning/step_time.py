@@ -190,9 +190,24 @@ def body_parameters(shape: ModelShape) -> int:
     return num_parameters(shape) - ends * shape.width
 
 
+def active_parameters(shape: ModelShape) -> int:
+    """Of the body, what a token is multiplied by: not the experts that it does not pass through."""
+    return body_parameters(shape) - shape.num_params + shape.num_active_params
+
+
+def read_parameters(shape: ModelShape, batch: Any) -> Any:
+    """Of the body, what a step of `batch` rows reads, if rows choose their experts independently."""
+    if shape.experts is None:
+        return body_parameters(shape)
+    experts = shape.experts
+    unread = (1 - experts.top_k / experts.count) ** batch
+    routed = (shape.layers - len(shape.dense_layers)) * 3 * shape.width * experts.ff * experts.count
+    return body_parameters(shape) - routed * unread
+
+
 def decode_step_bytes(shape: ModelShape, dtype: torch.dtype, batch: Any, tokens: Any) -> Any:
     """Weights, logits of `batch` rows written and read, keys and values of `tokens`; numbers or arrays."""
-    weights = (body_parameters(shape) + shape.head_rows * shape.width) * dtype.itemsize
+    weights = (read_parameters(shape, batch) + shape.head_rows * shape.width) * dtype.itemsize
     logits = 2 * batch * shape.head_rows * dtype.itemsize
     return weights + logits + kv_bytes(shape, dtype) * tokens
 
@@ -229,7 +244,7 @@ def attention_flops(shape: ModelShape, tokens: float, seen: float) -> float:
 
 def forward_flops(shape: ModelShape, tokens: float, seen: float, logits: float = 0.0) -> float:
     head = 2.0 * shape.head_rows * shape.width * logits
-    return 2.0 * body_parameters(shape) * tokens + attention_flops(shape, tokens, seen) + head
+    return 2.0 * active_parameters(shape) * tokens + attention_flops(shape, tokens, seen) + head
 
 
 def mean_seen(work: Workload) -> float:
@@ -244,7 +259,7 @@ def train_flops(
 ) -> float:
     """Forward and backward of a whole step; logits count twice, since chunks recompute them."""
     seen, tokens = mean_seen(work), float(work.unique)
-    body = 6.0 * body_parameters(shape) * tokens + 3.5 * attention_flops(shape, tokens, seen)
+    body = 6.0 * active_parameters(shape) * tokens + 3.5 * attention_flops(shape, tokens, seen)
     again = forward_flops(shape, tokens, seen) if recompute else 0.0
     head = 8.0 * shape.head_rows * shape.width * work.rows * work.sampled * with_head
     return body + again + head

@@ -18,7 +18,7 @@ from graft.envs.table import build_env
 from graft.files import remove, write_json
 from graft.models.decoder import Decoder
 from graft.models.device import choose_device, choose_dtype, prefer_blas
-from graft.models.families.table import make_shape
+from graft.models.families.table import make_shape, why_not_native
 from graft.models.finite import find_unusable
 from graft.models.io.gguf_read import gguf_shape, open_gguf, open_tokenizer
 from graft.models.io.hub import find_model, origin_of
@@ -151,7 +151,7 @@ def _stored(
     tensor can be read when it is used.
     """
     if by_parts and source is not None and source.is_dir() and not config.actions.file:
-        refuse_family(source)
+        refuse_family(source, config)
         with open_model(source) as stored:
             stored.check()
             yield stored.shape, stored.read, None, None
@@ -202,8 +202,8 @@ def is_transformers_only(config: Config, source: Path | None) -> bool:
     """Whether only transformers computes the model's family."""
     if source is None or not source.is_dir():
         return False
-    family = read_config(source).get("model_type", "")
-    return is_external(config) and family not in ARCHITECTURES
+    device = choose_device(config.model.device)
+    return is_external(config) and bool(why_not_native(read_config(source), device))
 
 
 def sampling_only(config: Config, source: Path) -> Config:
@@ -298,7 +298,7 @@ def make_chat(config: Config, tokenizer: FastTokenizer) -> Chat:
 
 def load_policy(config: Config, source: Path | None, tokenizer: FastTokenizer) -> Decoder:
     if source is not None:
-        refuse_family(source)
+        refuse_family(source, config)
         return load_model(source)
     return Decoder(new_shape(config, tokenizer)).initialise(config.run.seed)
 
@@ -333,7 +333,7 @@ def recipe_shape(config: Config, weights: Path | None = None) -> ModelShape:
     else:
         if not source.exists():
             load_tokenizer(config, source)  # raises with what is missing and how to get it
-        refuse_family(source)
+        refuse_family(source, config)
         shape = shape_of(read_config(source), source / "config.json")
     if not config.actions.file:
         return shape
@@ -342,13 +342,13 @@ def recipe_shape(config: Config, weights: Path | None = None) -> ModelShape:
     return replace(shape, extra=extra, extra_bias=bool(extra) and config.actions.bias)
 
 
-def refuse_family(source: Path) -> None:
-    """Refuse families without a native decoder where the engine is native."""
-    family = read_config(source).get("model_type", "") if source.is_dir() else ""
-    if family and family not in ARCHITECTURES:
+def refuse_family(source: Path, config: Config) -> None:
+    """Refuse models that our decoder does not compute where the engine is native."""
+    described = read_config(source) if source.is_dir() else {}
+    device = choose_device(config.model.device)
+    if described.get("model_type") and (why := why_not_native(described, device)):
         raise ConfigError(
-            f"'{source}' is a {family} model, and the native decoder computes {', '.join(ARCHITECTURES)}; "
-            "engine.name=vllm (or sglang) can train it, as transformers computes it"
+            f"'{source}' is {why}; engine.name=vllm (or sglang) can train it, as transformers computes it"
         )
 
 

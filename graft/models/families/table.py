@@ -6,6 +6,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+import torch
+
 from graft.models.families import llama, qwen2, qwen3, qwen3_moe
 from graft.models.families.entries import (
     read_count,
@@ -30,6 +32,16 @@ FAMILIES: dict[str, Family] = {
     "qwen3": qwen3.FAMILY,
     "qwen3_moe": qwen3_moe.FAMILY,
 }
+
+
+def why_not_native(config: Config, device: torch.device) -> str:
+    """Why our decoder does not compute the model of a `config.json` on this device; empty if it does."""
+    name = str(config.get("model_type", ""))
+    if name not in FAMILIES:
+        return f"a {name} model, and the native decoder computes {', '.join(FAMILIES)}"
+    if FAMILIES[name].has_experts and device.type != "cpu":
+        return f"a {name} model, and the native decoder computes experts on a CPU only so far"
+    return ""
 
 
 def read_shape(config: Config) -> ModelShape:

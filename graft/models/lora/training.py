@@ -209,17 +209,20 @@ class Lora(nn.Module):
 
 def target_sizes(shape: ModelShape, targets: Sequence[str]) -> list[tuple[int, int]]:
     """(out, in) of every matrix that has an adapter, without creating any."""
-    width, q, kv, ff = shape.width, shape.q_size, shape.kv_size, shape.ff
+    width, q, kv = shape.width, shape.q_size, shape.kv_size
     sizes = {
         "q_proj": (q, width),
         "k_proj": (kv, width),
         "v_proj": (kv, width),
         "o_proj": (width, q),
-        "gate_proj": (ff, width),
-        "up_proj": (ff, width),
-        "down_proj": (width, ff),
     }
-    found = [sizes[name] for name in dict.fromkeys(targets) if name in sizes] * shape.layers
+    names = list(dict.fromkeys(targets))
+    found = [sizes[name] for name in names if name in sizes] * shape.layers
+    for layer in range(shape.layers):
+        experts = shape.experts_of(layer)
+        count, ff = (1, shape.ff) if experts is None else (experts.count, experts.ff)
+        inside = {"gate_proj": (ff, width), "up_proj": (ff, width), "down_proj": (width, ff)}
+        found += [inside[name] for name in names if name in inside] * count
     return [*found, (shape.vocab_size, width)] if HEAD in targets else found
 
 

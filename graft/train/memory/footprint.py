@@ -46,11 +46,13 @@ def adapter_gradient_bytes(
 ) -> int:
     """Sums of the adapters' gradients, and the gradient of one whole weight."""
     fused = {"qkv": ("q_proj", "k_proj", "v_proj"), "gate_up": ("gate_proj", "up_proj")}
+    kinds = [shape.experts_of(layer) for layer in shape.kinds]
+    stored = max(shape.ff if kind is None else kind.count * kind.ff for kind in kinds)
     whole = {
         "qkv": (shape.q_size + 2 * shape.kv_size) * shape.width,
-        "gate_up": 2 * shape.ff * shape.width,
+        "gate_up": 2 * stored * shape.width,
         "o_proj": shape.q_size * shape.width,
-        "down_proj": shape.ff * shape.width,
+        "down_proj": stored * shape.width,
         "lm_head": shape.head_rows * shape.width,
     }
     trained = {next((w for w, parts in fused.items() if name in parts), name) for name in targets}
@@ -65,13 +67,11 @@ def adapter_gradient_bytes(
 
 def num_parameters(shape: ModelShape) -> int:
     """All weights, norms and biases included."""
-    width, ff, q, kv = shape.width, shape.ff, shape.q_size, shape.kv_size
-    block = width * (2 * q + 2 * kv + 3 * ff) + 2 * width
-    block += 2 * shape.head_dim * shape.qk_norm
-    block += (q + 2 * kv) * shape.qkv_bias + width * shape.out_bias
-    block += (2 * ff + width) * shape.mlp_bias
-    ends = shape.head_rows + (0 if shape.tied else shape.vocab_size)
-    return shape.layers * block + width + ends * width
+    width, q, kv = shape.width, shape.q_size, shape.kv_size
+    small = 2 * width + 2 * shape.head_dim * shape.qk_norm
+    small += (q + 2 * kv) * shape.qkv_bias + width * shape.out_bias
+    small += (2 * shape.ff + width) * shape.mlp_bias
+    return shape.num_params + shape.layers * small + width
 
 
 def kv_bytes(shape: ModelShape, dtype: torch.dtype) -> int:
@@ -94,24 +94,26 @@ def activation_bytes(
     (F), q, k and v after their rotation, gathers the keys and values of each run (a prompt once per
     sample), adds their mask, and copies its output.
     """
-    size, q, kv = dtype.itemsize, shape.q_size, shape.kv_size
+    size, q, kv, ff = dtype.itemsize, shape.q_size, shape.kv_size, shape.active_ff
+    # rows of a token's experts: what they read, what they return, and that product with its weight
+    routed = 0 if shape.experts is None else 4 * shape.experts.top_k * shape.width
     if fused:
-        block = 2 * shape.width + 2 * shape.ff + 2 * q + 2 * kv
+        block = 2 * shape.width + 2 * ff + 2 * q + 2 * kv
         # gradients of the gated product and of gate|up beside that product, or those of attention
         # beside q, k and v, which are made again
         again = (q + 2 * kv) * shape.qk_norm
-        space = max(4 * shape.ff, 3 * q + 4 * kv + again) + 2 * shape.width
+        space = max(4 * ff, 3 * q + 4 * kv + again) + 2 * shape.width
     else:
-        block = 4 * shape.width + 3 * shape.ff
+        block = 4 * shape.width + 3 * ff
         block += (q + 2 * kv) * shape.qk_norm  # before their norms and rotation
         group = work.prompt + work.samples * work.written
         gathered = (work.prompt + work.samples * work.context) / group
         seen = (work.prompt**2 + work.samples * work.written * work.context) / group
         block += 3 * q + math.ceil(2 * kv * gathered + shape.heads // shape.kv_heads * seen)
-        space = max(5 * shape.ff * size, 16 * (q + kv), 16 * shape.width) // size
+        space = max(5 * ff * size, 16 * (q + kv), 16 * shape.width) // size
     # root-mean-squares (4 bytes per norm), log-sum-exps of attention (per head)
     small = 4 * (2 + (shape.heads + shape.kv_heads) * shape.qk_norm + shape.heads)
-    per_block = block * size + small
+    per_block = (block + routed) * size + small
     ends = (3 * shape.width + shape.head_dim) * size  # the last norm, the head's rows, angles
     if recompute:
         stream = shape.width * (4 if fused else size)  # kernels keep it in fp32
@@ -161,7 +163,7 @@ def decode_bytes(
     """Logits of a decoding step, a chunk of prompts in one block, and gathered keys and values."""
     size = dtype.itemsize
     chunk = PREFILL_CHUNK[device_memory.fused] * (
-        shape.q_size + 2 * shape.kv_size + 3 * shape.ff + 2 * shape.width
+        shape.q_size + 2 * shape.kv_size + 3 * shape.active_ff + 2 * shape.width
     )
     if device_memory.fused:
         return batch * shape.head_rows * (size + 4) + chunk * size

@@ -57,7 +57,7 @@ def frozen_players(
             path = Path(config.run.dir) / config.run.name / REFERENCE
         else:
             path = latest_model(name)
-            refuse_family(path)
+            refuse_family(path, config)
             if not is_same_vocabulary(open_tokenizer(path), tokenizer):
                 raise ConfigError(
                     f"{where} has another tokenizer than the policy, and all seats read the same tokens; "

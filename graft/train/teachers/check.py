@@ -5,9 +5,10 @@ from __future__ import annotations
 from graft.algos.parts import is_users_part, part_name
 from graft.algos.preset import Preset
 from graft.config import Config, ConfigError
+from graft.models.device import choose_device
+from graft.models.families.table import why_not_native
 from graft.models.io.gguf_read import open_tokenizer
 from graft.models.io.load import read_config
-from graft.models.shape import ARCHITECTURES
 from graft.recipe.learning_keys import DistillSection
 from graft.text.tokenizer import FastTokenizer
 from graft.train.distributed.process_group import ProcessGroup
@@ -194,11 +195,11 @@ def check_tokenizers(config: Config, tokenizer: FastTokenizer) -> None:
     """Refuse teachers with another tokenizer, or of a family that no decoder here computes."""
     for name, given in teacher_paths(config).items():
         path = latest_model(given)
-        family = read_config(path).get("model_type", "") if path.is_dir() else ""
-        if family and family not in ARCHITECTURES:
+        described = read_config(path) if path.is_dir() else {}
+        device = choose_device(config.model.device)
+        if described.get("model_type") and (why := why_not_native(described, device)):
             raise ConfigError(
-                f"distill.teacher {name!r} ('{given}') is a {family} model, and the native decoder computes "
-                f"{', '.join(ARCHITECTURES)}; serve it with vLLM and give its address"
+                f"distill.teacher {name!r} ('{given}') is {why}; serve it with vLLM and give its address"
             )
         if not is_same_vocabulary(open_tokenizer(path), tokenizer):
             raise ConfigError(
