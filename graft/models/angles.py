@@ -1,6 +1,8 @@
-"""The angles of rotary positions: cos and sin, computed once per device."""
+"""The angles of rotary positions: cos and sin, computed once per device, and what they rotate."""
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -65,3 +67,17 @@ class Angles:
             cos, sin = (torch.cat(parts) for parts in zip(*pieces, strict=True))
             known = self.tables[device] = cos, sin
         return known
+
+
+class HeadRotation(NamedTuple):
+    """How heads become queries and keys: normed if there are weights, then rotated by position."""
+
+    q_weight: Tensor | None
+    """[d], for all query heads."""
+    k_weight: Tensor | None
+    eps: float
+    cos: Tensor
+    """[T, d/2]: of the angle by which pair (i, i + d/2) of a token's heads is rotated."""
+    sin: Tensor
+    heads: int
+    kv_heads: int

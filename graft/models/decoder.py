@@ -26,7 +26,7 @@ from graft.models.kv_slots import KVSlots
 from graft.models.layers.attention import Attend, Attention
 from graft.models.layers.experts import ExpertMLP
 from graft.models.layers.mlp import GatedMLP
-from graft.models.layers.norm import Norm
+from graft.models.layers.sublayer import Norm
 from graft.models.logprobs import likeliest, score_actions
 from graft.models.ops import embed, linear
 from graft.models.row_order import RowOrder

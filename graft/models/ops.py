@@ -16,8 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from graft.models.angles import HeadRotation
 from graft.models.device import has_kernels
-from graft.models.head_rotation import HeadRotation
 from graft.models.kv_slots import KVSlots
 from graft.models.row_order import RowOrder
 from graft.row_sums import add_rows

@@ -46,10 +46,10 @@ class UnsupportedModel(ValueError):
     """A checkpoint that the native decoder cannot compute exactly; the message says why."""
 
 
-def check_size(name: str, size: object, most: int) -> None:
-    """Refuse a size that is no whole number from 1 to `most`."""
-    if not isinstance(size, int) or not 1 <= size <= most:
-        raise UnsupportedModel(f"{name}={str(size)[:40]}: must be from 1 to {most:,}")
+def check_size(name: str, size: object, limit: int) -> None:
+    """Refuse a size that is no whole number from 1 to `limit`."""
+    if not isinstance(size, int) or not 1 <= size <= limit:
+        raise UnsupportedModel(f"{name}={str(size)[:40]}: must be from 1 to {limit:,}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +65,9 @@ class Experts:
     """Whether the weights of a token's experts add up to 1."""
 
     def __post_init__(self) -> None:
-        for name, most in {"count": 1 << 16, "top_k": self.count, "ff": LARGEST["ff"]}.items():
-            check_size(f"experts.{name}", getattr(self, name), most)
+        limits = {"count": 1 << 16, "top_k": self.count, "ff": LARGEST["ff"]}
+        for name, limit in limits.items():
+            check_size(f"experts.{name}", getattr(self, name), limit)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,8 +106,8 @@ class ModelShape:
                 f"model family {self.family!r} has no native decoder; known: "
                 f"{', '.join(ARCHITECTURES)}"
             )
-        for name, most in LARGEST.items():
-            check_size(name, getattr(self, name), most)
+        for name, limit in LARGEST.items():
+            check_size(name, getattr(self, name), limit)
         if self.heads % self.kv_heads:
             raise UnsupportedModel(
                 f"heads={self.heads} is not a multiple of kv_heads={self.kv_heads}: each key-value "
@@ -169,12 +170,12 @@ class ModelShape:
 
     @property
     def num_params(self) -> int:
-        """Weights of all products."""
+        """Count the weights of all products."""
         return self._num_params(lambda experts: experts.count)
 
     @property
     def num_active_params(self) -> int:
-        """Of these, the ones that a token is multiplied by."""
+        """Count the weights that one token is multiplied by."""
         return self._num_params(lambda experts: experts.top_k)
 
     def _num_params(self, used: Callable[[Experts], int]) -> int:

@@ -191,12 +191,12 @@ def body_parameters(shape: ModelShape) -> int:
 
 
 def active_parameters(shape: ModelShape) -> int:
-    """Of the body, what a token is multiplied by: not the experts that it does not pass through."""
+    """Count what a token is multiplied by in the body: not the experts that it does not pass through."""
     return body_parameters(shape) - shape.num_params + shape.num_active_params
 
 
 def read_parameters(shape: ModelShape, batch: Any) -> Any:
-    """Of the body, what a step of `batch` rows reads, if rows choose their experts independently."""
+    """Count what a step of `batch` rows reads of the body, if rows choose their experts independently."""
     if shape.experts is None:
         return body_parameters(shape)
     experts = shape.experts

@@ -128,6 +128,9 @@ class TrainSection(Section):
     (32768 of a model that processes split)."""
     recompute: bool | None = None
     """Activation checkpointing; null: only if the longest row does not fit without it."""
+    freeze_router: bool = False
+    """Leave the routers of a model with experts as they are: tokens keep their experts as far as the weights
+    before them do. Adapters (lora.rank) never change routers."""
 
 
 class SftSection(Section):

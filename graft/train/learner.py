@@ -37,6 +37,7 @@ from graft.algos.losses.terms import value_loss
 from graft.models.action_rows import ActionRows
 from graft.models.critic import Critic
 from graft.models.decoder import Decoder
+from graft.models.layers.experts import take_loads
 from graft.models.lora.training import Lora
 from graft.models.parallel.shards import is_sharded
 from graft.models.tree.forest import Forest
@@ -270,6 +271,7 @@ class Learner:
         if (square := metrics.pop(f"{IMPORTANCE}/mean_square", 0.0)) > 0:
             metrics[f"{IMPORTANCE}/ess"] = metrics[f"{IMPORTANCE}/mean"] ** 2 / square
         metrics[IS_EXACT] = float(self._is_exact)
+        metrics |= take_loads(self.policy)
         return {**metrics, "optimizer_steps": float(len(steps))}
 
     @property

@@ -25,6 +25,7 @@ from graft.models.io.hub import find_model, origin_of
 from graft.models.io.load import hub_hint, load_model, open_model, read_config, read_json, shape_of
 from graft.models.io.tensor_names import weights_of
 from graft.models.io.tensors import ModelFileError
+from graft.models.layers.experts import ExpertMLP
 from graft.models.order_probe import find_order
 from graft.models.policy import host_copy
 from graft.models.shape import ARCHITECTURES, ModelShape, UnsupportedModel
@@ -129,6 +130,8 @@ def open_policy(
         may_hold = config.model.exact and is_whole and (device.type == "cpu" or not is_split)
         if device.type == "cuda" and config.engine.page_size not in (0, BLOCK):
             may_hold = False  # attention adds in blocks of this size
+        if config.train.freeze_router:
+            freeze_router(policy)
         if may_hold and plain is not None:
             policy.use_order(find_order(plain.to(device=device, dtype=dtype)))
         if not has_sampler or is_shared:
@@ -139,6 +142,17 @@ def open_policy(
     copy = plain if is_split else host_copy(policy, keep=True)
     copy.use_order(policy.order)
     return policy, copy.to(device=device, dtype=dtype), actions
+
+
+def freeze_router(policy: Decoder) -> None:
+    """Leave the choice of experts out of training."""
+    routers = [layer.router for layer in policy.modules() if isinstance(layer, ExpertMLP)]
+    if not routers:
+        raise ConfigError(
+            f"train.freeze_router=true: this {policy.shape.family} model has no experts; leave it out"
+        )
+    for router in routers:
+        router.requires_grad_(False)
 
 
 @contextmanager

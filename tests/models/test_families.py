@@ -1,4 +1,8 @@
-"""Every family computes what transformers computes: logits and gradients of 30 random configs, in fp32."""
+"""One suite over the table of families.
+
+Each computes what transformers computes (logits and gradients of 30 random configs, in fp32), and every
+invariant of the decoder holds for it. `engine/test_bits.py` has the bits.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +18,14 @@ from graft.models.decoder import Decoder, causal
 from graft.models.families.table import FAMILIES, config_of, read_shape
 from graft.models.io.load import load_model
 from graft.models.io.save import save_model
+from graft.models.io.tensor_names import hf_rows
+from graft.models.layers.experts import route, take_loads
+from graft.models.lora.training import TARGETS, Lora, num_trained
+from graft.models.shape import Experts, ModelShape, UnsupportedModel
+from graft.models.tree.forest import Forest
+from graft.models.tree.packing import pack
+from graft.train.memory.footprint import num_parameters
+from tests.trees import random_tree
 
 CONFIGS = range(30)
 VOCABULARY, LENGTH = 53, 24
@@ -79,8 +91,6 @@ def peer(family: str, number: int) -> Any:
 
 def gradients_by_name(decoder: Decoder) -> dict[str, Tensor]:
     """Gradients under the names that transformers' modules have: experts as one tensor each."""
-    from graft.models.io.tensor_names import hf_rows
-
     found: dict[str, Tensor] = {}
     parameters = dict(decoder.named_parameters())
     for name, where in hf_rows(decoder.shape).items():
@@ -135,3 +145,125 @@ def test_saved_files_load_in_transformers_to_the_bit(family: str, tmp_path: Path
     again = AutoModelForCausalLM.from_pretrained(tmp_path / "ours")
     for name, parameter in model.state_dict().items():
         assert torch.equal(again.state_dict()[name], parameter), name
+
+
+def drawn_shape(family: str, number: int = 0) -> ModelShape:
+    from transformers import AutoConfig
+
+    draw = random.Random(f"{family} {number}")
+    config = AutoConfig.for_model(family, **common(draw) | OWN[family](draw))
+    return read_shape(config.to_dict())
+
+
+@pytest.mark.parametrize("number", range(5))
+@pytest.mark.parametrize("family", FAMILIES)
+def test_parameters_are_counted(family: str, number: int) -> None:
+    shape = drawn_shape(family, number)
+    decoder = Decoder(shape)
+    assert num_parameters(shape) == sum(p.numel() for p in decoder.parameters())
+    assert shape.num_active_params <= shape.num_params
+    targets = [name for name in TARGETS if name != "lm_head"]
+    lora = Lora(decoder, rank=2, alpha=2, targets=targets)
+    assert num_trained(shape, 2, targets) == sum(p.numel() for p in lora.parameters())
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_packed_forest_equals_its_rows_in_values_and_gradients(family: str) -> None:
+    """Rows in one forest, and each alone: the gradients of a shared prefix are added up."""
+    decoder = Decoder(drawn_shape(family, 1)).initialise(1)
+    rows = [row for seed in range(4) for row in random_tree(seed).trajectories()]
+    packed = pack(rows)
+    mask = packed.source < len(packed)
+    weight = torch.randn(mask.shape, generator=torch.Generator().manual_seed(3))
+    values, gradients = [], []
+    for parts in ([list(range(len(rows)))], [[number] for number in range(len(rows))]):
+        found = torch.zeros(mask.shape)
+        decoder.zero_grad()
+        for part in parts:
+            forest = Forest([rows[i] for i in part], mask[part], torch.device("cpu"))
+            logp, _ = forest.logprobs(decoder, temperature=0.8)
+            (logp * weight[part]).sum().backward()
+            found[part] = logp.detach()
+        values.append(found)
+        gradients.append([p.grad.clone() for p in decoder.parameters() if p.grad is not None])
+    torch.testing.assert_close(*values, atol=2e-5, rtol=0)
+    for together, alone in zip(*gradients, strict=True):
+        torch.testing.assert_close(together, alone, atol=2e-4, rtol=1e-3)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_recomputed_blocks_have_the_same_gradients(family: str) -> None:
+    decoder = Decoder(drawn_shape(family, 2)).initialise(1)
+    tokens_T = torch.randint(0, VOCABULARY, [LENGTH], generator=torch.Generator().manual_seed(1))
+    found = []
+    for decoder.recompute in (False, True):
+        decoder.zero_grad()
+        hidden_TD = decoder(tokens_T, torch.arange(LENGTH), causal)
+        decoder.logits(hidden_TD).log_softmax(-1)[:, 3].sum().backward()
+        found.append([p.grad.clone() for p in decoder.parameters() if p.grad is not None])
+    for plain, again in zip(*found, strict=True):
+        torch.testing.assert_close(plain, again, atol=1e-6, rtol=1e-5)
+
+
+def test_adapters_of_an_expert_get_its_gradient() -> None:
+    """dA = s Bᵀ dW, dB = s dW Aᵀ, for the rows of each expert."""
+    shape = ModelShape(
+        family="qwen3_moe", vocab_size=13, width=8, layers=1, heads=2, kv_heads=2, head_dim=4,
+        experts=Experts(3, 2, 5),
+    )  # fmt: skip
+    decoder = Decoder(shape).initialise(1)
+    plain = Decoder(shape)
+    plain.load_state_dict(decoder.state_dict())
+    lora = Lora(decoder, rank=2, alpha=4, targets=["up_proj", "down_proj"])
+    assert [target.name for target in lora.targets[2:4]] == [
+        "model.layers.0.mlp.experts.1.up_proj",
+        "model.layers.0.mlp.experts.1.down_proj",
+    ]
+    tokens_T = torch.arange(13)
+    for model in (decoder, plain):
+        model.logits(model(tokens_T, tokens_T, causal)).log_softmax(-1)[:, 0].sum().backward()
+    weights = {"up": plain.blocks[0].mlp.gate_up.weight, "down": plain.blocks[0].mlp.down.weight}
+    for number, target in enumerate(lora.targets):
+        grad = weights["up" if "up_proj" in target.name else "down"].grad[target.rows]
+        torch.testing.assert_close(lora.down[number].grad, 2 * lora.up[number].T @ grad)
+        torch.testing.assert_close(lora.up[number].grad, 2 * grad @ lora.down[number].T)
+    assert any(float(up.grad.abs().sum()) > 0 for up in lora.up)
+
+
+def test_the_worked_case_of_loads() -> None:
+    shape = ModelShape(family="qwen3_moe", layers=1, experts=Experts(4, 1, 8))
+    layer = Decoder(shape).blocks[0].mlp
+    layer.load = torch.tensor([6, 2, 0, 0])
+    assert take_loads(layer) == {"experts/max_load": 3.0, "experts/unused": 0.5}
+    assert take_loads(layer) == {}
+
+
+def test_the_worked_case_of_a_router() -> None:
+    logits_TE = torch.tensor([[2.0, 0.0, 1.0]])
+    weights, chosen = route(logits_TE, Experts(3, 2, 4))
+    assert chosen.tolist() == [[0, 2]]
+    torch.testing.assert_close(weights, torch.tensor([[0.6652, 0.2447]]), atol=1e-4, rtol=0)
+    weights, _ = route(logits_TE, Experts(3, 2, 4, renormalise=True))
+    torch.testing.assert_close(weights, torch.tensor([[0.7311, 0.2689]]), atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "entry"),
+    [
+        ({"num_experts_per_tok": 9}, "experts.top_k"),
+        ({"num_experts": -1}, "num_experts"),
+        ({"moe_intermediate_size": "8"}, "moe_intermediate_size"),
+        ({"norm_topk_prob": "yes"}, "norm_topk_prob"),
+        ({"mlp_only_layers": 3}, "mlp_only_layers"),
+        ({"decoder_sparse_step": -1}, "decoder_sparse_step"),
+    ],
+)
+def test_entries_of_experts_that_cannot_be_meant_are_named(
+    changes: dict[str, Any], entry: str
+) -> None:
+    shape = ModelShape(family="qwen3_moe", experts=Experts(8, 2, 16))
+    config = config_of(shape)
+    del config["num_local_experts"]
+    with pytest.raises(UnsupportedModel) as error:
+        read_shape(config | changes)
+    assert entry in str(error.value) and str(next(iter(changes.values()))) in str(error.value)

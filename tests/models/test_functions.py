@@ -2,9 +2,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from graft.models.angles import Angles
+from graft.models.angles import Angles, HeadRotation
 from graft.models.decoder import Decoder, causal
-from graft.models.head_rotation import HeadRotation
 from graft.models.ops import add_norm, gather_rows, qk_rotate, silu_gate
 from graft.models.shape import ModelShape
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from graft.models import ops as functions
-from graft.models.head_rotation import HeadRotation
+from graft.models.angles import HeadRotation
 
 pytest.importorskip("triton")
 

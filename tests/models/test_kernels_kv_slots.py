@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from graft.models.head_rotation import HeadRotation
+from graft.models.angles import HeadRotation
 from graft.models.kv_slots import KVSlots
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")

@@ -7,9 +7,8 @@ import torch
 
 pytest.importorskip("triton")
 
-from graft.models.angles import Angles
+from graft.models.angles import Angles, HeadRotation
 from graft.models.decoder import Block
-from graft.models.head_rotation import HeadRotation
 from graft.models.kernels.interval import interval_attention
 from graft.models.kernels.rope import qk_rotate
 from graft.models.kernels.rotated_attention import rotated_attention

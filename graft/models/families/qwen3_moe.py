@@ -11,7 +11,6 @@ from graft.models.shape import Experts, ModelShape
 
 
 def read(config: Config) -> dict[str, Any]:
-    heads, width = read_count(config, "num_attention_heads"), read_count(config, "hidden_size")
     # transformers reads either name
     count = "num_local_experts" if "num_local_experts" in config else "num_experts"
     experts = Experts(
@@ -25,8 +24,7 @@ def read(config: Config) -> dict[str, Any]:
     if not isinstance(plain, list) or not all(isinstance(layer, int) for layer in plain):
         raise wrong_entry("mlp_only_layers", plain, "need a list of layer numbers")
     return {
-        **qwen3.read(config),
-        "head_dim": read_count(config, "head_dim", width // heads),
+        **{name: value for name, value in qwen3.read(config).items() if name != "head_dim"},
         "experts": experts,
         "dense_layers": tuple(i for i in range(layers) if i in plain or (i + 1) % step),
     }

@@ -76,10 +76,8 @@ def read_shape(config: Config) -> ModelShape:
         "rope_scaling": scaling,
         "max_positions": positions,
     }
-    own = family.read(config)
-    if "head_dim" not in own:
-        own["head_dim"] = read_count(config, "head_dim", width // heads)
-    shape = ModelShape(**common | own)
+    common["head_dim"] = read_count(config, "head_dim", width // heads)
+    shape = ModelShape(**common | family.read(config))
     rope_frequencies(shape)  # a scaling that is not computed should fail now, not in the first step
     return shape
 

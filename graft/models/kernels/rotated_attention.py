@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from graft.models.head_rotation import HeadRotation
+from graft.models.angles import HeadRotation
 from graft.models.kernels import interval, path_attention, rope
 from graft.models.tree.block_lists import BlockLists
 from graft.models.tree.path_blocks import PathBlocks

@@ -12,10 +12,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from graft.models.head_rotation import HeadRotation
+from graft.models.angles import HeadRotation
 from graft.models.kv_slots import KVSlots
-from graft.models.layers.norm import Norm
-from graft.models.layers.sublayer import Sublayer
+from graft.models.layers.sublayer import Norm, Sublayer
 from graft.models.ops import attend_qkv, gather_rows, qk_rotate_to_slots
 from graft.models.shape import ModelShape
 

@@ -32,6 +32,8 @@ class ExpertMLP(Sublayer):
         self.router = nn.Linear(shape.width, experts.count, bias=False)
         self.gate_up = nn.Linear(shape.width, experts.count * 2 * experts.ff, bias=False)
         self.down = nn.Linear(experts.ff, experts.count * shape.width, bias=False)
+        self.load: Tensor | None = None
+        """[E] rows of each expert in training, since `take_loads`."""
 
     def forward(self, x: Tensor, delta: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """The stream and its pending addition."""
@@ -47,8 +49,10 @@ class ExpertMLP(Sublayer):
         """The weighted sum of each token's experts, [T, D]."""
         flat, k = chosen_Tk.flatten(), self.experts.top_k
         by_expert = flat.argsort(stable=True)
-        counts = flat.bincount(minlength=self.experts.count).tolist()
-        inputs = gather_rows(x, by_expert // k).split(counts)
+        counts_E = flat.bincount(minlength=self.experts.count)
+        if torch.is_grad_enabled():
+            self.load = counts_E if self.load is None else self.load + counts_E
+        inputs = gather_rows(x, by_expert // k).split(counts_E.tolist())
         # unbind, not an index each: its gradient is one tensor, not one as large as all for each expert
         gate_up = self.gate_up.weight.view(self.experts.count, -1, self.width).unbind()
         down = self.down.weight.view(self.experts.count, self.width, -1).unbind()
@@ -61,6 +65,26 @@ class ExpertMLP(Sublayer):
         back[by_expert] = torch.arange(len(back), device=back.device)
         outputs = gather_rows(torch.cat(parts), back).unflatten(0, (-1, k)).unbind(1)
         return sum_slots(outputs, weights_Tk.to(x.dtype))
+
+
+def take_loads(model: nn.Module) -> dict[str, float]:
+    """How evenly the experts of a model were used in training since the last call; empty without experts.
+
+    With loads 6, 2, 0, 0 of four experts: max_load 3, since the busiest has 3 times its even share, and
+    unused .5.
+    """
+    layers = [layer for layer in model.modules() if isinstance(layer, ExpertMLP)]
+    loads = [layer.load for layer in layers if layer.load is not None]
+    for layer in layers:
+        layer.load = None
+    if not loads:
+        return {}
+    load_LE = torch.stack(loads).float()
+    even_LE = load_LE / load_LE.mean(1, keepdim=True).clamp(min=1e-9)
+    return {
+        "experts/max_load": float(even_LE.amax(1).mean()),
+        "experts/unused": float((load_LE == 0).float().mean()),
+    }
 
 
 def route(logits_TE: Tensor, experts: Experts) -> tuple[Tensor, Tensor]:

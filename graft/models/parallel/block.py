@@ -9,10 +9,10 @@ from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 from torch.distributed.tensor import DTensor
 
+from graft.models.angles import HeadRotation
 from graft.models.decoder import Attend
-from graft.models.head_rotation import HeadRotation
 from graft.models.kv_slots import KVSlots
-from graft.models.layers.norm import Norm
+from graft.models.layers.sublayer import Norm
 from graft.models.ops import add_linear, add_norm, attend_qkv, gather_rows, linear, norm_linear
 from graft.models.parallel.regions import enter, leave
 from graft.models.row_order import RowOrder

@@ -12,9 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from graft.models.angles import HeadRotation
 from graft.models.decoder import Attend
 from graft.models.device import HOPPER, has_kernels
-from graft.models.head_rotation import HeadRotation
 from graft.models.ops import gather_rows, qk_rotate
 from graft.models.tile_attention import attend_rows, padded_length
 from graft.models.tree.block_lists import BlockLists
