@@ -4,7 +4,8 @@ Floors, from the ground: 0 types, protocols, registry, config and the like; 1a t
 tools, rewards, envs; 1b algos; 2 models, engine; 3 rollout, and gateway above it; 4 train; 5 evaluate,
 datagen, replay, planning, cluster, runs; 6 the rest (api, viewer, doctor, commands, cli). Lazy and
 type-only imports count like any other, and no two modules import each other, directly or through others.
-graft imports none of the packages beside it, which it finds by entry points; they see its floors 0 and 1a, verl's shards models too.
+graft imports none of the packages beside it, which it finds by entry points; they see its floors 0 and 1a,
+verl's shards models too.
 """
 
 from __future__ import annotations

@@ -20,6 +20,7 @@ from graft.models.io.load import load_model
 from graft.models.io.save import save_model
 from graft.models.io.tensor_names import hf_names
 from graft.models.io.tensors import ModelFileError
+from graft.models.shape import ModelShape, UnsupportedModel
 from graft_interop.verl_shards import (
     ShardRecord,
     mesh_of,
@@ -27,7 +28,6 @@ from graft_interop.verl_shards import (
     plain_name,
     read_shard,
 )
-from graft.models.shape import ModelShape, UnsupportedModel
 
 SHAPE = ModelShape(
     family="qwen2",

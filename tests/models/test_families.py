@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from graft.models.decoder import Decoder, causal
-from graft.models.families.table import FAMILIES, config_of, read_shape
+from graft.models.families.table import FAMILIES, config_of, read_shape, why_not_native
 from graft.models.io.load import load_model
 from graft.models.io.save import save_model
 from graft.models.io.tensor_names import hf_rows
@@ -228,6 +228,20 @@ def test_adapters_of_an_expert_get_its_gradient() -> None:
         torch.testing.assert_close(lora.down[number].grad, 2 * lora.up[number].T @ grad)
         torch.testing.assert_close(lora.up[number].grad, 2 * grad @ lora.down[number].T)
     assert any(float(up.grad.abs().sum()) > 0 for up in lora.up)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_where_a_family_is_native(family: str) -> None:
+    """A GPU computes all but experts; a run then says so, and names the engines that can train it."""
+    config = {"model_type": family}
+    assert not why_not_native(config, torch.device("cpu"))
+    why = why_not_native(config, torch.device("cuda"))
+    assert bool(why) == FAMILIES[family].has_experts
+    assert not why or family in why
+
+
+def test_an_unknown_family_is_named() -> None:
+    assert "mamba" in why_not_native({"model_type": "mamba"}, torch.device("cpu"))
 
 
 def test_the_worked_case_of_loads() -> None:
