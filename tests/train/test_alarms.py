@@ -120,8 +120,51 @@ def test_every_rule_has_a_case():
     assert list(CASES) == list(RULES)
 
 
-def test_healthy_metrics_raise_no_alarm():
-    assert alarms_in(100, lambda step: {}) == []
+def later(before: dict[str, object], then: dict[str, object]):
+    """Five steps of one, and the other from then on."""
+    return lambda step: before if step <= 5 else then
+
+
+QUIET = {
+    "healthy metrics": (lambda step: {}, {}),
+    "longer attempts that earn more": (
+        later({LENGTH: 10.0, "reward": 0.2}, {LENGTH: 40.0, "reward": 0.5}),
+        {},
+    ),
+    "a constant share of cut attempts below a half": (after(0, 0.4)(CUT), {}),
+    "failures of rarely used tools": (after(0, 1.0, **{"tools/rate": 0.02})(FAILURES), {}),
+    # means of five swing between 0.46 and 0.34, more than half the spread; but steps differ by 0.6
+    "a noisy reward": (lambda step: {"reward": 0.7 if step % 2 else 0.1, "reward_std": 0.1}, {}),
+    "steps without any gradient before one": (
+        lambda step: {"grad_norm": 2.0 if step % 10 == 0 else 0.0},
+        {},
+    ),
+    "a few failed attempts": (after(0, 0.04)("rollout/failed"), {}),
+    "a learner that takes turns with sampling": (after(0, 9.0)("time/rollout"), {}),
+    "staleness within its bound": (
+        lambda step: {"staleness/max": min(step - 1, 4)},
+        {"staleness": 4},
+    ),
+    # behind an evaluation nothing is old: a fresh step does not make the others' gap one of rounding
+    "a fresh step among old ones": (
+        lambda step: {GAP: 0.04 * bool(step % 5), "staleness/max": 2 * bool(step % 5)},
+        {"staleness": 2},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", QUIET)
+def test_what_is_healthy_raises_no_alarm(name):
+    changes, options = QUIET[name]
+    assert alarms_in(60, changes, Alarms(**options)) == []
+
+
+@pytest.mark.parametrize(
+    ("metric", "value", "level"),
+    [("entropy", 0.005, "alarm"), (CUT, 0.6, "warn"), (ESS, 0.2, "alarm")],
+)
+def test_what_is_bad_from_the_start_raises_an_alarm_with_the_fifth_step(metric, value, level):
+    assert begun(alarms_in(9, after(0, value)(metric))) == [(5, metric, level)]
 
 
 def test_an_alarm_begins_again_only_after_it_ended():
@@ -140,26 +183,23 @@ def test_an_alarm_begins_again_only_after_it_ended():
 
 def test_the_text_has_the_numbers_the_reason_and_the_keys():
     text = alarms_in(5, after(0, 0.71)("frac_reward_zero_std"))[0].text
-    assert text.startswith(
-        "71% of the groups of the last 5 steps have no spread in reward (mean reward 0.4), so they "
-        "have no gradient. Reward in between: "
-    )
+    assert text.startswith("71% of the groups of the last 5 steps have no spread in reward")
+    assert "mean reward 0.4" in text
     assert "rollout.samples" in text and "rollout.dynamic_rounds" in text
 
 
-def test_flat_groups_that_fail_are_given_other_advice_than_those_in_between():
-    def failing(step: int) -> dict[str, object]:
-        return {"frac_reward_zero_std": 0.95, "reward": 0.01}
-
-    (alarm,) = alarms_in(9, failing)
-    assert alarm.level == "alarm"
-    assert "the tasks are too hard" in alarm.text and "sft.steps" in alarm.text
-
-
-def test_flat_groups_of_a_solved_task_are_fine_unless_rewards_have_another_scale():
-    assert alarms_in(20, lambda step: {"frac_reward_zero_std": 1.0, "reward": 0.97}) == []
-    found = alarms_in(20, lambda step: {"frac_reward_zero_std": 1.0, "reward": 3.0})
-    assert begun(found) == [(5, "frac_reward_zero_std", "alarm")]
+@pytest.mark.parametrize(
+    ("reward", "share", "begins", "words"),
+    [
+        (0.01, 0.95, 5, ("the tasks are too hard", "sft.steps")),
+        (0.97, 1.0, None, ()),  # a solved task is fine,
+        (3.0, 1.0, 5, ()),  # unless rewards have another scale
+    ],
+)
+def test_flat_groups_are_judged_by_their_reward(reward, share, begins, words):
+    found = alarms_in(20, lambda step: {"frac_reward_zero_std": share, "reward": reward})
+    assert begun(found) == ([(begins, "frac_reward_zero_std", "alarm")] if begins else [])
+    assert all(word in found[0].text for word in words)
 
 
 def test_flat_groups_are_fine_where_forced_calls_teach_them():
@@ -182,10 +222,6 @@ def test_entropy_may_fall_where_the_reward_rose_for_it():
     assert alarms_in(40, learned(0.05)) == []  # 5%, and the reward is 0.4 up: as much as the spread
     # 0.8% is too little even so; the mean of five falls below 2% with the fifth
     assert begun(alarms_in(40, learned(0.008))) == [(10, "entropy", "alarm")]
-
-
-def test_entropy_near_0_from_the_start_raises_an_alarm():
-    assert begun(alarms_in(9, after(0, 0.005)("entropy"))) == [(5, "entropy", "alarm")]
 
 
 @pytest.mark.parametrize(
@@ -212,14 +248,6 @@ def test_the_gap_is_held_against_what_the_dtype_and_the_updates_explain(
     assert bool(found) is is_alarm
 
 
-def test_a_fresh_step_among_old_ones_does_not_make_their_gap_one_of_rounding():
-    def ahead(step: int) -> dict[str, object]:
-        is_fresh = step % 5 == 0  # behind an evaluation nothing is old
-        return {GAP: 0.0 if is_fresh else 0.04, "staleness/max": 0 if is_fresh else 2}
-
-    assert alarms_in(40, ahead, Alarms(staleness=2)) == []
-
-
 def test_a_gap_that_grows_raises_a_warning_and_an_alarm_when_it_passes_the_limit():
     def growing(step: int) -> dict[str, object]:
         return {GAP: 1e-6 * 2.0**step}
@@ -228,26 +256,7 @@ def test_a_gap_that_grows_raises_a_warning_and_an_alarm_when_it_passes_the_limit
     assert begun(alarms_in(15, growing)) == [(9, GAP, "warn"), (12, GAP, "alarm")]
 
 
-def test_longer_attempts_that_earn_more_are_what_is_wanted():
-    def longer(step: int) -> dict[str, object]:
-        return {LENGTH: 10.0 if step <= 5 else 40.0, "reward": 0.2 if step <= 5 else 0.5}
-
-    assert alarms_in(40, longer) == []
-
-
-def test_a_constant_share_of_cut_attempts_raises_an_alarm_above_a_half():
-    assert begun(alarms_in(9, after(0, 0.6)(CUT))) == [(5, CUT, "warn")]
-    assert alarms_in(40, after(0, 0.4)(CUT)) == []
-
-
-def test_failures_of_rarely_used_tools_raise_no_alarm():
-    assert alarms_in(40, after(0, 1.0, **{"tools/rate": 0.02})(FAILURES)) == []
-
-
-def test_staleness_within_its_bound_raises_no_alarm_and_an_engine_without_updates_is_named():
-    assert (
-        alarms_in(20, lambda step: {"staleness/max": min(step - 1, 4)}, Alarms(staleness=4)) == []
-    )
+def test_an_engine_without_updates_is_named():
     (alarm,) = alarms_in(
         20,
         lambda step: {"staleness/max": step - 1, "staleness/mean": step - 1.0},
@@ -255,15 +264,6 @@ def test_staleness_within_its_bound_raises_no_alarm_and_an_engine_without_update
     )
     assert (alarm.step, alarm.level) == (6, "alarm")
     assert "tokens that are 5 versions old" in alarm.text
-    assert "the engine takes no new weights" in alarm.text
-
-
-def test_a_reward_that_is_noisy_has_not_fallen():
-    def noisy(step: int) -> dict[str, object]:
-        return {"reward": 0.7 if step % 2 else 0.1, "reward_std": 0.1}
-
-    # means of five swing between 0.46 and 0.34, more than half the spread; but steps differ by 0.6
-    assert alarms_in(60, noisy) == []
 
 
 def test_a_spike_raises_an_alarm_again_after_five_quiet_steps_and_never_below_the_clip_norm():
@@ -276,10 +276,6 @@ def test_a_spike_raises_an_alarm_again_after_five_quiet_steps_and_never_below_th
     assert alarms_in(30, lambda step: {"grad_norm": small[step]}) == []
     tight = Alarms(max_grad_norm=0.5)
     assert [a.step for a in alarms_in(30, lambda step: {"grad_norm": small[step]}, tight)] == [20]
-
-
-def test_steps_without_any_gradient_do_not_make_the_next_one_a_spike():
-    assert alarms_in(60, lambda step: {"grad_norm": 2.0 if step % 10 == 0 else 0.0}) == []
 
 
 @pytest.mark.parametrize(("share", "step", "level"), [(0.25, 1, "alarm"), (0.1, 5, "warn")])
@@ -297,10 +293,6 @@ def test_failed_attempts_raise_an_alarm_with_the_commonest_reason(share, step, l
     assert "episodes/step_*.jsonl" in alarm.text
 
 
-def test_a_few_failed_attempts_raise_no_alarm():
-    assert alarms_in(40, after(0, 0.04)("rollout/failed")) == []
-
-
 def test_flat_groups_raise_no_alarm_where_attempts_are_not_compared():
     """reinforce with one attempt a task: every group is flat, and the batch teaches all the same."""
     flat = after(0, 1.0)("frac_reward_zero_std")
@@ -309,18 +301,6 @@ def test_flat_groups_raise_no_alarm_where_attempts_are_not_compared():
     both = lambda step: {"frac_reward_zero_std": 1.0, "grad_norm": 0.0}  # noqa: E731
     assert [a.metric for a in alarms_in(40, both, Alarms(is_grouped=False))] == ["grad_norm"]
     assert [a.metric for a in alarms_in(40, both)] == ["frac_reward_zero_std"]
-
-
-def test_a_sample_size_that_is_nearly_nothing_is_an_alarm():
-    (alarm,) = alarms_in(9, after(0, 0.2)(ESS))
-    assert (alarm.step, alarm.level) == (5, "alarm")
-    assert "0.20" in alarm.text and "rollout.staleness" in alarm.text
-
-
-def test_a_learner_that_takes_turns_is_not_starved_and_its_own_clock_is_believed():
-    slow = {"time/rollout": 9.0}
-    assert alarms_in(20, lambda step: slow) == []
-    assert len(alarms_in(20, lambda step: slow, Alarms(staleness=1))) == 1
 
 
 BAD = [math.nan, math.inf, -math.inf, None, "much", 10**400, 1e308, [], {}, True]
@@ -420,78 +400,43 @@ def test_texts_name_keys_that_exist():
 
 QUICKSTART = """
 0.32 0.398 0.125 0.735 0.656 10.9 0 0 0.383 1.22e-07
-0.242 0.391 0.0625 0.812 0.686 9.05 0 0 0.305 1.29e-07
-0.281 0.371 0.125 0.82 0.653 9.65 0 0 0.312 1.08e-07
 0.359 0.422 0.0625 0.641 0.603 11.1 0 0 0.383 9.41e-08
-0.375 0.439 0.0625 0.602 0.58 12.1 0 0 0.453 9.2e-08
 0.391 0.438 0 0.707 0.836 9.2 0 0 0.406 9.81e-08
-0.477 0.435 0 0.551 0.68 10.5 0 0 0.484 9.35e-08
 0.453 0.408 0.125 0.459 0.493 13.2 0 0 0.492 7.92e-08
-0.508 0.456 0 0.542 0.677 11 0 0 0.516 8.76e-08
 0.523 0.44 0.0625 0.486 0.701 10.5 0 0.0114 0.531 7.47e-08
-0.703 0.394 0.125 0.255 0.489 13.7 0 0 0.703 3.39e-08
 0.711 0.43 0 0.22 0.591 13 0 0 0.727 3.61e-08
-0.789 0.278 0.25 0.138 0.307 16.4 0 0 0.844 2.6e-08
 0.828 0.283 0.312 0.125 0.254 18 0 0 0.844 2.89e-08
-0.773 0.244 0.312 0.114 0.333 15.2 0 0 0.883 3.19e-08
 0.844 0.218 0.438 0.0898 0.312 15.1 0 0 0.898 2.05e-08
-0.82 0.218 0.438 0.105 0.254 15.7 0 0 0.875 2.34e-08
 0.93 0.172 0.5 0.0489 0.21 18.6 0 0 0.945 1.24e-08
-0.781 0.209 0.438 0.0686 0.271 16.8 0 0.00571 0.945 5.23e-08
 0.898 0.103 0.688 0.0279 0.214 17.5 0 0 0.984 1.16e-08
-0.961 0.103 0.688 0.034 0.13 16.2 0 0 0.969 7.64e-09
 0.961 0.103 0.688 0.0346 0.149 17.9 0 0 0.961 2.27e-08
-0.93 0.0891 0.75 0.0215 0.216 16 0 0 0.992 1.35e-08
 0.906 0.124 0.625 0.0273 0.197 19.2 0 0 0.984 2.21e-08
-0.852 0.13 0.625 0.03 0.239 19.2 0 0.00962 0.992 3.24e-08
 0.945 0.13 0.625 0.0181 0.273 19.9 0 0 1 8.8e-09
-0.93 0.113 0.688 0.0236 0.275 17.6 0 0.00546 0.992 2.56e-08
 0.977 0.062 0.812 0.0131 0.14 15.5 0 0 0.992 6.83e-09
-0.836 0.0987 0.75 0.0267 0.281 18.8 0 0 0.984 1.67e-08
 0.984 0.0413 0.875 0.00949 0.116 17.6 0 0.00518 1 4.17e-09
-0.984 0.0413 0.875 0.016 0.159 19.2 0 0 0.992 7.46e-09
 0.898 0.0933 0.75 0.0205 0.377 19.4 0 0.00463 1 3.96e-08
-0.93 0.123 0.688 0.0144 0.292 16.3 0 0 0.992 7.92e-09
 0.961 0.103 0.688 0.0133 0.328 19.3 0 0 1 1.8e-08
-0.93 0.135 0.625 0.0195 0.355 18.6 0 0 0.992 2.05e-08
 0.977 0.062 0.812 0.0109 0.283 15.9 0 0 1 8.09e-09
-0.977 0.062 0.812 0.00971 0.162 16.3 0 0 1 3.33e-09
 0.961 0.0891 0.75 0.0151 0.31 16.2 0 0 0.992 1.87e-08
-0.938 0.078 0.812 0.0126 0.244 18 0 0 1 1.78e-08
 0.953 0.0923 0.75 0.0158 0.474 18.8 0 0.005 1 3.55e-08
-0.914 0.123 0.688 0.0151 0.361 15 0 0 1 2.57e-08
 0.977 0.0477 0.875 0.0107 0.166 16.3 0 0 1 3.99e-09
-0.922 0.119 0.688 0.0179 0.299 21 0 0 1 2.19e-08
 1 0 1 0.00857 0 16.2 0 0 1 1.36e-09
-0.961 0.0716 0.812 0.0126 0.208 17.8 0 0 1 1.59e-08
 0.883 0.079 0.812 0.0253 0.213 19.3 0.00781 0 1 3.82e-08
-0.922 0.143 0.625 0.014 0.342 18.6 0 0 1 1.81e-08
 0.922 0.105 0.75 0.0129 0.45 17.2 0 0 1 1.39e-08
-0.953 0.0726 0.812 0.0121 0.427 19 0 0 1 1.39e-08
 0.945 0.0573 0.875 0.0183 0.333 18 0 0 1 1.98e-08
-0.883 0.126 0.688 0.0167 0.218 19.6 0 0.005 1 2.12e-08
 0.977 0.062 0.812 0.00951 0.152 17.7 0 0 1 7.8e-09
-0.953 0.0812 0.812 0.0157 0.265 18.1 0 0 1 1.78e-08
 0.977 0.062 0.812 0.0116 0.196 18.8 0 0 1 3.81e-09
-0.953 0.078 0.812 0.0187 0.348 18.6 0 0.0103 1 2e-08
 0.984 0.0413 0.875 0.00861 0.127 16.4 0 0 1 4.73e-09
-0.992 0.0207 0.938 0.0107 0.109 16.3 0 0 1 6.85e-09
 0.945 0.113 0.688 0.0154 0.281 21.1 0 0 1 2.83e-08
-0.992 0.0207 0.938 0.00922 0.049 16.6 0 0 1 3.41e-09
 0.938 0.0684 0.812 0.016 0.212 20.1 0 0 1 1.73e-08
-0.922 0.104 0.75 0.0226 0.23 20.2 0.00781 0 1 3.03e-08
 0.969 0.0684 0.812 0.00915 0.137 19 0 0 1 8.01e-09
-1 0 1 0.00876 0 16.2 0 0 1 2.2e-09
 0.984 0.0413 0.875 0.0091 0.157 19.5 0 0 1 4.69e-09
-0.898 0.0891 0.75 0.0128 0.178 21.4 0 0 1 1.25e-08
 0.938 0.0923 0.75 0.0128 0.262 18.3 0 0.005 1 1.28e-08
-0.969 0.0684 0.812 0.0115 0.149 20.8 0 0 1 6.88e-09
 0.961 0.0303 0.938 0.00863 0.195 17.1 0 0 1 4.9e-09
-0.992 0.0207 0.938 0.00922 0.125 18.1 0 0.0104 1 2.37e-09
 0.984 0.0271 0.938 0.00906 0.132 17.5 0 0 1 9.67e-09
 """
-"""All 70 steps of `graft train quickstart` on a CPU: it learns, so entropy falls to a hundredth, attempts
-become nearly twice as long, and at the end nine groups of ten are flat. Columns as below."""
+"""Every second of the 70 steps of `graft train quickstart` on a CPU: it learns, so entropy falls to a
+hundredth, attempts become nearly twice as long, and at the end nine groups of ten are flat. Columns as below."""
 COLUMNS = (
     "reward",
     "reward_std",
@@ -506,24 +451,18 @@ COLUMNS = (
 )
 
 
-def test_a_real_run_that_learns_raises_no_alarm():
+@pytest.mark.parametrize(
+    ("changes", "metrics"), [({}, set()), ({"reward": 0.3}, {"entropy", "frac_reward_zero_std"})]
+)
+def test_a_real_run_that_learns_raises_no_alarm_and_without_its_reward_it_would(changes, metrics):
     rows = [
         dict(zip(COLUMNS, map(float, line.split()), strict=True))
         for line in QUICKSTART.strip().splitlines()
     ]
-    assert len(rows) == 70
+    assert len(rows) == 35
     assert rows[-1]["entropy"] < 0.02 * rows[0]["entropy"]
     assert max(row[LENGTH] for row in rows) > 1.9 * rows[0][LENGTH]
-    assert sum(row["frac_reward_zero_std"] for row in rows[-20:]) / 20 > 0.6
+    assert sum(row["frac_reward_zero_std"] for row in rows[-10:]) / 10 > 0.6
     alarms = Alarms()
-    assert [a for step, row in enumerate(rows, 1) for a in alarms.check(step, row)] == []
-
-
-def test_the_same_numbers_without_their_reward_would_raise_two():
-    """The run above is held to be healthy for its reward alone."""
-    alarms = Alarms()
-    found: list[Alarm] = []
-    for step, line in enumerate(QUICKSTART.strip().splitlines(), 1):
-        row = dict(zip(COLUMNS, map(float, line.split()), strict=True))
-        found += alarms.check(step, {**row, "reward": 0.3})
-    assert {alarm.metric for alarm in found} == {"entropy", "frac_reward_zero_std"}
+    found = [a for n, row in enumerate(rows, 1) for a in alarms.check(n, {**row, **changes})]
+    assert {alarm.metric for alarm in found} == metrics

@@ -17,6 +17,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -283,8 +284,13 @@ def test_held_out_rows_are_scored_by_all_alike(pair, layout: str):
 
 @pytest.mark.slow
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("layout", ["2x2", "fsdp", "replicas"])
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    ("layout", "name"),
+    [
+        *(("2x2", name) for name in CASES),
+        *((one, "more processes than micro-batches") for one in ("fsdp", "replicas")),
+    ],
+)
 def test_four_processes_take_the_step_of_one(four, layout: str, name: str):
     assert_learns_the_same(*four, layout, CASES[name])
 
@@ -292,13 +298,13 @@ def test_four_processes_take_the_step_of_one(four, layout: str, name: str):
 # whole runs
 
 RECIPE = """
-run: {{dir: "{folder}", name: run, save_every: 5, eval_tasks: 6, keep_last: 9, trackers: [], seed: 3}}
+run: {{dir: "{folder}", name: run, save_every: 4, eval_tasks: 6, keep_last: 9, trackers: [], seed: 3}}
 model:
   shape: {{width: 32, layers: 2, heads: 4, kv_heads: 2, head_dim: 8, ff: 32, tied: false, max_positions: 96}}
 task: {{env: calculator, reward: "tests.train.test_torchrun:low_tokens"}}
 rollout: {{tasks: 5, samples: 4, max_tokens: 8, max_turns: 2, max_context: 64}}
 algo: {{name: grpo, kl_coef: 0.05}}
-train: {{steps: 20, lr: 1.0e-3, warmup: 2, tokens_per_micro: 120}}
+train: {{steps: 12, lr: 1.0e-3, warmup: 2, tokens_per_micro: 120}}
 sft: {{steps: 8, batch: 8, lr: 3.0e-3, warmup: 2}}
 """
 TIMED = ("time", "seconds", "per_second")
@@ -393,7 +399,7 @@ def metrics(folder: Path) -> list[dict[str, Any]]:
     ]
 
 
-def assert_same_curve(ours: Path, theirs: Path, near: float, steps: int = 20) -> None:
+def assert_same_curve(ours: Path, theirs: Path, near: float, steps: int = 12) -> None:
     """Rewards and whatever else is counted are equal; what is added up is near."""
     one, other = metrics(ours), metrics(theirs)
     assert len(one) == len(other) == 8 + steps
@@ -414,7 +420,7 @@ def assert_same_curve(ours: Path, theirs: Path, near: float, steps: int = 20) ->
             assert found[name] == allowed, f"{where}: {name}"
 
 
-def weights(folder: Path, name: str = "rl-000020") -> dict[str, Tensor]:
+def weights(folder: Path, name: str = "rl-000012") -> dict[str, Tensor]:
     return hf_names(load_model(folder / "run" / "checkpoints" / name))
 
 
@@ -442,24 +448,26 @@ def single(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("single") / "run_of_one"
     alone(folder)
     rewards = [line["reward"] for line in metrics(folder) if line["phase"] == "rl"]
-    assert len(set(rewards)) > 10  # enough to distinguish curves
+    assert len(set(rewards)) > 8  # enough to distinguish curves
     return folder
+
+
+LAYOUTS_OF_RUNS = {
+    "fsdp": (2, []),
+    "tp": (2, ["parallel.tp=2", "run.save_later=true"]),
+    "replicas": (2, ["parallel.shard=false"]),
+    "2x2": (4, ["parallel.tp=2"]),
+    "a split engine": (2, ["engine.tp=2"]),
+    "2x2, split engines": (4, ["parallel.tp=2", "engine.tp=2"]),
+    "replicas, a split engine": (2, ["parallel.shard=false", "engine.tp=2"]),
+}
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """The same run in other layouts."""
-    layouts = {
-        "fsdp": (2, []),
-        "tp": (2, ["parallel.tp=2", "run.save_later=true"]),
-        "replicas": (2, ["parallel.shard=false"]),
-        "2x2": (4, ["parallel.tp=2"]),
-        "a split engine": (2, ["engine.tp=2"]),
-        "2x2, split engines": (4, ["parallel.tp=2", "engine.tp=2"]),
-        "replicas, a split engine": (2, ["parallel.shard=false", "engine.tp=2"]),
-    }
     found: dict[str, Path] = {}
-    for name, (count, overrides) in layouts.items():
+    for name, (count, overrides) in LAYOUTS_OF_RUNS.items():
         found[name] = tmp_path_factory.mktemp(name) / "run_of_many"
         code, screen = torchrun(count, found[name], *overrides)
         assert code == 0, screen
@@ -473,19 +481,8 @@ with_runs = pytest.mark.timeout(900)
 
 @pytest.mark.slow
 @with_runs
-@pytest.mark.parametrize(
-    "layout",
-    [
-        "fsdp",
-        "tp",
-        "replicas",
-        "2x2",
-        "a split engine",
-        "2x2, split engines",
-        "replicas, a split engine",
-    ],
-)
-def test_warm_up_and_20_steps_of_grpo_have_the_same_curve(single, runs, layout: str):
+@pytest.mark.parametrize("layout", LAYOUTS_OF_RUNS)
+def test_warm_up_and_12_steps_of_grpo_have_the_same_curve(single, runs, layout: str):
     assert_same_curve(single, runs[layout], near=1e-4)
     assert_same_weights(single, runs[layout], near=1e-4)
     # 0 where no order holds with this machine's library
@@ -504,7 +501,7 @@ def test_warm_up_and_20_steps_of_grpo_have_the_same_curve(single, runs, layout: 
 @pytest.mark.parametrize("layout", ["fsdp", "tp", "replicas", "2x2"])
 def test_transformers_opens_a_checkpoint_of_any_layout(runs, layout: str):
     transformers = pytest.importorskip("transformers")
-    folder = runs[layout] / "run" / "checkpoints" / "rl-000020"
+    folder = runs[layout] / "run" / "checkpoints" / "rl-000012"
     theirs = transformers.AutoModelForCausalLM.from_pretrained(folder)
     ours, tokens = load_model(folder), torch.arange(1, 12)
     with torch.no_grad():
@@ -515,7 +512,7 @@ def test_transformers_opens_a_checkpoint_of_any_layout(runs, layout: str):
 @pytest.mark.slow
 @with_runs
 def test_four_processes_resumed_by_one(single, runs, tmp_path):
-    folder = cut_after(runs["2x2"], tmp_path / "cut", "rl-000010")
+    folder = cut_after(runs["2x2"], tmp_path / "cut", "rl-000004")
     alone(folder)
     assert_same_curve(single, folder, near=1e-6)
     assert_same_weights(single, folder, near=NEAR)
@@ -529,7 +526,7 @@ def test_four_processes_resumed_by_one(single, runs, tmp_path):
     ids=["one process by 2x2", "replicas by fsdp"],
 )
 def test_runs_go_on_in_another_layout(single, runs, tmp_path, before, count, overrides):
-    folder = cut_after({**runs, "single": single}[before], tmp_path / "cut", "rl-000010")
+    folder = cut_after({**runs, "single": single}[before], tmp_path / "cut", "rl-000004")
     code, screen = torchrun(count, folder, *overrides)
     assert code == 0, screen
     assert_same_curve(single, folder, near=1e-6)
@@ -543,16 +540,15 @@ EXPA = ("task.args={syntax: actions}", "actions.file=compact", "algo.name=cpo", 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_extra_actions_and_a_branch_with_a_memory_have_the_same_curve(tmp_path):
-    short = "train.steps=5"
-    alone(tmp_path / "one", *EXPA, short)
-    code, screen = torchrun(2, tmp_path / "two", *EXPA, short)
+    alone(tmp_path / "one", *EXPA, "train.steps=3")
+    code, screen = torchrun(2, tmp_path / "two", *EXPA, "train.steps=3")
+    assert code == 0, screen
+    assert_same_curve(tmp_path / "one", tmp_path / "two", near=1e-4, steps=3)
+    alone(tmp_path / "one", *EXPA, "train.steps=5")
+    split = ("parallel.tp=2", "engine.tp=2")  # forced calls are scored by both processes together
+    code, screen = torchrun(2, tmp_path / "two", *EXPA, "train.steps=5", *split)
     assert code == 0, screen
     assert_same_curve(tmp_path / "one", tmp_path / "two", near=1e-4, steps=5)
-    alone(tmp_path / "one", *EXPA, "train.steps=7")
-    split = ("parallel.tp=2", "engine.tp=2")  # forced calls are scored by both processes together
-    code, screen = torchrun(2, tmp_path / "two", *EXPA, "train.steps=7", *split)
-    assert code == 0, screen
-    assert_same_curve(tmp_path / "one", tmp_path / "two", near=1e-4, steps=7)
 
 
 # what goes wrong
@@ -568,8 +564,8 @@ def wait_for_steps(process: subprocess.Popen[str], folder: Path, count: int) -> 
 def assert_goes_on(folder: Path, single: Path) -> None:
     """One process takes the run a step further, to where the undisturbed one has been."""
     done = metrics(folder)[-1]["step"]
-    if done < 20:
-        alone(folder, f"train.steps={done + 1}", "run.save_every=5")
+    if done < 12:
+        alone(folder, f"train.steps={done + 1}", "run.save_every=4")
         for own, found in zip(metrics(single), metrics(folder), strict=False):
             assert found["reward"] == pytest.approx(own["reward"]) if "reward" in own else True
             assert found["loss"] == pytest.approx(own["loss"], abs=NEAR)
@@ -579,7 +575,7 @@ def assert_goes_on(folder: Path, single: Path) -> None:
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("victim", [0, 1])
 def test_kill_9_of_one_rank_ends_the_others_with_its_name(single, tmp_path, victim: int):
-    process = start(2, tmp_path, "train.schedule=constant", "train.steps=20")
+    process = start(2, tmp_path, "train.schedule=constant", "train.steps=12")
     try:
         wait_for_steps(process, tmp_path, 11)
         os.kill(child_pids(process.pid)[victim], signal.SIGKILL)
@@ -589,10 +585,8 @@ def test_kill_9_of_one_rank_ends_the_others_with_its_name(single, tmp_path, vict
         end(process)
     assert process.returncode == 1
     assert time.monotonic() - begin < 30
-    lines = [line for line in screen.splitlines() if line.startswith("graft: ")]
-    assert (
-        f"rank {victim} of 2 on {socket.gethostname()} is gone: it has not reported for" in lines[0]
-    )
+    cause = next(line for line in screen.splitlines() if line.startswith("graft: "))
+    assert f"rank {victim} of 2 on {socket.gethostname()} is gone" in cause
     assert not list((tmp_path / "run" / "checkpoints").glob("rl-*/*.partial"))
     assert_goes_on(tmp_path, single)
 
@@ -615,12 +609,15 @@ def test_ctrl_c_saves_at_the_end_of_a_step(single, tmp_path):
     assert_goes_on(tmp_path, single)
 
 
+TP = "tensor_parallel_size"
+
+
 @pytest.mark.slow
 @with_runs
 @pytest.mark.parametrize("limit", [40_000, 80_000], ids=["the model", "the state of all ranks"])
 def test_a_disk_that_takes_no_more_ends_all_with_the_cause_first(runs, tmp_path, limit: int):
     """The model's file has 58 kB, each of two parts of the optimizer's state 99."""
-    folder = cut_after(runs["fsdp"], tmp_path / "cut", "rl-000015")
+    folder = cut_after(runs["fsdp"], tmp_path / "cut", "rl-000008")
     (folder / "run" / "metrics.jsonl").write_text("")
     code, screen = torchrun(2, folder, limit=limit)
     assert code == 1
@@ -630,87 +627,38 @@ def test_a_disk_that_takes_no_more_ends_all_with_the_cause_first(runs, tmp_path,
     # the other one may have failed as well
     assert re.search("stops, because rank|failed too: cannot write to", lines[1]), screen
     names = sorted(path.name for path in (folder / "run" / "checkpoints").iterdir())
-    assert names[-1] == "sft-000008" and "rl-000020" not in names
+    assert names[-1] == "sft-000008" and "rl-000012" not in names
     assert not [name for name in names if name.startswith(".") and limit < 58_000]
 
 
-def test_adapters_are_refused_where_matrices_are_split():
-    for parallel in ({"shard": True}, {"shard": False, "tp": 2}):
-        config = check(
-            {
-                "task": {"env": "calculator"},
-                "model": {"path": "x"},
-                "lora": {"rank": 4},
-                "parallel": parallel,
-            }
-        )
-        with pytest.raises(ConfigError, match=r"lora.rank=4 .* use parallel.shard=false and"):
-            refuse_layout(config, processes_of(2))
-        refuse_layout(config, ALONE)
-    whole = check(
-        {
-            "task": {"env": "calculator"},
-            "model": {"path": "x"},
-            "lora": {"rank": 4},
-            "parallel": {"shard": False},
-        }
-    )
-    refuse_layout(whole, processes_of(2))
-
-
-def test_groups_that_would_each_hold_all_of_a_split_model_are_refused():
-    config = check(
-        {
-            "task": {"env": "calculator"},
-            "model": {"path": "x"},
-            "parallel": {"shard": False, "tp": 2},
-        }
-    )
-    with pytest.raises(ConfigError, match=r"each of 2 groups of parallel.tp=2"):
-        refuse_layout(config, processes_of(4))
-    refuse_layout(config, processes_of(2))
-
-
 @pytest.mark.parametrize(
-    ("sections", "world", "fragment"),
+    ("sections", "world", "key"),
     [
-        ({"engine": {"tp": 2}}, 1, r"a multiple of 2 processes, and there is 1: torchrun --nproc"),
-        ({"engine": {"tp": 4}}, 6, r"a multiple of 4 processes, and there are 6"),
-        ({"engine": {"tp": 2}, "rollout": {"staleness": 1}}, 2, r"also learn together"),
-        ({"engine": {"tp": 2}, "cluster": {"address": "local"}}, 2, r"a Ray worker .* alone"),
-        (
-            {"engine": {"tp": 2, "name": "vllm", "url": ["http://a:1"]}},
-            2,
-            r"start them with their own option",
-        ),
-        (
-            {"engine": {"tp": 2, "name": "vllm", "args": {"tensor_parallel_size": 4}}},
-            4,
-            r"the same setting with two values",
-        ),
-        (
-            {"engine": {"name": "vllm", "args": {"tensor_parallel_size": "all"}}},
-            4,
-            r"tensor_parallel_size=all: a number",
-        ),
-        ({"engine": {"name": "vllm", "args": {"tensor_parallel_size": 4}}}, 6, r"multiple of 4"),
+        ({"lora": {"rank": 4}, "parallel": {"shard": True}}, 2, "lora.rank=4"),
+        ({"lora": {"rank": 4}, "parallel": {"shard": False, "tp": 2}}, 2, "lora.rank=4"),
+        ({"lora": {"rank": 4}, "parallel": {"shard": False}}, 2, ""),
+        ({"lora": {"rank": 4}, "parallel": {"shard": True}}, 1, ""),
+        # each group would hold all of a split model
+        ({"parallel": {"shard": False, "tp": 2}}, 4, "parallel.tp=2"),
+        ({"parallel": {"shard": False, "tp": 2}}, 2, ""),
+        ({"engine": {"tp": 2}}, 1, "a multiple of 2 processes, and there is 1"),
+        ({"engine": {"tp": 4}}, 6, "a multiple of 4 processes, and there are 6"),
+        ({"engine": {"tp": 2}, "rollout": {"staleness": 1}}, 2, "rollout.staleness=1"),
+        ({"engine": {"tp": 2}, "cluster": {"address": "local"}}, 2, "Ray worker"),
+        ({"engine": {"tp": 2, "name": "vllm", "url": ["http://a:1"]}}, 2, "engine.url"),
+        ({"engine": {"tp": 2, "name": "vllm", "args": {TP: 4}}}, 4, f"{TP}=4"),
+        ({"engine": {"name": "vllm", "args": {TP: "all"}}}, 4, f"{TP}=all"),
+        ({"engine": {"name": "vllm", "args": {TP: 4}}}, 6, "multiple of 4"),
+        ({"engine": {"name": "vllm", "args": {TP: 2}}}, 4, ""),
     ],
 )
-def test_engines_that_processes_cannot_hold_together_are_refused(sections, world, fragment):
+def test_layouts_that_processes_cannot_hold_together_are_refused(sections, world: int, key: str):
+    """With the key and the value; without a key the layout is possible."""
     config = check({"task": {"env": "calculator"}, "model": {"path": "x"}, **sections})
-    with pytest.raises(ConfigError, match=fragment):
-        refuse_engine_group(config, processes_of(world), with_engine=True)
-
-
-def test_vllms_own_name_for_the_split_of_an_engine_is_known():
-    named = {"name": "vllm", "args": {"tensor_parallel_size": 2}}
-    config = check({"task": {"env": "calculator"}, "model": {"path": "x"}, "engine": named})
-    assert engine_tp(config) == 2
-    refuse_engine_group(config, processes_of(4), with_engine=True)
-
-
-def processes_of(count: int) -> Run:
-    """One of `count` processes, before they are connected."""
-    found = Run(1.0, torch.device("cpu"))
-    found.world = count
-    return found
+    processes = Run(1.0, torch.device("cpu"))
+    processes.world = world
+    with nullcontext() if not key else pytest.raises(ConfigError, match=re.escape(key)):
+        refuse_layout(config, processes)
+        refuse_engine_group(config, processes, with_engine=True)
+    if sections == {"engine": {"name": "vllm", "args": {TP: 2}}}:
+        assert engine_tp(config) == 2  # vLLM's own name
