@@ -436,7 +436,7 @@ QUICKSTART = """
 0.984 0.0271 0.938 0.00906 0.132 17.5 0 0 1 9.67e-09
 """
 """Every second of the 70 steps of `graft train quickstart` on a CPU: it learns, so entropy falls to a
-hundredth, attempts become nearly twice as long, and at the end nine groups of ten are flat. Columns as below."""
+hundredth, attempts become nearly twice as long, and at the end nine groups of ten are flat."""
 COLUMNS = (
     "reward",
     "reward_std",

@@ -53,26 +53,20 @@ def shown(do, **options) -> str:
 # sparkline
 
 
-def test_a_sparkline_climbs_from_the_least_to_the_greatest_value():
-    assert sparkline([0, 1, 2, 3, 4, 5, 6, 7], 8) == "▁▂▃▄▅▆▇█"
-    assert sparkline([5, 0, 5], 8) == "█▁█"
-
-
-def test_more_values_than_columns_are_averaged():
-    assert sparkline([0, 0, 3, 4, 7, 7], 3) == "▁▅█"  # means 0, 3.5, 7: half way rounds to even
-
-
-def test_equal_values_draw_a_middle_line():
-    assert sparkline([0.5, 0.5], 8) == "▄▄"
-
-
-def test_what_is_not_finite_leaves_a_gap():
-    assert sparkline([0, math.nan, 7, math.inf], 8) == "▁ █ "
-    assert sparkline([math.nan], 8) == " "
-
-
-def test_no_values_draw_nothing():
-    assert sparkline([], 8) == ""
+@pytest.mark.parametrize(
+    ("values", "width", "bars"),
+    [
+        ([0, 1, 2, 3, 4, 5, 6, 7], 8, "▁▂▃▄▅▆▇█"),
+        ([5, 0, 5], 8, "█▁█"),
+        ([0, 0, 3, 4, 7, 7], 3, "▁▅█"),  # means 0, 3.5, 7: half way rounds to even
+        ([0.5, 0.5], 8, "▄▄"),
+        ([0, math.nan, 7, math.inf], 8, "▁ █ "),
+        ([math.nan], 8, " "),
+        ([], 8, ""),
+    ],
+)
+def test_a_sparkline_climbs_from_the_least_to_the_greatest_value(values, width, bars):
+    assert sparkline(values, width) == bars
 
 
 def test_a_sparkline_without_columns_is_refused():
@@ -105,13 +99,8 @@ def test_a_summary_shows_the_reward_and_not_the_policy_loss():
 
 
 def test_seconds_read_as_a_clock():
-    assert [clock_face(s) for s in (0, 9.6, 75, 3675, math.nan)] == [
-        "0:00",
-        "0:10",
-        "1:15",
-        "1:01:15",
-        "?",
-    ]
+    faces = {0: "0:00", 9.6: "0:10", 75: "1:15", 3675: "1:01:15", math.nan: "?"}
+    assert [clock_face(seconds) for seconds in faces] == list(faces.values())
 
 
 @given(st.text())
@@ -165,23 +154,25 @@ def test_quick_steps_share_a_plain_line_and_the_last_of_a_phase_has_its_own():
     assert [line.split("  ")[0] for line in lines[-3:]] == ["rl: 2 steps", "rl 1/2", "rl 2/2"]
 
 
-def test_a_plain_line_has_all_that_matters_and_not_the_policy_loss():
-    metrics = {
-        "loss": 1e-9,
-        "reward": 0.5,
-        "reward_std": 0.25,
-        "entropy": 1.5,
-        "completions/mean_length": 1234.4,
-        "tools/rate": 0.934,
-        "sampling/sampling_logp_difference/mean": 3.1e-07,
-        "clip_ratio/region_mean": 0.0125,
-        "tokens_per_second": 5512.4,
-        "grad_norm": 3.0,
-    }
-    assert shown(lambda d: d.update(10, metrics)) == (
-        "train 10/10  reward 0.500  spread 0.250  entropy 1.500  length 1,234  tools 93%  "
-        "gap 3.1e-07  clipped 1.2%  tokens/s 5,512\n"
-    )
+@pytest.mark.parametrize(
+    ("metrics", "line"),
+    [
+        (
+            {
+                "loss": 1e-9, "reward": 0.5, "reward_std": 0.25, "entropy": 1.5,
+                "completions/mean_length": 1234.4, "tools/rate": 0.934,
+                "sampling/sampling_logp_difference/mean": 3.1e-07,
+                "clip_ratio/region_mean": 0.0125, "tokens_per_second": 5512.4, "grad_norm": 3.0,
+            },
+            "reward 0.500  spread 0.250  entropy 1.500  length 1,234  tools 93%  "
+            "gap 3.1e-07  clipped 1.2%  tokens/s 5,512",
+        ),
+        ({"reward": 1.0}, "reward 1.000"),  # the last step has no time left to show
+        ({"reward": math.nan, "entropy": math.inf}, "reward nan  entropy inf"),
+    ],
+)  # fmt: skip
+def test_a_plain_line_has_all_that_matters_and_not_the_policy_loss(metrics, line):
+    assert shown(lambda d: d.update(10, metrics)) == f"train 10/10  {line}\n"
 
 
 def test_an_alarm_is_a_line_with_its_level():
@@ -195,11 +186,6 @@ def test_an_alarm_is_a_line_with_its_level():
     ]
 
 
-def test_numbers_that_are_not_finite_break_no_line():
-    metrics = {"reward": math.nan, "entropy": math.inf, "tools/rate": -math.inf}
-    assert "reward nan  entropy inf" in shown(lambda d: d.update(10, metrics))
-
-
 def test_a_resumed_phase_is_paced_by_the_steps_it_made_itself():
     clock = Clock()
     display = Display(60, stream=io.StringIO(), clock=clock)
@@ -209,10 +195,6 @@ def test_a_resumed_phase_is_paced_by_the_steps_it_made_itself():
     clock.now = 8.0
     display.update(52, {})
     assert display.seconds_left() == 8 * 4.0
-
-
-def test_the_last_step_has_no_time_left_to_show():
-    assert shown(lambda d: d.update(10, {"reward": 1.0})) == "train 10/10  reward 1.000\n"
 
 
 def test_a_long_line_is_not_wrapped_and_brackets_are_not_markup():
@@ -347,24 +329,16 @@ def test_the_table_shows_before_after_and_the_difference():
     assert ["only", "after", "-", "2.000", "-"] in rows
 
 
-def test_a_transcript_gives_each_author_a_row():
-    text = shown(lambda d: d.transcript(attempt(), 0))
-    assert [line.split() for line in text.splitlines()] == [
-        ["task", "2+3="],
-        ["policy", "[2+3]"],
-        ["env", "5;"],
-        ["policy", "5"],
-        ["reward", "1.00", "(done)"],
-    ]
-
-
-def test_a_transcript_follows_one_leaf_only():
-    text = shown(lambda d: d.transcript(attempt(), 1))
-    assert [line.split() for line in text.splitlines()] == [
-        ["task", "2+3="],
-        ["policy", "6"],
-        ["reward", "0.00", "(truncated)"],
-    ]
+@pytest.mark.parametrize(
+    ("leaf", "rows"),
+    [
+        (0, ["task 2+3=", "policy [2+3]", "env 5;", "policy 5", "reward 1.00 (done)"]),
+        (1, ["task 2+3=", "policy 6", "reward 0.00 (truncated)"]),
+    ],
+)
+def test_a_transcript_of_a_leaf_gives_each_author_a_row(leaf, rows):
+    text = shown(lambda d: d.transcript(attempt(), leaf))
+    assert [" ".join(line.split()) for line in text.splitlines()] == rows
 
 
 def test_a_transcript_in_a_terminal_is_coloured_by_author(terminal):
