@@ -78,9 +78,9 @@ def called(*arguments: str):
     [
         (
             "quickstart",
-            ("sft.steps=25",),
+            ("sft.steps=25",),  # evaluated every 25
             {"frac_reward_zero_std", "accuracy"},
-        ),  # evaluated every 25
+        ),
         ("quickstart", PPO, {"loss/value", "critic/grad_norm", "kl"}),
         ("quickstart", ("rollout.staleness=1",), {"staleness/max"}),
         (

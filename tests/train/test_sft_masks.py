@@ -66,18 +66,15 @@ def marked(asked: str) -> list[tuple[str, bool]]:
     ]
 
 
+PLAIN = [
+    ("Who is the user?", False),
+    ("I think. <|endoftext|>", True),
+    ("And?", False),
+    ("the answer is 5<|endoftext|>", True),
+]
 WANTED = {
     "chatml": ("chatml", TALK, marked("{}")),
-    "plain": (
-        "plain",
-        TALK,
-        [
-            ("Who is the user?", False),
-            ("I think. <|endoftext|>", True),
-            ("And?", False),
-            ("the answer is 5<|endoftext|>", True),
-        ],
-    ),
+    "plain": ("plain", TALK, PLAIN),
     "qwen3_general": ("qwen3_general", TALK, marked("Question: {}" + BOXED)),
     "qwen3_game": ("qwen3_game", TALK, marked(GAME + "{}" + BOXED)),
     "code": (
@@ -90,16 +87,7 @@ WANTED = {
             ("the answer is 5<|endoftext|>", True),
         ],
     ),
-    "no": (
-        "no",
-        TALK,
-        [
-            ("Who is the user?", False),
-            ("I think. <|endoftext|>", True),
-            ("And?", False),
-            ("the answer is 5<|endoftext|>", True),
-        ],
-    ),
+    "no": ("no", TALK, PLAIN),
     "llama": (
         LLAMA,
         TALK,
@@ -442,19 +430,13 @@ def test_calls_in_tags_are_decisions_and_their_results_are_not():
         ("text", "not a list of"),
         ([{"author": "env", "text": "x"}], "nothing to learn"),
         ([{"author": "policy", "text": "x"}, 3], "span 2 is 3"),
-        (
-            [{"author": "policy", "text": "x"}, {"author": "tool", "text": ""}],
-            "author 'tool' is neither",
-        ),
+        ([{"author": "policy", "text": "x"}, {"author": "tool", "text": ""}], "author 'tool'"),
         ([{"author": "policy", "text": None}], "`text` holds None"),
         (
             [{"author": "policy", "text": "x"}, {"author": "env", "text": "", "role": "system"}],
             "role 'system'",
         ),
-        (
-            [{"author": "policy", "call": {"tool": "swap"}}],
-            "and the run has none; give actions.file",
-        ),
+        ([{"author": "policy", "call": {"tool": "swap"}}], "actions.file"),
     ],
 )
 def test_spans_that_cannot_be_read_are_errors_that_name_the_span(spans, complaint):
@@ -462,23 +444,11 @@ def test_spans_that_cannot_be_read_are_errors_that_name_the_span(spans, complain
         example(TASK, ChatRow([message("user", "S?")], spans=spans), Chat(LETTERS))
 
 
-def test_a_call_that_the_tools_do_not_allow_is_refused():
-    bad = [{"author": "policy", "call": {"tool": "swap", "arguments": ["A", "A"]}}]
-    with pytest.raises(ValueError, match=r"swap with \['A', 'A'\]"):
-        example(
-            TASK,
-            ChatRow([message("user", "S?")], spans=bad),
-            Chat(LETTERS),
-            speller=ActionSpeller(SORTING, LETTERS),
-        )
-    worse = [{"author": "policy", "call": ["swap", "A"]}]
-    with pytest.raises(ValueError, match=r"a call is \{tool, arguments"):
-        example(
-            TASK,
-            ChatRow([message("user", "S?")], spans=worse),
-            Chat(LETTERS),
-            speller=ActionSpeller(SORTING, LETTERS),
-        )
+@pytest.mark.parametrize("call", [{"tool": "swap", "arguments": ["A", "A"]}, ["swap", "A"]])
+def test_a_call_that_the_tools_do_not_allow_is_refused(call):
+    row = ChatRow([message("user", "S?")], spans=[{"author": "policy", "call": call}])
+    with pytest.raises(ValueError, match="swap"):
+        example(TASK, row, Chat(LETTERS), speller=ActionSpeller(SORTING, LETTERS))
 
 
 def test_turns_end_where_a_message_or_nothing_follows():

@@ -60,11 +60,11 @@ def teacher(seed: int = 2) -> Decoder:
 
 
 @torch.no_grad()
-def dense(model: Decoder, row: Trajectory) -> Tensor:
+def dense(model: Decoder, row: Trajectory, vocab_size: int | None = None) -> Tensor:
     """[tokens, V] log-probs at each token of a row, computed as one sequence."""
     tokens = torch.tensor(row.tokens)
     hidden = model(tokens, torch.arange(len(tokens)), causal)
-    return model.logits(hidden)[:-1, : SHAPE.vocab_size].log_softmax(-1)
+    return model.logits(hidden)[:-1, :vocab_size].log_softmax(-1)
 
 
 def test_log_probs_and_divergences_of_a_forest_are_those_of_its_rows():
@@ -79,17 +79,16 @@ def test_log_probs_and_divergences_of_a_forest_are_those_of_its_rows():
     (got_NT,) = found
     for number, row in enumerate(rows):
         prompt = len(row.spans[0])
-        mine, theirs = dense(learner.policy, row)[prompt - 1 :], dense(model, row)[prompt - 1 :]
+        mine, theirs = (
+            dense(one, row, SHAPE.vocab_size)[prompt - 1 :] for one in (learner.policy, model)
+        )
         labels = torch.tensor(row.tokens[prompt:])
         mask = batch.mask[number, : len(labels)]
         want = DIVERGENCES["js"]()(mine, theirs)
         torch.testing.assert_close(
             got_NT[number, : len(labels)][mask], want[mask], atol=1e-5, rtol=0
         )
-        logits = model.logits(
-            model(torch.tensor(row.tokens), torch.arange(len(row.tokens)), causal)
-        )
-        logp = logits[prompt - 1 : -1].log_softmax(-1).gather(1, labels[:, None])[:, 0]
+        logp = dense(model, row)[prompt - 1 :].gather(1, labels[:, None])[:, 0]
         assert batch.teacher_logprobs is not None
         got = batch.teacher_logprobs[number, : len(labels)]
         torch.testing.assert_close(got[mask], logp[mask], atol=1e-5, rtol=0)
@@ -273,18 +272,10 @@ def test_privileged_log_probs_are_those_behind_the_other_prompt():
     assert float(found[0][0, 0]) != pytest.approx(float(found[0][1, 0]), abs=1e-4)
     for number, view in enumerate(prompt.rewritten(rows)[:2]):
         assert view is not None
-        mine = _dense(policy, rows[number])[-2]
-        theirs = _dense(policy, view)[-2]
+        mine, theirs = dense(policy, rows[number])[-2], dense(policy, view)[-2]
         want = DIVERGENCES["reverse"]()(mine, theirs)
         torch.testing.assert_close(found[0][number, 0], want, atol=1e-5, rtol=0)
     assert (found[0][2] == 0).all()
-
-
-@torch.no_grad()
-def _dense(model: Decoder, row: Trajectory) -> Tensor:
-    tokens = torch.tensor(row.tokens)
-    hidden = model(tokens, torch.arange(len(tokens)), causal)
-    return model.logits(hidden)[:-1].log_softmax(-1)
 
 
 def by_leaf(task: Task, row: Trajectory) -> str | None:
