@@ -1,8 +1,9 @@
-"""An engine that follows a script, an env that receives its turns, and the actions they share."""
+"""Engines that follow scripts, an env that receives their turns, and the actions they share."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from graft.actions.actions import Actions, load_actions
 from graft.envs.base import BaseEnv
@@ -28,6 +29,47 @@ EOS = LETTERS.eos_id
 
 Script = Sequence[Sequence[int]]
 """The decisions of each sample."""
+
+
+class TextEngine:
+    """What engines of tests share; `kind` is the class of their contexts."""
+
+    version = 0
+    kind: Any
+
+    def open(self, tokens: Sequence[int], key: int | None = None) -> Any:
+        return self.kind(self, list(tokens))
+
+    def load(self, weights: Any, version: int) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class TextContext:
+    """A context in which `sample` is left to write."""
+
+    mode: int | None = None
+
+    def __init__(self, engine: Any, tokens: list[int]) -> None:
+        self.engine, self.tokens = engine, tokens
+
+    def append(self, tokens: Sequence[int]) -> None:
+        self.tokens.extend(tokens)
+
+    def fork(self, key: int | None = None, at: int | None = None) -> Any:
+        return type(self)(self.engine, self.tokens[:at])
+
+    def close(self) -> None: ...
+
+    def write(
+        self, tokens: list[int], finish: Finish = Finish.STOP, logprob: float = 0.0, **more: Any
+    ) -> Completion:
+        """Append the tokens and return them as they were drawn."""
+        self.tokens += tokens
+        same = [logprob] * len(tokens)
+        drawn = {"entropies": same, "version": self.engine.version, **more}
+        modes = [0] * len(tokens)
+        return Completion(tokens, [*tokens], same, modes=modes, finish=finish, **drawn)
 
 
 class Swapping(BaseEnv):
@@ -58,7 +100,7 @@ class Swapping(BaseEnv):
         return Turn("A > B", info={"tool": "compare"})
 
 
-class ScriptedEngine:
+class ScriptedEngine(TextEngine):
     """The n-th context that samples follows scripts[n]; `likely` is what `score` returns."""
 
     version, vocab_size = 3, LETTERS.vocab_size
@@ -86,16 +128,11 @@ class ScriptedEngine:
         self.scored += [(list(t), list(p), wanted, mode) for t, p in zip(texts, at, strict=True)]
         return [[[[self.likely(p, a) for a in c] for c in wanted] for p in places] for places in at]
 
-    def load(self, weights, version):
-        pass
 
-    def close(self):
-        pass
-
-
-class ScriptedContext:
+class ScriptedContext(TextContext):
     def __init__(self, engine: ScriptedEngine, tokens: list[int], mode: int | None) -> None:
-        self.engine, self.tokens, self.mode = engine, tokens, mode
+        super().__init__(engine, tokens)
+        self.mode = mode
         self.script: list[Sequence[int]] | None = None
         self.is_open = True
 

@@ -18,8 +18,9 @@ from graft.rollout.collector import CollectorConfig, RolloutRequest, StalenessWi
 from graft.rollout.setup import RolloutSetup
 from graft.text.chat import Chat
 from graft.text.tokenizer import FastTokenizer
-from graft.types import Author, Completion, Finish, Sampling, Status, Task, Turn
+from graft.types import Author, Finish, Sampling, Status, Task, Turn
 from graft.user_code import UserCodeError
+from tests.rollout.scripted import TextContext, TextEngine
 
 LETTERS = FastTokenizer.characters("abcdefgh]?;")
 LENGTH = 6
@@ -54,7 +55,7 @@ class OneQuestion(BaseEnv):
         return Turn(reward=1.0, terminated=True)
 
 
-class Slow:
+class Slow(TextEngine):
     """An engine that writes "abcde]", one letter per `pace()` seconds, and can be paused.
 
     With `holds` {version: letters} a sample of that version waits behind so many for what comes.
@@ -63,15 +64,12 @@ class Slow:
     vocab_size = LETTERS.vocab_size
 
     def __init__(self, pace=lambda: 0.0, holds=None) -> None:
-        self.pace, self.holds, self.version = pace, holds or {}, 0
+        self.pace, self.holds, self.kind = pace, holds or {}, Voice
         self.holding: Counter[int] = Counter()  # by version
         self.weights: list = []
         self.running: set[PendingText] = set()
         self.threads: set[str] = set()
         self.is_closed = False
-
-    def open(self, tokens, key=None):
-        return Voice(self, list(tokens))
 
     def pause(self):
         for pending_text in self.running:
@@ -91,21 +89,7 @@ class PendingText:
     is_paused = False
 
 
-class Voice:
-    mode = None
-
-    def __init__(self, engine, tokens) -> None:
-        self.engine, self.tokens = engine, tokens
-
-    def append(self, tokens):
-        self.tokens += tokens
-
-    def fork(self, key=None, at=None):
-        return Voice(self.engine, self.tokens[:at])
-
-    def close(self):
-        pass
-
+class Voice(TextContext):
     async def sample(self, sampling, grammar=None):
         engine, pending_text, version = self.engine, PendingText(), self.engine.version
         engine.running.add(pending_text)
@@ -123,9 +107,7 @@ class Voice:
                 drawn.append(token)
         finally:
             engine.running.discard(pending_text)
-        self.tokens += drawn
-        zeros = [0.0] * len(drawn)
-        return Completion(drawn, drawn, zeros, zeros, [0] * len(drawn), finish, version)
+        return self.write(drawn, finish, version=version)
 
     async def hold(self, pending_text, version):
         self.engine.holding[version] += 1

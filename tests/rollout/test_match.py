@@ -29,12 +29,13 @@ from graft.train.errors import RunStopped
 from graft.train.step_metrics import describe, refuse_unusable
 from graft.types import Author, Completion, Episode, Finish, Sampling, Status, Task
 from graft.user_code import UserCodeError
+from tests.rollout.scripted import TextContext, TextEngine
 
 LETTERS = FastTokenizer.characters("xo.:;\n123456789")
 COMPACT = {"syntax": "compact"}
 
 
-class PlayingEngine:
+class PlayingEngine(TextEngine):
     """Continues a context with what `play` writes after its text; a fork knows its draw key."""
 
     version, vocab_size = 3, LETTERS.vocab_size
@@ -48,30 +49,18 @@ class PlayingEngine:
         return PlayingContext(self, list(tokens), key or 0)
 
 
-class PlayingContext:
-    mode = None
-
+class PlayingContext(TextContext):
     def __init__(self, engine: PlayingEngine, tokens: list[int], key: int) -> None:
-        self.engine, self.tokens, self.key = engine, tokens, key
-
-    def append(self, tokens: Any) -> None:
-        self.tokens.extend(tokens)
+        super().__init__(engine, tokens)
+        self.key = key
 
     def fork(self, key: int | None = None, at: int | None = None) -> PlayingContext:
         return PlayingContext(self.engine, self.tokens[:at], key or 0)
 
-    def close(self) -> None:
-        pass
-
     async def sample(self, sampling: Sampling, grammar: Any = None) -> Completion:
         tokens = LETTERS.encode(self.engine.play(LETTERS.decode(self.tokens), self.key))
         finish = Finish.STOP if len(tokens) <= sampling.max_tokens else Finish.LENGTH
-        tokens = tokens[: sampling.max_tokens]
-        self.tokens += tokens
-        zeros = [-0.5] * len(tokens)
-        return Completion(
-            tokens, tokens, zeros, zeros, [0] * len(tokens), finish, self.engine.version
-        )
+        return self.write(tokens[: sampling.max_tokens], finish, logprob=-0.5)
 
 
 def setup_of(play: Callable[[str, int], str], env: str = "selfplay:tictactoe", **changes: Any):

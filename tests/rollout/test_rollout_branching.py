@@ -32,7 +32,8 @@ from graft.rollout.setup import RolloutSetup
 from graft.text.chat import Chat
 from graft.text.tokenizer import FastTokenizer
 from graft.tools.errors import ToolError
-from graft.types import Author, Completion, Finish, Sampling, Span, Status, Task, Turn
+from graft.types import Author, Finish, Sampling, Span, Status, Task, Turn
+from tests.rollout.scripted import TextContext, TextEngine
 
 LETTERS = FastTokenizer.characters("abcdefghijklmnopqrstuvwxyz]?;")
 TASK = Task("t", "asking")
@@ -59,33 +60,23 @@ class OneQuestion(BaseEnv):
         return Turn(reward=float(action.endswith("z")), terminated=True)
 
 
-class ScriptedEngine:
+class ScriptedEngine(TextEngine):
     """An engine that samples what `script(trajectory, turn)` gives: a text and one entropy per token.
 
     Trajectories are counted in the order in which they are made; a fork goes on with its source's turn.
     """
 
-    version, vocab_size = 0, 16
+    vocab_size = 16
 
     def __init__(self, script, pause=lambda: 0) -> None:
-        self.script, self.pause = script, pause
+        self.script, self.pause, self.kind = script, pause, Voice
         self.contexts: list[Voice] = []
 
-    def open(self, tokens, key=None):
-        return Voice(self, list(tokens), turn=0, number=None)
 
-    def load(self, weights, version):
-        pass
-
-    def close(self):
-        pass
-
-
-class Voice:
-    mode = None
-
-    def __init__(self, engine, tokens, turn, number) -> None:
-        self.engine, self.tokens, self.turn, self.number = engine, tokens, turn, number
+class Voice(TextContext):
+    def __init__(self, engine, tokens, turn=0, number=None) -> None:
+        super().__init__(engine, tokens)
+        self.turn, self.number = turn, number
         self.pending: list[tuple[int, float]] = []
         if number is not None:
             engine.contexts.append(self)
@@ -99,9 +90,6 @@ class Voice:
         turn = self.turn if at is None or at == len(self.tokens) else self.turn - 1
         return Voice(self.engine, self.tokens[:at], turn, number)
 
-    def close(self):
-        pass
-
     async def sample(self, sampling, grammar=None):
         for _ in range(self.engine.pause()):
             await asyncio.sleep(0)
@@ -111,11 +99,8 @@ class Voice:
             self.turn += 1
             self.pending = list(zip(LETTERS.encode(text), entropies, strict=True))
         now, self.pending = self.pending[: sampling.max_tokens], self.pending[sampling.max_tokens :]
-        tokens, entropies = [t for t, _ in now], [h for _, h in now]
-        self.tokens += tokens
         finish = Finish.LENGTH if self.pending else Finish.STOP
-        zeros = [0.0] * len(tokens)
-        return Completion(tokens, tokens, zeros, entropies, [0] * len(tokens), finish, 0)
+        return self.write([t for t, _ in now], finish, entropies=[h for _, h in now])
 
 
 def scripted(script, pause=lambda: 0, make_env=OneQuestion, **changes) -> RolloutSetup:

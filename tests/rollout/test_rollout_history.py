@@ -26,7 +26,8 @@ from graft.rollout.recorded import prompt_of_context, spans_of_attempt
 from graft.rollout.setup import RolloutSetup
 from graft.text.chat import Chat
 from graft.text.tokenizer import FastTokenizer
-from graft.types import Author, Completion, Episode, Finish, Sampling, Task, Trajectory, Turn
+from graft.types import Author, Episode, Sampling, Task, Trajectory, Turn
+from tests.rollout.scripted import TextContext, TextEngine
 from tests.text.text_families import glm, harmony, qwen3, sentencepiece
 from tests.text.text_templates import SEARCH
 
@@ -64,7 +65,7 @@ class Quiz(BaseEnv):
         return Turn(answer)
 
 
-class ScriptedEngine:
+class ScriptedEngine(TextEngine):
     """An engine whose contexts write given texts in turn; `spell` makes tokens of them."""
 
     version = 1
@@ -72,33 +73,12 @@ class ScriptedEngine:
     def __init__(self, tokenizer: FastTokenizer, script: Sequence[str], spell: Any = None) -> None:
         self.tokenizer, self.script, self.vocab_size = tokenizer, list(script), tokenizer.vocab_size
         self.spell: Callable[[str, int], list[int]] = spell or tokenizer.encode_after
-        self.opened: list[list[int]] = []
-
-    def open(self, tokens, key=None):
-        self.opened.append(list(tokens))
-        return ScriptedContext(self, list(tokens))
+        self.kind = ScriptedContext
 
 
-class ScriptedContext:
-    mode = None
-
-    def __init__(self, engine: ScriptedEngine, tokens: list[int]) -> None:
-        self.engine, self.tokens = engine, tokens
-
-    def append(self, tokens):
-        self.tokens += tokens
-
-    def fork(self, key=None, at=None):
-        return ScriptedContext(self.engine, self.tokens[:at])
-
-    def close(self):
-        pass
-
+class ScriptedContext(TextContext):
     async def sample(self, sampling, grammar=None):
-        sampled = self.engine.spell(self.engine.script.pop(0), self.tokens[-1])
-        self.tokens += sampled
-        zeros = [0.0] * len(sampled)
-        return Completion(sampled, sampled, zeros, zeros, [0] * len(sampled), Finish.STOP, 1)
+        return self.write(self.engine.spell(self.engine.script.pop(0), self.tokens[-1]))
 
 
 def attempt(

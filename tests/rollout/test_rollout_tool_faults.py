@@ -34,10 +34,11 @@ from graft.text.template import TEMPLATES
 from graft.text.tokenizer import FastTokenizer, UnknownCharacter
 from graft.tools import calling
 from graft.tools.function import FunctionTool
-from graft.types import Author, Completion, Episode, Finish, Leaf, Sampling, Status, Task, Turn
+from graft.types import Author, Episode, Finish, Leaf, Sampling, Status, Task, Turn
 from graft_envs.code.python_tool import PythonTool
 from graft_sandbox import hosts
 from graft_search import SearchTool
+from tests.rollout.scripted import TextContext, TextEngine
 
 BYTES = FastTokenizer.bytes()
 ANSWER = "<answer>42</answer>"
@@ -56,35 +57,23 @@ class Question(BaseEnv):
         return Turn(reward=float("42" in action), terminated=True)
 
 
-class Scripted:
+class Scripted(TextEngine):
     """An engine whose n-th context to sample writes the texts of scripts[n], one in each sample."""
 
-    version, vocab_size = 0, BYTES.vocab_size
+    vocab_size = BYTES.vocab_size
 
     def __init__(self, scripts: Sequence[Sequence[str]]) -> None:
-        self.scripts = list(scripts)
-
-    def open(self, tokens, key=None):
-        return Line(self, list(tokens))
+        self.scripts, self.kind = list(scripts), Line
 
 
-class Line:
+class Line(TextContext):
     mode = 0
-
-    def __init__(self, engine: Scripted, tokens: list[int]) -> None:
-        self.engine, self.tokens = engine, tokens
-        self.left: list[str] | None = None
-
-    def append(self, tokens):
-        self.tokens += tokens
+    left: list[str] | None = None
 
     def fork(self, key=None, at=None):
-        twin = Line(self.engine, self.tokens[:at])
+        twin = super().fork(key, at)
         twin.left = None if self.left is None else [*self.left]
         return twin
-
-    def close(self):
-        pass
 
     async def sample(self, sampling, grammar=None):
         if self.left is None:
@@ -92,12 +81,8 @@ class Line:
         text = self.left.pop(0)
         is_call = text.endswith(sampling.stop) if sampling.stop else False
         tokens = BYTES.encode(text) + ([] if is_call else [BYTES.eos_id])
-        finish = Finish.STOP
-        if len(tokens) > sampling.max_tokens:
-            tokens, finish = tokens[: sampling.max_tokens], Finish.LENGTH
-        self.tokens += tokens
-        zeros = [0.0] * len(tokens)
-        return Completion(tokens, [*tokens], zeros, zeros, [0] * len(tokens), finish, 0)
+        finish = Finish.STOP if len(tokens) <= sampling.max_tokens else Finish.LENGTH
+        return self.write(tokens[: sampling.max_tokens], finish)
 
 
 def play(
@@ -170,16 +155,12 @@ def test_code_that_misbehaves_is_answered_and_the_attempt_goes_on():
         assert tool_metrics(leaf) == {"python/calls": 1, "python/failures": 1}
 
 
-def test_bytes_that_are_no_text_are_shown_as_replacement_characters():
-    episode = play([PythonTool()], [code(PRINTS_BYTES), ANSWER])
-    assert results(episode) == [" <result>\na��b\n</result>"]
-    assert tool_metrics(episode.leaves[0]) == {"python/calls": 1, "python/failures": 0}
-
-
-def test_no_output_is_a_result_and_the_code_runs_once():
-    episode = play([PythonTool()], [code("x = 1"), ANSWER])
-    assert results(episode) == [" <result>\n(no output)\n</result>"]
-    assert tool_metrics(episode.leaves[0]) == {"python/calls": 1, "python/failures": 0}
+def test_bytes_that_are_no_text_are_replacement_characters_and_no_output_is_a_result():
+    episode = play([PythonTool()], [code(PRINTS_BYTES), ANSWER], [code("x = 1"), ANSWER])
+    assert results(episode, 0) == [" <result>\na��b\n</result>"]
+    assert results(episode, 1) == [" <result>\n(no output)\n</result>"]
+    for leaf in episode.leaves:
+        assert tool_metrics(leaf) == {"python/calls": 1, "python/failures": 0}
 
 
 def test_a_sandbox_that_is_killed_under_a_call_is_replaced_and_the_code_runs_again():
