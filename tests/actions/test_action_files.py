@@ -90,11 +90,7 @@ def test_the_examples_below_are_fine_as_they_are(tmp_path):
         ("take: [items, items]", "tak: [items]", "syntax 'arguments': .*tak"),
         ("items]}", "items], between: 5}", "between=5: must be a text, in quotation marks"),
         ("items]}", "items], distinct: 'no'}", "distinct='no': must be true or false, without"),
-        (
-            "{arguments: {take: [items, items]}}",
-            "builtins:len",
-            "it returned 2; return SyntaxRules",
-        ),
+        ("{arguments: {take: [items, items]}}", "builtins:len", "it returned 2"),
         ('answer: ": {}"', 'answer: "ß{}"', "tool 'swap', answer: 'ß' cannot be encoded"),
         ("{arguments: {take: [items, items]}}", "argument", "did you mean 'arguments'"),
         ("{arguments: {take: [items, items]}}", "[]", r"\[\] is neither a name nor"),
@@ -142,23 +138,11 @@ def test_a_second_tool_must_fit_the_first(tmp_path, old, new, complaint):
 @pytest.mark.parametrize(
     ("old", "new", "complaint"),
     [
-        (
-            '" B"]',
-            '" B C"]',
-            r"the action ' B C' is 2 tokens of this tokenizer, \[' B', ' C'\]; with tags each",
-        ),
-        (
-            '" B"]',
-            '" </"]',
-            r"' </swap>' begins with the token \d+, which is also the action ' </'",
-        ),
+        ('" B"]', '" B C"]', "' B C' is 2 tokens"),
+        ('" B"]', '" </"]', "also the action ' </'"),
         ('exit: " </swap>"\n    ', "", "the key 'exit' is missing"),
         ('exit: " </swap>"', 'exit: ""', "exit: the text is empty"),
-        (
-            "words:",
-            'answer: "{}"\n    words:',
-            "the environment writes the result; delete 'answer'",
-        ),
+        ("words:", 'answer: "{}"\n    words:', "delete 'answer'"),
         ('" <swap>"', '[" <", " <swap>"]', "' <swap>' cannot be reached, since ' <' in it"),
         ('" <swap>"', '[" <swap>", " <swap>"]', "enters 'swap' and 'swap'"),
         ('" <swap>"', "[]", "entry: the list is empty"),
@@ -314,24 +298,14 @@ def test_earls_baselines_are_read_as_tags(tmp_path):
 @pytest.mark.parametrize(
     ("text", "old", "new", "note"),
     [
-        (
-            EARL,
-            "    entry_desc:",
-            "    train_entry: false\n    entry_desc:",
-            "'train_entry': EARL's",
-        ),
-        (
-            EARL,
-            "name: items\n   ",
-            "name: items\n        trainable: true\n   ",
-            "'trainable': EARL's",
-        ),
+        (EARL, "    entry_desc:", "    train_entry: false\n    entry_desc:", "'train_entry'"),
+        (EARL, "name: items\n   ", "name: items\n        trainable: true\n   ", "'trainable'"),
         (EARL, "' is even'\n", "' is even'\n            trainable: true\n", "'trainable': EARL's"),
         (
             EARL_TAGS,
             "    earl: false\n",
             "    earl: false\n    is_sft_mode: sft\n",
-            "'is_sft_mode': ",
+            "'is_sft_mode'",
         ),
         (EARL_TAGS, '" (", ")"', '" (", ")", ","', "the action ',' is left out"),
     ],

@@ -219,19 +219,11 @@ def test_files_that_we_cannot_compute_are_refused(tmp_path: Path) -> None:
     decoder = random_decoder(LLAMA)
     cases: list[tuple[dict[str, Any], type[ValueError], str]] = [
         ({"expert_count": 8}, UnsupportedModel, "mixture of experts"),
-        (
-            {"rope.dimension_count": 8},
-            UnsupportedModel,
-            "dimension_count=8, but the head size is 16",
-        ),
+        ({"rope.dimension_count": 8}, UnsupportedModel, "dimension_count=8"),
         ({"attention.head_count_kv": [2, 4]}, UnsupportedModel, r"differs by layer: \[2, 4\]"),
         ({"rope.scaling.type": "longrope"}, UnsupportedModel, "'longrope' is not supported"),
         ({"attention.causal": False}, UnsupportedModel, r"llama\.attention\.causal=0 changes what"),
-        (
-            {"attention.sliding_window": 8},
-            UnsupportedModel,
-            "sliding_window=8; only full attention",
-        ),
+        ({"attention.sliding_window": 8}, UnsupportedModel, "sliding_window=8"),
         ({"logit_scale": 0.5}, UnsupportedModel, r"llama\.logit_scale=0\.5 changes"),
         ({"final_logit_softcapping": 30.0}, UnsupportedModel, "final_logit_softcapping=30"),
         ({"rope.scaling.attn_factor": 0.5}, UnsupportedModel, r"rope\.scaling\.attn_factor=0\.5"),

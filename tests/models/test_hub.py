@@ -183,20 +183,10 @@ def test_sizes_are_planned_without_the_weights(hub: HubServer, model: Any, tmp_p
 @pytest.mark.parametrize(
     "name, login, how, text",
     [
-        (
-            "me/tiyn",
-            "",
-            {},
-            "no public model of this name: check the spelling.*private.*hf auth login",
-        ),
+        ("me/tiyn", "", {}, "no public model of this name"),
         ("me/tiyn", TOKEN, {}, "no model of this name that your login may see"),
         ("me/secret", "", {"private": True}, "A private one needs a login: hf auth login"),
-        (
-            "me/gated",
-            "",
-            {"gated": True},
-            r"'me/gated' is gated: accept its terms at http.*/me/gated",
-        ),
+        ("me/gated", "", {"gated": True}, "is gated: .* http.*/me/gated"),
         ("me/gated", TOKEN, {"gated": True}, "is gated: accept its terms .* as the same user"),
     ],
 )

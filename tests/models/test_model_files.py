@@ -241,28 +241,83 @@ def test_a_tied_head_that_differs_is_refused(folder: Path) -> None:
 # broken folders
 
 
-def test_a_hub_name_is_no_path_and_the_way_to_it_is_named() -> None:
-    with pytest.raises(ModelFileError, match=r"no model at 'Qwen/Qwen3-0\.6B'.*hub\.find_model\("):
+Spoil = Callable[[Path], object]
+
+
+def config(text: str) -> Spoil:
+    return lambda folder: (folder / "config.json").write_text(text)
+
+
+def entries(**changes: Any) -> Spoil:
+    return lambda folder: edit_config(folder, **changes)
+
+
+def without(name: str, *instead: str) -> Spoil:
+    def spoil(folder: Path) -> None:
+        (folder / name).unlink()
+        for other in instead:
+            (folder / other).touch()
+
+    return spoil
+
+
+def weights(change: Callable[[bytes], bytes]) -> Spoil:
+    def spoil(folder: Path) -> None:
+        file = folder / "model.safetensors"
+        file.write_bytes(change(file.read_bytes()))
+
+    return spoil
+
+
+def norm_of(dtype: torch.dtype) -> Spoil:
+    norm = {"model.norm.weight": torch.ones(8, dtype=dtype)}
+    return lambda folder: edit_weights(folder, lambda tensors: tensors.update(norm))
+
+
+def first_alone(folder: Path) -> None:
+    edit_weights(folder, lambda tensors: [tensors.pop(name) for name in list(tensors)[1:]])
+
+
+POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 5\n"
+LONG_ROPE = {"rope_type": "longrope", "factor": 2.0}
+BROKEN: list[tuple[Spoil, type[Exception], str]] = [
+    (without("config.json"), ModelFileError, r"no config\.json"),
+    (without("config.json", "tiny.gguf"), ModelFileError, r"tiny\.gguf"),
+    (without("config.json", "config.yaml"), ModelFileError, "a run without a complete checkpoint"),
+    (config('{"model_type": '), ModelFileError, r"config\.json' is not valid JSON"),
+    (config("[1]"), ModelFileError, r"config\.json' holds a list"),
+    (config('{"model_type": "llama", "num_attention_heads": 2}'), ModelFileError, "'vocab_size'"),
+    (entries(model_type="mamba"), UnsupportedModel, r"config\.json'.*model_type 'mamba'"),
+    (entries(use_sliding_window=True, max_window_layers=1), UnsupportedModel, "full attention"),
+    (entries(hidden_act="gelu"), UnsupportedModel, "hidden_act='gelu'"),
+    (entries(partial_rotary_factor=0.5), UnsupportedModel, r"partial_rotary_factor=0\.5"),
+    (entries(rope_parameters=LONG_ROPE), UnsupportedModel, "rope_type='longrope'"),
+    (entries(quantization_config={"quant_method": "awq"}), UnsupportedModel, "awq"),
+    (first_alone, ModelFileError, "and 18 more"),  # 2 x 11 + 2 - 1 missing, 5 named
+    (norm_of(torch.int8), UnsupportedModel, r"model\.norm\.weight in .* I8"),
+    (weights(lambda data: data[:-4]), ModelFileError, "is not a whole safetensors file"),
+    (weights(lambda data: POINTER), ModelFileError, "git-lfs"),
+    (without("model.safetensors"), ModelFileError, r"config\.json, generation_config\.json$"),
+    (without("model.safetensors", "pytorch_model.bin"), ModelFileError, r"pytorch_model\.bin"),
+]
+
+
+@pytest.mark.parametrize(("spoil", "kind", "words"), BROKEN, ids=[words for *_, words in BROKEN])
+def test_a_broken_folder_is_refused_with_what_is_wrong(
+    folder: Path, spoil: Spoil, kind: type[Exception], words: str
+) -> None:
+    spoil(folder)
+    with pytest.raises(kind, match=words):
+        load_model(folder)
+
+
+def test_a_name_of_the_hub_a_file_and_nothing_are_no_folders(folder: Path) -> None:
+    with pytest.raises(ModelFileError, match=r"'Qwen/Qwen3-0\.6B'.*hub\.find_model\("):
         load_model("Qwen/Qwen3-0.6B")
-
-
-def test_a_plain_file_is_not_a_model(folder: Path) -> None:
-    with pytest.raises(ModelFileError, match=r"is a file; pass a \.gguf file, or the folder"):
+    with pytest.raises(ModelFileError, match=r"is a file; .*\.gguf"):
         load_model(folder / "model.safetensors")
-    with pytest.raises(ModelFileError, match=r"no model at .*: there is no such folder or file"):
+    with pytest.raises(ModelFileError, match="no such folder or file"):
         read_config(folder / "nothing")
-
-
-def test_a_folder_without_config_is_not_a_model(folder: Path) -> None:
-    (folder / "config.json").unlink()
-    with pytest.raises(ModelFileError, match=r"has no config\.json, so it is not a model folder"):
-        load_model(folder)
-    (folder / "tiny.gguf").touch()
-    with pytest.raises(ModelFileError, match=r"pass its path: .*tiny\.gguf"):
-        load_model(folder)
-    (folder / "config.yaml").touch()
-    with pytest.raises(ModelFileError, match="is a run without a complete checkpoint yet"):
-        load_model(folder)
 
 
 def test_a_full_disk_keeps_its_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -273,42 +328,6 @@ def test_a_full_disk_keeps_its_number(tmp_path: Path, monkeypatch: pytest.Monkey
     with pytest.raises(OSError, match="could not write a") as stopped:
         save.save_tensors({}, tmp_path / "a")
     assert stopped.value.errno == errno.ENOSPC
-
-
-def test_broken_json_is_named(folder: Path) -> None:
-    (folder / "config.json").write_text('{"model_type": ')
-    with pytest.raises(ModelFileError, match=r"config\.json' is not valid JSON"):
-        load_model(folder)
-    (folder / "config.json").write_text("[1]")
-    with pytest.raises(ModelFileError, match=r"config\.json' holds a list, not a JSON object"):
-        load_model(folder)
-
-
-def test_configs_that_we_cannot_compute_are_refused(folder: Path) -> None:
-    cases: list[tuple[dict[str, Any], str]] = [
-        ({"model_type": "mamba"}, "model_type 'mamba' has no native decoder; known: llama, qwen2"),
-        ({"use_sliding_window": True, "max_window_layers": 1}, "only full attention"),
-        ({"hidden_act": "gelu"}, "hidden_act='gelu'"),
-        ({"partial_rotary_factor": 0.5}, r"partial_rotary_factor=0\.5: only whole heads"),
-        (
-            {"rope_parameters": {"rope_type": "longrope", "factor": 2.0}},
-            "rope_type='longrope' has two sets of frequencies",
-        ),
-        ({"quantization_config": {"quant_method": "awq"}}, r"quantised \(awq\)"),
-    ]
-    good = (folder / "config.json").read_text()
-    for changes, text in cases:
-        edit_config(folder, **changes)
-        with pytest.raises(UnsupportedModel, match=text) as caught:
-            load_model(folder)
-        assert "config.json'" in str(caught.value)
-        (folder / "config.json").write_text(good)
-
-
-def test_an_incomplete_config_names_the_entry(folder: Path) -> None:
-    (folder / "config.json").write_text('{"model_type": "llama", "num_attention_heads": 2}')
-    with pytest.raises(ModelFileError, match=r"config\.json' lacks the entry 'vocab_size'"):
-        load_model(folder)
 
 
 def test_missing_unexpected_and_misshaped_tensors_are_all_named(folder: Path) -> None:
@@ -325,37 +344,6 @@ def test_missing_unexpected_and_misshaped_tensors_are_all_named(folder: Path) ->
     assert "unexpected: model.layers.2.mlp.gate_proj.weight;" in text
     k_proj = "model.layers.0.self_attn.k_proj.weight"
     assert f"of the wrong size: {k_proj} [24, 8], config says [12, 8]" in text
-
-
-def test_a_long_list_of_missing_tensors_is_cut_short(folder: Path) -> None:
-    edit_weights(folder, lambda tensors: [tensors.pop(name) for name in list(tensors)[1:]])
-    with pytest.raises(ModelFileError, match="and 18 more"):  # 2 x 11 + 2 - 1 missing, 5 named
-        load_model(folder)
-
-
-def test_integer_weights_are_refused(folder: Path) -> None:
-    edit_weights(folder, lambda t: t.update({"model.norm.weight": torch.ones(8, dtype=torch.int8)}))
-    with pytest.raises(UnsupportedModel, match=r"model\.norm\.weight in .* is stored as I8"):
-        load_model(folder)
-
-
-def test_a_cut_off_file_and_a_git_lfs_pointer_have_different_errors(folder: Path) -> None:
-    weights = folder / "model.safetensors"
-    weights.write_bytes(weights.read_bytes()[:-4])
-    with pytest.raises(ModelFileError, match=r"is not a whole safetensors file .*download or save"):
-        load_model(folder)
-    weights.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 5\n")
-    with pytest.raises(ModelFileError, match="is a git-lfs pointer"):
-        load_model(folder)
-
-
-def test_the_error_of_missing_weights_lists_what_is_there(folder: Path) -> None:
-    (folder / "model.safetensors").unlink()
-    with pytest.raises(ModelFileError, match=r"it holds config\.json, generation_config\.json$"):
-        load_model(folder)
-    (folder / "pytorch_model.bin").touch()
-    with pytest.raises(ModelFileError, match=r"only pytorch_model\.bin.*save_pretrained\("):
-        load_model(folder)
 
 
 def test_shards_must_agree_with_their_index(tmp_path: Path) -> None:

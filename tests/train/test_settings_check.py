@@ -62,25 +62,17 @@ def test_a_credit_of_the_recipe_counts_and_not_the_presets():
         (
             ["algo.name=reinforce", "rollout.samples=1", "rollout.dynamic_rounds=4"],
             FAIL,
-            "in a group of one they always do; raise rollout.samples, or set rollout.dynamic_rounds=1",
+            "rollout.dynamic_rounds=1",
         ),
         (
             ["algo.name=rebn", "rollout.samples=1", "rollout.tasks=1", "rollout.max_turns=1"],
             FAIL,
-            "there is only one: every advantage is 0",
+            "every advantage is 0",
         ),
-        (
-            ["algo.name=rebn", "rollout.samples=1", "rollout.tasks=1"],
-            WARN,
-            "all belong to one attempt",
-        ),
+        (["algo.name=rebn", "rollout.samples=1", "rollout.tasks=1"], WARN, "one attempt"),
         (["train.warmup=90"], WARN, "rises to 0.000156, and train.lr=0.0002 is never reached"),
         (["train.lr=1e-12"], WARN, "changes a weight by about 7e-11 in the whole run"),
-        (
-            ["rollout.temperature=0.01"],
-            WARN,
-            "nearly the same, and equal attempts have no gradient",
-        ),
+        (["rollout.temperature=0.01"], WARN, "equal attempts have no gradient"),
     ],
 )
 def test_what_else_cannot_learn(overrides, verdict, text):
