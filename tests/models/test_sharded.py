@@ -189,16 +189,17 @@ def far(results: list[dict[str, float]]) -> dict[str, float]:
     return {name: value for name, value in worst.items() if not value < NEAR}
 
 
-@pytest.mark.parametrize("recompute", [False, True], ids=["kept", "recomputed"])
 @pytest.mark.parametrize("dp, tp", [(2, 1), (1, 2)], ids=["dp 2", "tp 2"])
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
-def test_two_processes_compute_what_one_does(pair, shape, dp, tp, recompute):
+def test_two_processes_compute_what_one_does(pair, shape, dp, tp):
+    """Activations are recomputed for each shape in one of the layouts, and kept in the other."""
+    recompute = (dp == 2) == (shape.family == "qwen3")
     assert not far(pair.run(compare, shape, dp, tp, recompute))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("dp, tp", [(2, 2), (4, 1), (1, 4)], ids=["2 x 2", "dp 4", "tp 4"])
-@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+@pytest.mark.parametrize("shape", [SHAPES["qwen3 tied, actions"], LLAMA], ids=["tied", "untied"])
 def test_four_processes_compute_what_one_does(four, shape, dp, tp):
     assert not far(four.run(compare, shape, dp, tp, True))
 
@@ -237,7 +238,7 @@ def test_weights_come_out_as_they_went_in(pair, shape, dp, tp):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+@pytest.mark.parametrize("shape", [SHAPES["qwen3 tied, actions"], LLAMA], ids=["tied", "untied"])
 def test_weights_come_out_of_two_by_two_as_they_went_in(four, shape):
     for found in four.run(weights_survive, shape, 2, 2):
         assert all(found.values()), found
