@@ -14,6 +14,7 @@ from __future__ import annotations
 import datetime
 import multiprocessing
 import pickle
+import socket
 import tempfile
 import time
 import traceback
@@ -24,6 +25,12 @@ from pathlib import Path
 from typing import Any
 
 DEADLINE = 60.0
+
+
+def free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return free.getsockname()[1]
 
 
 class ChildFailed(AssertionError):

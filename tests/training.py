@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, TextIO
 
 from graft.config import Config, load_config
 from graft.train.monitor.display import Display
 from graft.train.session import Session
+
+TIMED = ("time", "seconds", "per_second")
+
+
+def metrics_of(run: Path, phase: str = "") -> list[dict[str, Any]]:
+    """What a run logged, of one phase or of all, without what a clock measured."""
+    lines = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
+    return [
+        {name: value for name, value in line.items() if not any(word in name for word in TIMED)}
+        for line in lines
+        if phase in ("", line["phase"])
+    ]
 
 
 def train_recipe(

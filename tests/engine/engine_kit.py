@@ -95,6 +95,17 @@ def dense_logp(
     return logits.masked_fill(~allowed[modes], -torch.inf).log_softmax(-1)
 
 
+def gap(
+    decoder: Decoder, before: list[int], completion: Completion, temperature: float = 1.0
+) -> float:
+    """Mean distance of its log-probs from those of a plain forward."""
+    logp = dense_logp(decoder, before + completion.tokens, temperature=temperature)[
+        len(before) - 1 : -1
+    ]
+    want = logp.gather(-1, torch.tensor(completion.tokens)[:, None])[:, 0]
+    return float((torch.tensor(completion.logprobs) - want).abs().mean())
+
+
 def assert_equals_the_model(
     decoder: Decoder,
     before: list[int],
@@ -197,3 +208,10 @@ class ByteTokenizer:
 
     def save(self, folder: Any) -> None:
         raise NotImplementedError
+
+
+class LetterTokenizer(ByteTokenizer):
+    """Token 0 is "a", and so on."""
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return "".join(chr(ord("a") + i) for i in ids)

@@ -11,7 +11,7 @@ from engine_kit import (
     EXTRA,
     TOOLS,
     VOCAB,
-    ByteTokenizer,
+    LetterTokenizer,
     assert_equals_the_model,
     assert_is_written_by,
     dense_logits,
@@ -142,13 +142,6 @@ def test_min_tokens_counts_what_was_written() -> None:
     ended = [c for c in completions if c.finish is Finish.STOP]
     assert ended and all(len(c.tokens) > 6 for c in ended)
     assert all(5 not in c.actions[:6] for c in completions)
-
-
-class LetterTokenizer(ByteTokenizer):
-    """Token 0 is "a", and so on."""
-
-    def decode(self, ids: Any) -> str:
-        return "".join(chr(ord("a") + i) for i in ids)
 
 
 def test_a_stop_string_inside_a_description_ends_behind_it() -> None:

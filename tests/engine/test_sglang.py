@@ -25,7 +25,7 @@ from graft.models.io.save import save_model
 from graft.models.io.tensor_names import hf_names
 from graft.text.tokenizer import FastTokenizer
 from graft.types import Completion, Finish, Sampling
-from tests.engine.engine_kit import TOOLS, dense_logp, tiny_decoder
+from tests.engine.engine_kit import TOOLS, dense_logp, gap, tiny_decoder
 from tests.engine.fake_sglang import FakeSGLang, serving_sglang
 
 TOKENIZER = FastTokenizer.bytes()
@@ -75,17 +75,6 @@ def sample(engine: SGLangServer, tokens: list[int], key: int = 1, **sampling: An
         return await engine.open(tokens, key).sample(Sampling(**sampling))
 
     return asyncio.run(main())
-
-
-def gap(
-    decoder: Decoder, before: list[int], completion: Completion, temperature: float = 1.0
-) -> float:
-    """Mean distance of its log-probs from those of a plain forward."""
-    logp = dense_logp(decoder, before + completion.tokens, temperature=temperature)[
-        len(before) - 1 : -1
-    ]
-    want = logp.gather(-1, torch.tensor(completion.tokens)[:, None])[:, 0]
-    return float((torch.tensor(completion.logprobs) - want).abs().mean())
 
 
 async def until(is_so: Callable[[], bool]) -> None:

@@ -9,7 +9,6 @@ import asyncio
 import gc
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -31,7 +30,8 @@ from graft.models.logprobs import score_logits
 from graft.models.truncation import Truncation
 from graft.text.tokenizer import FastTokenizer
 from graft.types import Completion, Finish, Sampling
-from tests.engine.engine_kit import TOOLS, dense_logp, tiny_decoder
+from tests.engine.engine_kit import TOOLS, dense_logp, gap, tiny_decoder
+from tests.processes import free_port
 
 pytest.importorskip("vllm")
 pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("ignore")]
@@ -102,17 +102,6 @@ async def until_it_draws(engine: Any) -> None:
     async with asyncio.timeout(30):
         while not any(sample.pending.tokens for sample in list(engine._vllm.running.values())):
             await asyncio.sleep(0.001)
-
-
-def gap(
-    decoder: Decoder, before: list[int], completion: Completion, temperature: float = 1.0
-) -> float:
-    """Mean distance of its log-probs from those of a plain forward."""
-    logp = dense_logp(decoder, before + completion.tokens, temperature=temperature)[
-        len(before) - 1 : -1
-    ]
-    want = logp.gather(-1, torch.tensor(completion.tokens)[:, None])[:, 0]
-    return float((torch.tensor(completion.logprobs) - want).abs().mean())
 
 
 def test_log_probs_are_the_learners_before_and_after_three_updates(engine, decoder):
@@ -347,9 +336,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path
     folder = tmp_path_factory.mktemp("served")
     save_model(decoder_of(0, tied=False), folder)
     TOKENIZER.save(folder)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     options = f"--host 127.0.0.1 --port {port} --dtype float32 --max-model-len {WINDOW}"
     options += " --enforce-eager --kv-cache-memory-bytes 16777216 --uvicorn-log-level warning"
     options += " --logprobs-mode processed_logprobs"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from dataclasses import replace
@@ -28,6 +27,7 @@ from graft_interop.verl_shards import (
     plain_name,
     read_shard,
 )
+from tests.processes import free_port
 
 SHAPE = ModelShape(
     family="qwen2",
@@ -121,12 +121,6 @@ def random_model(shape: ModelShape, folder: Path) -> Decoder:
             parameter.normal_(generator=generator)
     save_model(decoder, folder, special={"eos_token_id": 1})
     return decoder
-
-
-def free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return one.getsockname()[1]
 
 
 @pytest.fixture(scope="module")

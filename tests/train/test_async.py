@@ -22,8 +22,8 @@ from graft.types import Author, Status, Turn
 from tests.command_line import start
 from tests.train.test_resume import run as run_command
 from tests.train.test_resume import wait_for_lines
+from tests.training import metrics_of
 
-TIMED = ("time", "seconds", "per_second")
 SHAPE = {"width": 32, "layers": 1, "heads": 2, "kv_heads": 1, "head_dim": 16, "ff": 32}
 SHAPE["max_positions"] = 96
 HERE = "tests.train.test_async"  # as other processes find it
@@ -50,30 +50,15 @@ def digits(task, row) -> float:
 def recipe(folder: Path, **sections) -> Config:
     given = {
         "run": {
-            "dir": str(folder),
-            "name": "run",
-            "save_every": 0,
-            "eval_tasks": 8,
-            "trackers": [],
-            "seed": 3,
-            "log_episodes": 1,
+            "dir": str(folder), "name": "run", "save_every": 0, "eval_tasks": 8, "trackers": [],
+            "seed": 3, "log_episodes": 1,
         },
         "model": {"shape": SHAPE},
-        "task": {
-            "env": "calculator",
-            "eval_args": {"split": "test"},
-            "reward": f"{HERE}:digits",
-        },
-        "rollout": {
-            "tasks": 4,
-            "samples": 4,
-            "max_tokens": 10,
-            "max_turns": 4,
-            "max_context": 64,
-        },
+        "task": {"env": "calculator", "eval_args": {"split": "test"}, "reward": f"{HERE}:digits"},
+        "rollout": {"tasks": 4, "samples": 4, "max_tokens": 10, "max_turns": 4, "max_context": 64},
         "algo": {"name": "grpo"},
         "train": {"steps": 6, "lr": 1.0e-3, "warmup": 2},
-    }
+    }  # fmt: skip
     for name, changes in sections.items():
         given[name] = {**given.get(name, {}), **changes}
     return check(given)
@@ -83,8 +68,7 @@ def trained(config: Config) -> list[dict]:
     """The metrics of a run's RL steps."""
     with Display(config.train.steps, quiet=True) as display:
         run.Session(config, display).train()
-    lines = (Path(config.run.dir) / "run" / "metrics.jsonl").read_text().splitlines()
-    return [line for line in map(json.loads, lines) if line["phase"] == "rl"]
+    return metrics_of(Path(config.run.dir) / "run", "rl")
 
 
 def tasks_of_steps(folder: Path) -> dict[int, list[int]]:
@@ -97,21 +81,18 @@ def tasks_of_steps(folder: Path) -> dict[int, list[int]]:
     }
 
 
-def without_times(lines: list[dict]) -> list[dict]:
-    return [
-        {name: value for name, value in line.items() if not any(word in name for word in TIMED)}
-        for line in lines
-    ]
-
-
 # nothing ahead
+
+
+@pytest.fixture(scope="module")
+def expected(tmp_path_factory) -> list[dict]:
+    return trained(recipe(tmp_path_factory.mktemp("here"), run={"eval_every": 2}))
 
 
 @pytest.mark.parametrize("copies", [False, True], ids=["the learner's weights", "a copy of them"])
 def test_with_nothing_ahead_a_collector_on_a_thread_gives_the_same_numbers_as_the_loop(
-    tmp_path, monkeypatch, copies
+    tmp_path, monkeypatch, copies, expected
 ):
-    expected = trained(recipe(tmp_path / "here", run={"eval_every": 2}))
     made = []
 
     def background(components, processes):
@@ -128,7 +109,7 @@ def test_with_nothing_ahead_a_collector_on_a_thread_gives_the_same_numbers_as_th
     found = trained(recipe(tmp_path / "apart", run={"eval_every": 2}))
     assert len(made) == 1 and not made[0]._thread.is_alive()
     assert {line.pop("rollout/discarded") for line in found} == {0.0}
-    assert without_times(found) == without_times(expected)
+    assert found == expected
     assert len(expected) == 6 and "eval/sampled" in expected[1]
     assert {line["staleness/max"] for line in expected} == {0.0}
     assert all(line["grad_norm"] > 0 for line in expected)
@@ -228,13 +209,13 @@ def test_a_run_that_works_ahead_and_is_killed_loses_no_task_and_repeats_none(tmp
     config = recipe(
         tmp_path,
         rollout={"staleness": 2},
-        train={"steps": 20},
+        train={"steps": 14},
         run={"save_every": 3, "eval_tasks": 4},
     )
     path = tmp_path / "recipe.json"
     path.write_text(json.dumps(config.model_dump(mode="json")))
     log = tmp_path / "run" / "metrics.jsonl"
-    for lines in (4, 11):
+    for lines in (4, 9):
         process = start("train", str(path))
         wait_for_lines(process, log, lines)
         assert process.poll() is None
@@ -242,11 +223,11 @@ def test_a_run_that_works_ahead_and_is_killed_loses_no_task_and_repeats_none(tmp
         process.wait()
     run_command(path)
     steps = [json.loads(line) for line in log.read_text().splitlines()]
-    assert [line["step"] for line in steps] == list(range(1, 21))
+    assert [line["step"] for line in steps] == list(range(1, 15))
     assert max(line["staleness/max"] for line in steps) in (1, 2)
     first = 3 * 1_000_003
     expected = {
-        step: list(range(first + (step - 1) * 4, first + step * 4)) for step in range(1, 21)
+        step: list(range(first + (step - 1) * 4, first + step * 4)) for step in range(1, 15)
     }
     assert tasks_of_steps(tmp_path / "run") == expected
 
@@ -263,25 +244,19 @@ def test_a_run_that_works_ahead_and_is_killed_loses_no_task_and_repeats_none(tmp
                 "actions": {"file": "compact"},
                 "task": {"args": {"syntax": "actions"}},
             },
-            r"rollout\.staleness=1.*Counterfactual.*take rollout\.staleness=0.*or another branch",
+            "Counterfactual",
         ),
         (
             {"rollout": {"branch": {"arpo": {"faithful": True}}, "staleness": 1}},
-            r"rollout\.staleness=1.*FaithfulBranching.*take rollout\.staleness=0",
+            "FaithfulBranching",
         ),
-        (
-            {"algo": {"name": "dapo"}},
-            r"rollout\.staleness=1.*take rollout\.dynamic_rounds=1, or rollout\.staleness=0",
-        ),
-        (
-            {"rollout": {"dynamic_rounds": 3, "staleness": 1}},
-            r"rollout\.staleness=1.*take rollout\.dynamic_rounds=1",
-        ),
+        ({"algo": {"name": "dapo"}}, r"rollout\.dynamic_rounds=1"),
+        ({"rollout": {"dynamic_rounds": 3, "staleness": 1}}, r"rollout\.dynamic_rounds=1"),
     ],
 )
 def test_what_needs_a_step_to_be_over_is_refused_with_a_way_out(tmp_path, sections, fragment):
     config = recipe(tmp_path, **{"rollout": {"staleness": 1}, **sections})
-    with pytest.raises(ConfigError, match=fragment):
+    with pytest.raises(ConfigError, match=rf"rollout\.staleness=1.*{fragment}"):
         build_run(config)
 
 

@@ -18,7 +18,7 @@ from graft.rollout.collect import collect
 from graft.train.collisions import collisions
 from tests.replay.test_replay import assert_same
 from tests.rollout.test_episode_builder import TASKS, Echo, make_setup
-from tests.train.test_resume import metrics
+from tests.training import metrics_of as metrics
 from tests.training import train_recipe
 
 TINY = "{width: 32, layers: 1, heads: 2, kv_heads: 1, head_dim: 16, ff: 32, max_positions: 128}"
@@ -42,7 +42,7 @@ def train(folder: Path, recipe: str, name: str, *overrides: str) -> list[dict[st
         f"run.dir={folder}", f"run.name={name}", "run.save_every=1", "run.keep_last=9",
         "run.eval_every=0", "run.eval_tasks=2", "run.trackers=[]", "run.log_episodes=1",
         f"model.shape={TINY}", "rollout.tasks=3", "rollout.samples=6", "algo.credit=[]",
-        "train.steps=3", "train.warmup=0", "sft.steps=3", "sft.batch=4", "sft.stop_at=0",
+        "train.steps=2", "train.warmup=0", "sft.steps=3", "sft.batch=4", "sft.stop_at=0",
     ]  # fmt: skip
     train_recipe(recipe, *settings, *overrides)
     return [line for line in metrics(folder / name) if line.get("phase", "rl") == "rl"]
@@ -63,9 +63,9 @@ def test_a_run_with_each_preset(tmp_path: Path, name: str):
 @pytest.mark.slow
 def test_role_baselines_survive_a_stop(tmp_path: Path):
     recipe, algo = "selfplay/tictactoe-toy", "algo.name=spiral"
-    train(tmp_path, recipe, "whole", algo)
-    train(tmp_path, recipe, "broken", algo, "train.steps=2")
-    train(tmp_path, recipe, "broken", algo)
+    train(tmp_path, recipe, "whole", algo, "train.steps=3")
+    for steps in (2, 3):
+        train(tmp_path, recipe, "broken", algo, f"train.steps={steps}")
     assert metrics(tmp_path / "broken") == metrics(tmp_path / "whole")
     saved = (tmp_path / "whole" / "checkpoints").glob("rl-000003/*.json")
     states = [json.loads(path.read_text()) for path in saved]

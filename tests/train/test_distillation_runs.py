@@ -19,6 +19,7 @@ from graft.replay.replay import replay
 from graft.rollout.outcomes import is_unsampled
 from graft.types import Episode
 from tests.train.test_teachers import vllm_like
+from tests.training import metrics_of as metrics
 from tests.training import train_recipe
 from tests.web_server import Reply, Seen
 
@@ -42,33 +43,21 @@ def teacher(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Another shape than the student's, after a short warm-up."""
     folder = tmp_path_factory.mktemp("teacher")
     model = {"shape": {**SHAPE, "width": 48, "ff": 64}}
-    sft = {"steps": 30, "batch": 32, "lr": 3e-3, "warmup": 5}
+    sft = {"steps": 20, "batch": 32, "lr": 3e-3, "warmup": 5}
     train_recipe(recipe_in(folder, "big", model=model, sft=sft, train={"steps": 0}))
     return folder / "big"
-
-
-def metrics(folder: Path) -> list[dict[str, float]]:
-    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-
-
-def untimed(folder: Path) -> list[dict[str, float]]:
-    timed = ("time", "seconds", "per_second")
-    return [
-        {name: value for name, value in line.items() if not any(word in name for word in timed)}
-        for line in metrics(folder)
-    ]
 
 
 @pytest.mark.parametrize("name, seen", [("opd", "distill/kl"), ("gkd", "distill/divergence")])
 def test_the_student_comes_closer_and_a_resumed_run_is_the_same(tmp_path, teacher, name, seen):
     own = {"algo": {"name": name}, "distill": {"teacher": str(teacher)}}
     recipe = recipe_in(tmp_path, "whole", **own)
-    train_recipe(recipe, "train.steps=30")
+    train_recipe(recipe, "train.steps=20")
     distances = [line[seen] for line in metrics(tmp_path / "whole")]
     assert sum(distances[-5:]) < 0.8 * sum(distances[:5])
     train_recipe(recipe, "run.name=parts", "train.steps=3")
     train_recipe(recipe, "run.name=parts", "train.steps=4")
-    assert untimed(tmp_path / "parts") == untimed(tmp_path / "whole")[:4]
+    assert metrics(tmp_path / "parts") == metrics(tmp_path / "whole")[:4]
     found = replay(tmp_path / "parts", 4)
     assert all(finding.verdict == "PASS" for finding in found.findings), found.findings
 
@@ -84,7 +73,7 @@ def test_a_resumed_run_keeps_the_checkpoint_of_a_teacher_that_trains_on(tmp_path
     shutil.copytree(newest, big / "checkpoints" / "sft-000999")
     save_model(load_model(newest).initialise(9), big / "checkpoints" / "sft-000999")
     train_recipe(recipe, "run.name=parts")
-    assert untimed(tmp_path / "parts") == untimed(tmp_path / "whole")
+    assert metrics(tmp_path / "parts") == metrics(tmp_path / "whole")
 
 
 def test_rows_of_data_are_mixed_in_and_replayed(tmp_path, teacher):
@@ -138,12 +127,12 @@ def test_a_teacher_that_follows_the_policy_is_resumed_and_replayed(tmp_path):
     train_recipe(recipe)
     still = {**own, "algo": {"name": "sdpo", "kl_coef": 0.01}}
     train_recipe(recipe_in(tmp_path, "still", **still))
-    whole = untimed(tmp_path / "whole")
-    assert whole[0]["distill/divergence"] == untimed(tmp_path / "still")[0]["distill/divergence"]
-    assert whole[1]["distill/divergence"] != untimed(tmp_path / "still")[1]["distill/divergence"]
+    whole = metrics(tmp_path / "whole")
+    assert whole[0]["distill/divergence"] == metrics(tmp_path / "still")[0]["distill/divergence"]
+    assert whole[1]["distill/divergence"] != metrics(tmp_path / "still")[1]["distill/divergence"]
     train_recipe(recipe, "run.name=parts", "train.steps=3")
     train_recipe(recipe, "run.name=parts", "train.steps=4")
-    assert untimed(tmp_path / "parts") == whole
+    assert metrics(tmp_path / "parts") == whole
     found = replay(tmp_path / "parts", 4)
     assert all(finding.verdict == "PASS" for finding in found.findings), found.findings
 
@@ -170,13 +159,13 @@ def test_a_server_that_dies_stops_the_run_by_its_name_and_a_resumed_run_is_the_s
         assert len(metrics(tmp_path / "parts")) == 3
         left[0] = 10_000
         train_recipe(recipe, "run.name=parts")
-    assert untimed(tmp_path / "parts") == untimed(tmp_path / "whole")
+    assert metrics(tmp_path / "parts") == metrics(tmp_path / "whole")
 
 
 def test_a_student_learns_while_the_engine_is_steps_ahead_and_is_resumed(tmp_path, teacher):
     own = {"algo": {"name": "opd"}, "distill": {"teacher": str(teacher)}}
     recipe = recipe_in(tmp_path, "whole", **own)
-    train_recipe(recipe, "rollout.staleness=2", "train.steps=25")
+    train_recipe(recipe, "rollout.staleness=2", "train.steps=20")
     lines = metrics(tmp_path / "whole")
     assert max(line["staleness/max"] for line in lines) == 2
     distances = [line["distill/kl"] for line in lines]

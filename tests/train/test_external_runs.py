@@ -11,7 +11,6 @@ import io
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -36,7 +35,8 @@ from graft.types import Task, Trajectory
 from tests.engine.fake_sglang import FakeSGLang, load_other, serving_sglang
 from tests.engine.real_sglang import PYTHON, RealSGLang
 from tests.model_calls import evaluate_model, sample_model
-from tests.training import train_recipe
+from tests.processes import free_port
+from tests.training import metrics_of, train_recipe
 
 SIZES = {
     "width": 64, "layers": 2, "heads": 2, "kv_heads": 1, "head_dim": 32, "ff": 64, "tied": False,
@@ -90,9 +90,7 @@ def run(folder: Path, **sections: dict[str, Any]) -> tuple[list[dict[str, Any]],
     """Metrics of the RL steps of a run, and what stood on the screen."""
     screen = io.StringIO()
     train_recipe(recipe(folder, **sections), quiet=False, stream=screen)
-    lines = (folder / "run" / "metrics.jsonl").read_text().splitlines()
-    found = [json.loads(line) for line in lines]
-    return [line for line in found if line["phase"] == "rl"], screen.getvalue()
+    return metrics_of(folder / "run", "rl"), screen.getvalue()
 
 
 def tokens_of() -> Any:
@@ -168,9 +166,9 @@ def sglang(base: Path, *urls: str) -> dict[str, Any]:
 @pytest.mark.slow
 def test_a_run_with_sglang_learns_from_its_tokens_and_goes_on_where_it_was(base, fake, tmp_path):
     sections = sglang(base, fake.url)
-    found, screen = run(tmp_path, **sections, train={"steps": 2})
-    found, again = run(tmp_path, **sections, train={"steps": 5})
-    assert "resuming" in again and [line["step"] for line in found] == [1, 2, 3, 4, 5]
+    found, screen = run(tmp_path, **sections, train={"steps": 1})
+    found, again = run(tmp_path, **sections, train={"steps": 3})
+    assert "resuming" in again and [line["step"] for line in found] == [1, 2, 3]
     assert all(line[GAP] < 1e-3 for line in found)
     assert all(line["staleness/max"] == 0 for line in found)
     # 15 characters, <pad>, <eos> and <unk>: the server returns all of them, so no entropy is a bound
@@ -179,7 +177,7 @@ def test_a_run_with_sglang_learns_from_its_tokens_and_goes_on_where_it_was(base,
     # weights went out by file, one version after the other, and only the last was kept
     loaded = fake.paths("/update_weights_from_disk")
     versions = [int(content["weight_version"].rpartition("-v")[2]) for content in loaded]
-    assert sorted(set(versions)) == [0, 1, 2, 3, 4, 5] and versions[-1] == 5
+    assert sorted(set(versions)) == [0, 1, 2, 3] and versions[-1] == 3
     assert [p.name for p in (tmp_path / "run" / "exchange").iterdir()] == []
     checkpoint = checkpoints(tmp_path / "run" / "checkpoints")[-1].path
     trained = load_model(checkpoint)
@@ -282,9 +280,7 @@ def test_a_family_that_is_not_ours_trains_as_transformers_computes_it(family, ha
 
 @pytest.mark.slow
 def test_a_server_that_dies_is_named_and_the_run_goes_on_when_it_is_back(base, hasty, tmp_path):
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
 
     def die_after(served: FakeSGLang, loads: int) -> Callable[[str], Any]:
         def load(folder: str) -> Any:
@@ -330,14 +326,8 @@ def test_scores_of_a_server_that_is_gone_are_no_zeros(base, fake, tmp_path):
     [
         ({"engine": {"name": "vllm"}, "actions": {"file": "compact"}}, "has no actions"),
         ({"engine": {"name": "vllm"}, "algo": {"name": "cpo"}}, "'counterfactual' .*algo.name=cpo"),
-        (
-            {"engine": {"name": "vllm"}, "rollout": {"branch": "counterfactual"}},
-            "'counterfactual' .*engine.name=native",
-        ),
-        (
-            {"engine": {"name": "vllm"}, "rollout": {"frozen": {"O": "reference"}}},
-            "each frozen seat",
-        ),
+        ({"engine": {"name": "vllm"}, "rollout": {"branch": "counterfactual"}}, "'counterfactual'"),
+        ({"engine": {"name": "vllm"}, "rollout": {"frozen": {"O": "reference"}}}, "frozen seat"),
         ({"engine": {"name": "sglang"}}, "launch_server"),
         ({"engine": {"url": ["http://a:1"]}}, "add engine.name=vllm"),
         ({"engine": {"name": "vllm", "sync": "file"}}, "through memory"),
@@ -497,8 +487,7 @@ def under_torchrun(folder: Path, config: Any, *overrides: str) -> tuple[list[dic
     )
     assert done.returncode == 0, done.stdout
     assert "vllm: log-probs agree with the learner's" in done.stdout
-    lines = (folder / "run" / "metrics.jsonl").read_text().splitlines()
-    return [line for line in map(json.loads, lines) if line["phase"] == "rl"], done.stdout
+    return metrics_of(folder / "run", "rl"), done.stdout
 
 
 @with_vllm
@@ -547,10 +536,7 @@ class Served:
     """`vllm serve` on a port that stays the same."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port = free.getsockname()[1]
+        self.folder, self.port = folder, free_port()
         self.url = f"http://127.0.0.1:{self.port}"
 
     def start(self) -> None:

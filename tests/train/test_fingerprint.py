@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import os
-import socket
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from graft.models.critic import Critic
@@ -32,7 +28,7 @@ from graft.train.run_dir.fingerprint import (
     read_record,
     weights_prints,
 )
-from tests.processes import Processes
+from tests.train.test_torchrun import processes_at
 
 SHAPE = ModelShape(
     family="llama",
@@ -210,30 +206,14 @@ def test_a_record_reads_back_equal_and_half_a_one_is_none(tmp_path):
 
 # parts of a model
 
-STARTED: list[Run] = []
 LAYOUTS = {"fsdp": 1, "tp": 2}
 
 
 def prints_in_a_child(port: int, tp: int, dtype: torch.dtype) -> dict[str, str]:
-    if not STARTED:
-        rank, world = dist.get_rank(), dist.get_world_size()
-        dist.destroy_process_group()
-        os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(world), "LOCAL_RANK": str(rank)}
-        os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-        STARTED.append(Run.start(50.0, "cpu"))
-    (run,) = STARTED
+    run = processes_at(port)
     policy = shard(SHAPE, run.mesh(tp), weights_of(decoder()).get, dtype=dtype)
     critic = sharded_critic(policy) if dtype == torch.float32 else None
     return weights_prints(learner_of(policy, critic, run))
-
-
-@pytest.fixture(scope="module")
-def four() -> Iterator[tuple[Processes, int]]:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    with Processes(4, deadline=180.0) as group:  # four imports of torch on a busy machine
-        yield group, port
 
 
 @pytest.mark.slow

@@ -30,11 +30,11 @@ from graft.train.model import load_tokenizer, new_shape
 from graft.train.rollouts.engine_check import check_served
 from graft.train.run_dir.checkpoint import ADAPTER_FOLDER, checkpoints
 from graft.types import Task, Trajectory
+from tests.training import metrics_of as metrics
 from tests.training import train_recipe
 from tests.trees import random_tree
 
 SIZES = {"width": 32, "layers": 2, "heads": 2, "kv_heads": 1, "head_dim": 16, "ff": 32}
-TIMED = ("time", "seconds", "per_second")
 
 
 @pytest.fixture(scope="module")
@@ -68,11 +68,6 @@ def recipe(base: Path, folder: Path, **sections: dict[str, Any]):
     for name, section in sections.items():
         values[name] = {**values.get(name, {}), **section}
     return check(values)
-
-
-def metrics(folder: Path) -> list[dict[str, Any]]:
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return [{k: v for k, v in line.items() if not any(w in k for w in TIMED)} for line in lines]
 
 
 def bits(checkpoint: Path) -> dict[str, list[float]]:

@@ -1,6 +1,5 @@
 """Several environments in one run: the mix of tasks, what each has of its own, metrics, resumption."""
 
-import json
 from collections import Counter
 
 import pytest
@@ -9,7 +8,7 @@ from graft.config import ConfigError, load_config
 from graft.recipe.attempt_keys import EnvItem
 from graft.train.build import build_run
 from graft.train.tasks import TaskStream, held_out_tasks
-from tests.training import train_recipe
+from tests.training import metrics_of, train_recipe
 
 SHAPE = {
     "width": 32, "layers": 1, "heads": 2, "kv_heads": 1, "head_dim": 16, "ff": 32,
@@ -125,20 +124,11 @@ def test_an_environment_and_a_component_of_a_reward_cannot_share_a_metric(tmp_pa
         build_run(config)
 
 
-def lines_of(folder):
-    """The metrics of each step, without times."""
-    lines = (folder / "run" / "metrics.jsonl").read_text().splitlines()
-    return [
-        {k: v for k, v in json.loads(line).items() if "time" not in k and "second" not in k}
-        for line in lines
-    ]
-
-
 def test_a_run_of_a_mix_reports_each_environment_and_resumes_exactly(tmp_path):
     whole = train_recipe(recipe(tmp_path / "whole", train={"steps": 3, "lr": 1e-3}))
     train_recipe(recipe(tmp_path / "parts", train={"steps": 1, "lr": 1e-3}))
     train_recipe(recipe(tmp_path / "parts", train={"steps": 3, "lr": 1e-3}))
-    whole_log, parts_log = (lines_of(tmp_path / name) for name in ("whole", "parts"))
+    whole_log, parts_log = (metrics_of(tmp_path / name / "run") for name in ("whole", "parts"))
     assert whole_log == parts_log
     assert {"reward/calculator", "reward/sums"} <= whole_log[0].keys()
     after = whole["after"]

@@ -29,15 +29,10 @@ from graft.train.distributed.failures import describe
 from graft.train.distributed.heartbeat import ProcessesLost, ProcessFailure, RankHeartbeat
 from graft.train.distributed.process_group import ProcessGroup, _buckets
 from graft.train.distributed.rank_status import RankReport, RankStatus, name_ranks
+from tests.processes import free_port
 
 CPU = torch.device("cpu")
 ENVIRONMENT = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
-
-
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return found.getsockname()[1]
 
 
 def enter(rank: int, world: int, port: int, folder: str, work: Callable, deadline: float) -> None:

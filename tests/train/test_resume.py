@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.command_line import Command, graft, start
+from tests.training import metrics_of as metrics
 
 RECIPE = """
 run: {{dir: "{folder}", name: run, save_every: 2, eval_tasks: 4, trackers: [], seed: 3}}
@@ -22,20 +23,11 @@ train: {{steps: 11, lr: 1.0e-3, warmup: 2, epochs: {epochs}}}
 sft: {{steps: 5, batch: 8, lr: 3.0e-3, warmup: 2}}
 """
 STEPS = 16
-TIMED = ("time", "seconds", "per_second")
 
 
 def run(recipe: Path, *overrides: str) -> None:
     done = graft("train", str(recipe), *overrides)
     assert done.returncode == 0, done.stderr
-
-
-def metrics(folder: Path) -> list[dict]:
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return [
-        {name: value for name, value in line.items() if not any(word in name for word in TIMED)}
-        for line in lines
-    ]
 
 
 def scores(folder: Path) -> dict:
@@ -72,7 +64,7 @@ def wait_for_lines(process: Command, log: Path, count: int) -> None:
 @pytest.mark.parametrize(
     ("algo", "epochs", "kills"),
     [
-        ("grpo", 1, 10),
+        ("grpo", 1, 5),
         pytest.param("ppo", 2, 2, marks=pytest.mark.slow),
         pytest.param("cpo", 1, 2, marks=pytest.mark.slow),
     ],

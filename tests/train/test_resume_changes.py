@@ -13,7 +13,7 @@ from graft.models.io.load import ModelFileError
 from graft.replay.comparison import PASS
 from graft.replay.replay import replay
 from graft.train.run_dir.folder import RunStopped, differences
-from tests.training import train_recipe
+from tests.training import metrics_of, train_recipe
 
 SHAPE = "{width: 16, layers: 1, heads: 2, kv_heads: 1, head_dim: 8, ff: 16, max_positions: 96}"
 
@@ -33,8 +33,7 @@ def train(folder: Path, *overrides: str) -> str:
 
 
 def rates(folder: Path, phase: str = "rl") -> list[float]:
-    lines = map(json.loads, (folder / "run" / "metrics.jsonl").read_text().splitlines())
-    return [line["learning_rate"] for line in lines if line["phase"] == phase]
+    return [line["learning_rate"] for line in metrics_of(folder / "run", phase)]
 
 
 def changes(folder: Path) -> list[dict]:

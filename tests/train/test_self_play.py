@@ -12,7 +12,7 @@ from graft.config import ConfigError
 from graft.replay.replay import replay
 from graft.types import Episode
 from tests.replay.test_replay import assert_same
-from tests.train.test_resume import metrics
+from tests.training import metrics_of as metrics
 from tests.training import train_recipe
 
 TINY = "{width: 32, layers: 1, heads: 2, kv_heads: 1, head_dim: 16, ff: 32, max_positions: 128}"

@@ -9,17 +9,14 @@ import pytest
 
 from graft.train.sft import sft_step
 from tests.train.sft_kit import TINY, chat, recipe, write
-from tests.training import train_recipe
+from tests.training import metrics_of, train_recipe
 
 LETTERS = "abcdefghij"
 COPY = [chat(f"{a}{b}=", f"{b}{a}") for a in LETTERS for b in LETTERS]
 
 
 def metrics(folder: Path) -> list[dict]:
-    lines = (folder / "run" / "metrics.jsonl").read_text().splitlines()
-    found = [json.loads(line) for line in lines]
-    timed = ("time", "per_second")
-    return [{k: v for k, v in one.items() if not any(t in k for t in timed)} for one in found]
+    return metrics_of(folder / "run")
 
 
 def test_held_out_rows_are_evaluated_while_it_learns(tmp_path):

@@ -6,7 +6,6 @@ users start them. The numbers of one process, in this one, are what all others a
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import resource
@@ -16,7 +15,6 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -50,7 +48,7 @@ from graft.train.step_totals import IS_EXACT, SAMPLING_GAP
 from graft.types import Task, Trajectory
 from tests.processes import Processes
 from tests.train.test_learner_actions import SHAPE, call_rows, table
-from tests.training import train_recipe
+from tests.training import metrics_of, train_recipe
 from tests.trees import random_tree
 
 NEAR = 1e-5
@@ -231,24 +229,6 @@ def assert_learns_the_same(children: Processes, port: int, layout: str, case: Ca
         assert_same(ours, theirs, f"rank {rank}")
 
 
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return found.getsockname()[1]
-
-
-@pytest.fixture(scope="module")
-def pair() -> Iterator[tuple[Processes, int]]:
-    with Processes(2, deadline=100.0) as group:
-        yield group, free_port()
-
-
-@pytest.fixture(scope="module")
-def four() -> Iterator[tuple[Processes, int]]:
-    with Processes(4, deadline=170.0) as group:
-        yield group, free_port()
-
-
 @pytest.mark.parametrize(
     ("name", "layout"),
     [
@@ -307,7 +287,6 @@ algo: {{name: grpo, kl_coef: 0.05}}
 train: {{steps: 12, lr: 1.0e-3, warmup: 2, tokens_per_micro: 120}}
 sft: {{steps: 8, batch: 8, lr: 3.0e-3, warmup: 2}}
 """
-TIMED = ("time", "seconds", "per_second")
 SUMS = ("loss", "grad_norm", "kl", "entropy", "sampling/")
 """Metrics that are added up in another order by more processes."""
 SAMPLED = "sampling/"
@@ -392,11 +371,7 @@ def alone(folder: Path, *overrides: str) -> None:
 
 
 def metrics(folder: Path) -> list[dict[str, Any]]:
-    lines = (folder / "run" / "metrics.jsonl").read_text().splitlines()
-    return [
-        {name: value for name, value in json.loads(line).items() if name not in TIMED}
-        for line in lines
-    ]
+    return metrics_of(folder / "run")
 
 
 def assert_same_curve(ours: Path, theirs: Path, near: float, steps: int = 12) -> None:
@@ -407,7 +382,7 @@ def assert_same_curve(ours: Path, theirs: Path, near: float, steps: int = 12) ->
         assert own.keys() == found.keys()
         where = f"{own['phase']} step {own['step']}"
         for name, value in own.items():
-            if any(word in name for word in TIMED) or name == IS_EXACT:
+            if name == IS_EXACT:
                 continue
             if not isinstance(value, float):
                 assert found[name] == value, f"{where}: {name}"
@@ -575,7 +550,7 @@ def assert_goes_on(folder: Path, single: Path) -> None:
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("victim", [0, 1])
 def test_kill_9_of_one_rank_ends_the_others_with_its_name(single, tmp_path, victim: int):
-    process = start(2, tmp_path, "train.schedule=constant", "train.steps=12")
+    process = start(2, tmp_path, "train.schedule=constant", "train.steps=20")
     try:
         wait_for_steps(process, tmp_path, 11)
         os.kill(child_pids(process.pid)[victim], signal.SIGKILL)
@@ -594,7 +569,7 @@ def test_kill_9_of_one_rank_ends_the_others_with_its_name(single, tmp_path, vict
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_ctrl_c_saves_at_the_end_of_a_step(single, tmp_path):
-    process = start(2, tmp_path, "run.save_every=0")
+    process = start(2, tmp_path, "run.save_every=0", "train.steps=20")
     try:
         wait_for_steps(process, tmp_path, 11)
         process.send_signal(signal.SIGINT)

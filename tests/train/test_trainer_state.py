@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -21,13 +20,12 @@ from graft.train.run_dir.checkpoint import TRAINER_FOLDER, checkpoints
 from graft.train.run_dir.checkpoint_writer import CheckpointWriter
 from graft.train.run_dir.folder import RunStopped, out_of_disk
 from graft.train.run_dir.optimizer_state import load_tensors, save_tensors, tensors_of
-from tests.processes import Processes
+from tests.processes import Processes, free_port
 from tests.train.test_torchrun import (
     LAYOUTS,
     Case,
     Learnt,
     assert_same,
-    free_port,
     learner_for,
     learnt_alone,
     numbers_of,
@@ -174,18 +172,6 @@ def test_a_folder_that_may_not_be_written_is_not_called_full(tmp_path, number: i
 
 
 # several processes
-
-
-@pytest.fixture(scope="module")
-def pair() -> Iterator[tuple[Processes, int]]:
-    with Processes(2, deadline=100.0) as group:
-        yield group, free_port()
-
-
-@pytest.fixture(scope="module")
-def four() -> Iterator[tuple[Processes, int]]:
-    with Processes(4, deadline=170.0) as group:
-        yield group, free_port()
 
 
 def save_in_a_child(port: int, layout: str, case: Case, folder: str, later: bool) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ from graft.config import Config, ConfigError, check
 from graft.models.truncation import Truncation
 from graft.train.rollouts.truncation import refuse_truncation, truncation_of
 from graft.train.step_totals import SAMPLING_GAP
-from tests.training import train_recipe
+from tests.training import metrics_of, train_recipe
 
 SIZES = {"width": 32, "layers": 1, "heads": 2, "kv_heads": 1, "head_dim": 16, "ff": 32}
 
@@ -38,8 +37,7 @@ def num_tokens(task: Any, row: Any) -> float:
 def test_engine_and_learner_agree_in_a_run(tmp_path: Path) -> None:
     """In the second step with other weights than in the first."""
     train_recipe(recipe(tmp_path, top_p=0.6, top_k=20))
-    lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
-    first, second = (json.loads(line) for line in lines)
+    first, second = metrics_of(tmp_path / "run")
     assert first[f"{SAMPLING_GAP}/max"] < 1e-5 and second[f"{SAMPLING_GAP}/max"] < 1e-5
     assert second["kl"] > first["kl"] > 0  # of a truncated distribution to a whole one
 

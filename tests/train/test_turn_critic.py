@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from statistics import fmean, median
 
@@ -10,7 +9,7 @@ import pytest
 
 from graft.envs.base import BaseEnv
 from graft.types import Turn
-from tests.training import train_recipe
+from tests.training import metrics_of, train_recipe
 
 SIZES = {"width": 32, "layers": 1, "heads": 2, "kv_heads": 1, "head_dim": 16, "ff": 64}
 
@@ -45,8 +44,7 @@ def test_a_toy_run_learns(tmp_path: Path) -> None:
             "train": {"steps": 40, "lr": 5e-3, "epochs": 2},
         }
     )
-    lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
-    steps = [json.loads(line) for line in lines]
+    steps = metrics_of(tmp_path / "run")
     rewards, errors = ([step[key] for step in steps] for key in ("reward", "loss/value"))
     assert fmean(rewards[:3]) < 1.5 and fmean(rewards[-5:]) > 2.5
     assert median(errors[-5:]) < 0.5 * max(errors)  # one late batch may surprise the critic

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,8 +15,7 @@ from graft.train.distributed.process_group import ALONE
 from graft.train.errors import RunStopped
 from graft.train.run_dir.checkpoint import TRAINER_FOLDER, checkpoints
 from graft.train.run_dir.optimizer_state import tensors_of
-from tests.processes import Processes
-from tests.train.test_torchrun import LAYOUTS, Case, free_port, learner_for, processes_at, update
+from tests.train.test_torchrun import LAYOUTS, Case, learner_for, processes_at, update
 from tests.train.test_trainer_state import ACTIONS, PPO, saver_in
 
 NAN, INF = float("nan"), float("inf")
@@ -91,12 +89,6 @@ def test_weights_and_head_rows_of_a_checkpoint_are_looked_at(tmp_path):
         with pytest.raises(ValueError, match=f"{name} holds NaN") as refused:
             learner_for(ALONE, None, ACTIONS, saved)
         assert str(saved.path) in str(refused.value)
-
-
-@pytest.fixture(scope="module")
-def pair() -> Iterator[tuple[Processes, int]]:
-    with Processes(2, deadline=100.0) as group:
-        yield group, free_port()
 
 
 def save_a_spoiled_part(port: int, folder: str) -> str:
