@@ -79,7 +79,8 @@ def test_decoding_with_shared_pages_equals_dense_attention_of_each_row(
     from graft.engine.native.cuda.kernels.decode import decode, scratch
 
     generator = torch.Generator().manual_seed(0)
-    groups = [(3, [49, 64, 80]), (0, [1]), (2, [33] * 18), (0, [17])]
+    several = [33] * (1 + -(-17 // group))  # more than a tile holds
+    groups = [(3, [49, 64, 80]), (0, [1]), (2, several), (0, [17])]
     table, lengths = ragged_table(groups, generator)
     sharing = find_sharing(table, group, kv_heads, splits)
     assert len(sharing.items) > 0
@@ -148,10 +149,8 @@ def test_one_slot_is_written_without_a_merge(kernel_device):
 @pytest.mark.parametrize(
     ("group", "size", "dtype"),
     [
-        (2, 64, torch.float32),
-        (3, 128, torch.float32),
-        (1, 32, torch.float32),
-        (2, 128, torch.bfloat16),
+        (3, 32, torch.float32),
+        (1, 64, torch.bfloat16),
     ],
 )
 def test_extending_sees_the_past_and_itself(group, size, dtype, kernel_device):
@@ -199,7 +198,7 @@ def burst_state(rows: int, device: torch.device, **fields: list[int]) -> Tensor:
     return state.to(device)
 
 
-@pytest.mark.parametrize("vocabulary", [7, 4099, 9000])
+@pytest.mark.parametrize("vocabulary", [7, 4099])
 def test_a_draw_is_the_plain_samplers_draw(vocabulary, kernel_device):
     from graft.engine.native.cuda.kernels.draw import DrawField, draw
 

@@ -8,12 +8,14 @@ import torch
 from torch import Tensor
 
 from graft.models.tree.block_lists import BlockLists
-from graft.models.tree.packing import TokenRun, interval_mask
+from graft.models.tree.packing import TokenRun
 from graft.models.tree.path_blocks import BLOCK, SEGMENT, PathBlocks
 
 pytest.importorskip("triton")
 
 from graft.models.kernels.path_attention import path_attention
+from tests.models.test_kernels_interval import dense, results
+from tests.models.test_kernels_interval import inputs as noise
 
 CPU = torch.device("cpu")
 
@@ -76,22 +78,9 @@ def test_an_empty_run_and_a_part_of_a_run_may_be_in_a_path() -> None:
     assert found.index[2 * BLOCK :][:8].tolist() == [64, 65, 66, 67, 68, 69, 100, 101]
 
 
-def dense(q: Tensor, k: Tensor, v: Tensor, ends: Tensor) -> Tensor:
-    group = q.shape[1] // k.shape[1]
-    k, v = (x.double().repeat_interleave(group, 1) for x in (k, v))
-    score = torch.einsum("ihd,jhd->hij", q.double(), k) * q.shape[-1] ** -0.5
-    score = score.masked_fill(~interval_mask(ends).to(q.device), float("-inf"))
-    return torch.einsum("hij,jhd->ihd", score.softmax(-1), v)
-
-
 def attend(q: Tensor, k: Tensor, v: Tensor, runs: list[TokenRun], ends: Tensor) -> Tensor:
     device = q.device
     return path_attention(q, k, v, PathBlocks.of(runs, device), BlockLists.of(ends, device))
-
-
-def noise(length: int, heads: int, kv_heads: int, size: int, device: torch.device) -> list[Tensor]:
-    torch.manual_seed(0)
-    return [torch.randn(length, h, size, device=device) for h in (heads, kv_heads, kv_heads)]
 
 
 FORK = [TokenRun(0, 70, []), TokenRun(70, 75, [(0, 70)]), TokenRun(75, 83, [(0, 70)])]
@@ -104,12 +93,9 @@ def test_output_and_gradients_are_those_of_a_dense_softmax(
 ) -> None:
     tensors = noise(len(FORK_ENDS), heads, kv_heads, size, kernel_device)
     grad = torch.randn_like(tensors[0])
-    found: list[list[Tensor]] = []
-    for function in (lambda *x: attend(*x, FORK, FORK_ENDS), lambda *x: dense(*x, FORK_ENDS)):
-        leaves = [x.detach().requires_grad_() for x in tensors]
-        out = function(*leaves)
-        found.append([out.detach(), *torch.autograd.grad(out, leaves, grad.to(out.dtype))])
-    for mine, other in zip(*found, strict=True):
+    got = results(lambda *x: attend(*x, FORK, FORK_ENDS), tensors, grad)
+    want = results(lambda *x: dense(*x, FORK_ENDS), tensors, grad)
+    for mine, other in zip(got, want, strict=True):
         torch.testing.assert_close(mine, other.to(mine.dtype), atol=2e-5, rtol=2e-5)
 
 
@@ -129,8 +115,8 @@ def test_a_path_alone_has_the_bits_that_it_has_in_a_forest(
     dtype: torch.dtype, kernel_device: torch.device
 ) -> None:
     """Two segments; other borders of tiles and of packed blocks."""
-    runs = [TokenRun(0, 50, [])] + [TokenRun(s, s + 230, [(0, 50)]) for s in (50, 280)]
-    ends = torch.tensor([510] * 50 + [280] * 230 + [510] * 230)
+    runs = [TokenRun(0, 50, [])] + [TokenRun(s, s + 210, [(0, 50)]) for s in (50, 260)]
+    ends = torch.tensor([470] * 50 + [260] * 210 + [470] * 210)
     tensors = [x.to(dtype) for x in noise(len(ends), 1, 1, 16, kernel_device)]
     assert_paths_alone_have_the_same_bits(runs, ends, runs[2:], tensors)
 
