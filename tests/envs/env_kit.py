@@ -63,6 +63,14 @@ PROMPTS = [
 ]
 
 
+LOWEST = {"game:WikiGame": -0.2, "webshop:": -0.1, "selfplay:": -1.0}
+"""Start of an id -> the lowest reward of a turn; elsewhere -0.1, for an answer in no known form."""
+
+
+def floor_of(env_id: str) -> float:
+    return next((low for start, low in LOWEST.items() if env_id.startswith(start)), -0.1)
+
+
 def rows_for(env_id: str) -> list[dict[str, Any]]:
     """A small dataset with the columns of the real one."""
     family, _, name = env_id.partition(":")

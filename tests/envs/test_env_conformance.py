@@ -9,20 +9,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from graft.envs import ENVS, make
 from graft.envs.base import BaseEnv
 from graft.envs.entry import family_of
 from graft.protocols import Env
 from graft.types import Author, Task, Turn
-from tests.envs.env_kit import build, play, scripted, teacher
+from tests.envs.env_kit import build, floor_of, play, scripted, teacher
 
 SEEDS = (0, 2**53 - 1)
-LOWEST = {"game:WikiGame": -0.2, "webshop:": -0.1, "selfplay:": -1.0}
-"""Start of an id -> the lowest reward of a turn; elsewhere -0.1, for an answer in no known form."""
-
 RG_SAMPLE = ("rg:chain_sum", "rg:countdown", "rg:composite")
 """Scored as text, by a worker, and a mixture: enough where only the class `Reasoning` matters."""
 
@@ -39,18 +34,11 @@ every_env = pytest.mark.parametrize(
 every_kind = pytest.mark.parametrize(
     "env_id", sorted(name for name in ENVS if family_of(name) != "rg" or name in RG_SAMPLE)
 )
-one_per_class = pytest.mark.parametrize(
-    "env_id", sorted({(str(entry.build)): name for name, entry in ENVS.items()}.values())
-)
 
 
 def seeds_for(env_id: str, count: int) -> range:
     """Items of reasoning-gym take up to a second each: tests share that of seed 0."""
     return range(1 if family_of(env_id) == "rg" else count)
-
-
-def floor_of(env_id: str) -> float:
-    return next((low for start, low in LOWEST.items() if env_id.startswith(start)), -0.1)
 
 
 @every_kind
@@ -150,7 +138,10 @@ def test_rewards_stay_in_range_and_info_is_plain_data(env_id: str):
         while not turns[-1].is_over and len(turns) < 200:
             turns.append(env.step(env.sample_random_action()))
             _check_margins(turns[-1].observation, turns[-1].info)
+            assert "required form" not in turns[-1].observation  # what a game says to other text
         assert turns[-1].is_over
+        # a format error would cost -0.1 or the game
+        assert turns[1].reward > -0.1 or env_id.startswith("game:WikiGame")
         if env.max_turns is not None:
             assert len(turns) - 1 <= env.max_turns
         assert all(floor_of(env_id) <= turn.reward <= 1.0 for turn in turns)
@@ -166,18 +157,6 @@ def _check_margins(observation: Any, info: dict[str, Any]) -> None:
     if isinstance(observation, str):
         assert observation.endswith(info.get("suffix", ""))
         assert observation.startswith(info.get("prefix", ""))
-
-
-@every_kind
-def test_a_random_action_is_in_the_right_form(env_id: str):
-    """The first one of an episode is never a format error, which would cost -0.1 or the game."""
-    for seed in range(5):
-        env = build(env_id)
-        env.reset(seed)
-        turn = env.step(env.sample_random_action())
-        assert turn.reward > -0.1 or env_id.startswith("game:WikiGame")
-        if family_of(env_id) == "game":
-            assert "required form" not in turn.observation
 
 
 @every_kind
@@ -244,38 +223,6 @@ def _instance(env: Any, seed: int) -> str:
     return json.dumps([task.prompt, task.answer, task.meta], sort_keys=True)
 
 
-HOSTILE = st.one_of(
-    st.text(max_size=60),
-    st.text(alphabet="[]()+-*/=.;?0123456789 #<>/answer\n\\boxed{}", max_size=60),
-    st.sampled_from(
-        [
-            *("", " ", "]", "[", "[]", "[" * 9, "[9**9**9]", "<answer></answer>", "9" * 200_000),
-            *("\\boxed{", "\\boxed{}", "\\boxed{{}}", "\\boxed{\\boxed{1}}", "}\\boxed{"),
-            *("\\boxed{9**9**9}", "```python\n", "#### 9e999", "\\boxed{9^{9^{9^9}}}"),
-        ]
-    ),
-    st.text(max_size=20).map("<answer>{}</answer>".format),
-    st.text(max_size=20).map("\\boxed{{{}}}".format),
-    st.text(alphabet="0123456789 ,.abcxyzABC", max_size=12).map("\\boxed{{{}}}".format),
-    st.sampled_from("[(<0é\x00 \\").map(lambda character: character * 1_000_000),
-    st.sampled_from(["\\boxed{", "\\boxed{1 ", "<answer>", "####", "1 "]).map(
-        lambda text: text * (1_000_000 // len(text))
-    ),
-)
-
-
-@one_per_class
-@settings(deadline=None, max_examples=20)
-@given(actions=st.lists(HOSTILE, min_size=1, max_size=8), seed=st.integers(0, 5))
-def test_no_action_makes_it_raise(env_id: str, actions: list[str], seed: int):
-    env = build(env_id)
-    env.reset(seed)
-    for turn in play(env, actions):
-        assert floor_of(env_id) <= turn.reward <= 1.0
-        assert len(turn.observation) < 20_000
-        json.dumps(turn.info, allow_nan=False)
-
-
 def test_every_id_of_the_specification_is_there():
     """GEM's 180 ids (39 games, 104 rg, 14 eval, 7 math, 6 webshop, 5 logic, 3 code, 2 qa) and more."""
     count = dict.fromkeys(map(family_of, ENVS), 0)
@@ -285,33 +232,19 @@ def test_every_id_of_the_specification_is_there():
     assert {family: count[family] >= number for family, number in least.items()} == dict.fromkeys(
         least, True
     )
-    stems = [
-        "GuessTheNumber",
-        "Mastermind",
-        "Minesweeper",
-        "Wordle",
-        "Hangman",
-        "FifteenPuzzle",
-        "Sudoku",
-        "TowerofHanoi",
-        "Game2048",
-        "Sokoban",
-        "Crosswords",
-        "WordSearch",
-    ]
-    for stem in stems:
-        for variant in ("", "-easy", "-hard", "-random"):
-            assert f"game:{stem}-v0{variant}" in ENVS
-    for env_id in (
-        "game:Game2048-v0-extreme-hard",
-        "game:WikiGame-v0",
-        "game:WikiGame-v0-easy",
-        "game:WikiGame-v0-hard",
-        "qa:NaturalQuestions",
-        "qa:HotpotQA",
+    stems = "GuessTheNumber Mastermind Minesweeper Wordle Hangman FifteenPuzzle Sudoku"
+    stems += " TowerofHanoi Game2048 Sokoban Crosswords WordSearch"
+    wanted = {
+        *(
+            f"game:{s}-v0{kind}"
+            for s in stems.split()
+            for kind in ("", "-easy", "-hard", "-random")
+        ),
+        *(f"game:WikiGame-v0{kind}" for kind in ("", "-easy", "-hard")),
+        *("game:Game2048-v0-extreme-hard", "qa:NaturalQuestions", "qa:HotpotQA"),
         *(f"webshop:{s}-{k}" for s in ("train", "test") for k in ("html", "text", "text_rich")),
-    ):
-        assert env_id in ENVS
+    }
+    assert wanted <= set(ENVS)
 
 
 def test_an_env_of_ones_own_needs_no_table():

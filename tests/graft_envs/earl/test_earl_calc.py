@@ -14,8 +14,6 @@ from typing import Any
 import pyarrow
 import pyarrow.parquet
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from graft.data.errors import DataError
 from graft.envs import ENVS, make
@@ -344,25 +342,6 @@ def test_the_mix_follows_the_rows_of_the_original():
         assert env.task().data_source == "calc_bench"
 
 
-@pytest.mark.parametrize("env_id", ["earl:calc", "earl:countdown-1", "earl:arithmetic-lang1"])
-def test_state_and_fork_go_on_in_the_middle_of_an_episode(env_id: str):
-    options = {"tasks": THREE} if env_id == "earl:calc" else {}
-    for seed in range(6):
-        env = make(env_id, **options)
-        env.reset(seed)
-        trace = env.demonstrate(random.Random(0))
-        env.step("<calculator> 1 + 1 </calculator>")
-        state = json.loads(json.dumps(env.get_state(), allow_nan=False))
-        other = make(env_id, **options)
-        other.set_state(state)
-        twin = env.fork()
-        assert other.task() == twin.task() == env.task()
-        ends = [follow(one, trace) for one in (env, other, twin)]
-        assert ends[0] == ends[1] == ends[2]
-        assert ends[0].reward == 1.0
-        assert env.reset() == other.reset() == twin.reset()
-
-
 def test_the_task_carries_the_chat_and_the_set():
     env = make("earl:arithmetic-lang2", split="test")
     messages, info = env.reset(5)
@@ -488,35 +467,6 @@ def test_without_the_file_the_error_names_the_setting(monkeypatch: pytest.Monkey
         assert ENVS[env_id].needs == ("data:gsm_8k_rewrite",)
     with pytest.raises(DataError, match=r"no file or folder .*nowhere\.jsonl"):
         make("earl:calc-gsm8k", data="nowhere.jsonl")
-
-
-HOSTILE = st.one_of(
-    st.text(max_size=60),
-    st.text(alphabet="#<>/answerclto()+-*.,0123456789 \n", max_size=60),
-    st.sampled_from(["#### 9**9**9", "<answer>9**9**9</answer>", "</calculator>", "####" * 9]),
-    st.text(max_size=20).map("<calculator>{}</calculator>".format),
-    st.text(max_size=20).map("#### {}".format),
-    st.sampled_from(
-        ["#### ", "####", "<answer>", "<calculator>", "9", " ", "\n", "-", "é", "\x00"]
-    ).map(lambda piece: piece * (1_000_000 // len(piece))),
-)
-
-
-@settings(max_examples=25)
-@given(actions=st.lists(HOSTILE, min_size=1, max_size=5), seed=st.integers(0, 50))
-@pytest.mark.parametrize(
-    "name", ["arithmetic-lang1", "countdown-1", "calc-countdown", "calc-count"]
-)
-def test_no_text_makes_it_raise_or_pays_for_nothing(name: str, actions: list[str], seed: int):
-    env = make(f"earl:{name}")
-    env.reset(seed)
-    for action in actions:
-        turn = env.step(action)
-        assert turn.reward in (0.0, 1.0)
-        assert len(turn.observation) < 1000
-        json.dumps(turn.info, allow_nan=False)
-        if turn.is_over:
-            break
 
 
 def test_a_remainder_takes_two_calls():

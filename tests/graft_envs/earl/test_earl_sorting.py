@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import math
 import random
 from collections import Counter
@@ -559,13 +558,6 @@ def instances(env_id: str, split: str, **options: Any) -> set[str]:
     return seen
 
 
-@pytest.mark.parametrize("name", list(SETS))
-def test_no_test_instance_occurs_in_training(name: str):
-    train, test = instances(f"earl:{name}", "train"), instances(f"earl:{name}", "test")
-    assert train and test
-    assert not train & test
-
-
 def test_one_in_ten_hidden_orders_of_four_and_five_is_held_out():
     assert len(instances("earl:sort-4", "test")) == 3 + 2  # of 24 ascending, 24 descending
     assert len(instances("earl:sort-4", "train")) == 21 + 22
@@ -593,26 +585,6 @@ def test_two_items_are_named_one_way_in_training_and_the_other_in_test():
     assert len(seen) == 6  # nothing is held back where the prompt shows nothing
 
 
-@syntaxes
-def test_a_fork_or_a_snapshot_in_the_middle_goes_on_like_a_replay(syntax: str):
-    for seed in range(8):
-        env = make("earl:sort", syntax=syntax)
-        env.reset(seed)
-        trace = env.demonstrate(random.Random(0))
-        actions = [text for author, text in trace if author is Author.POLICY]
-        whole = [env.step(action) for action in actions]
-        for cut in range(len(actions)):
-            half = make("earl:sort", syntax=syntax)
-            half.reset(seed)
-            head = [half.step(action) for action in actions[:cut]]
-            twin, other = half.fork(), make("earl:sort", syntax=syntax)
-            other.set_state(json.loads(json.dumps(half.get_state(), allow_nan=False)))
-            assert other.task() == twin.task() == half.task()
-            tails = [[one.step(action) for action in actions[cut:]] for one in (twin, other, half)]
-            assert [head + tail for tail in tails] == [whole] * 3
-            assert twin.reset() == other.reset() == half.reset()
-
-
 def test_the_task_keeps_what_the_original_keeps_beside_a_row():
     env = make("earl:order", split="test")
     messages, info = env.reset(2)
@@ -637,39 +609,6 @@ def test_settings_that_make_no_sense_are_refused():
         make("earl:sort", split="dev")
     with pytest.raises(ValueError, match="sorting set 'sort-6'"):
         Sorting(name="sort-6")
-
-
-HOSTILE = st.one_of(
-    st.text(max_size=60),
-    st.text(alphabet="<>/comparesw checkif, ABCDEX\n", max_size=60),
-    st.text(max_size=30).map("<compare>{}</compare>".format),
-    st.text(max_size=30).map("<swap>{}</swap>".format),
-    st.text(alphabet="ABX, ", max_size=6).map("<compare>{}</compare>".format),
-    st.text(alphabet="ABCDEXYZ", max_size=2).map(lambda pair: f"compare {pair[:1]} and {pair[1:]}"),
-    st.text(alphabet="ABCDEXYZ", max_size=2).map(lambda pair: f"swap {pair[:1]} and {pair[1:]}"),
-    st.sampled_from(["<compare>", "</compare>", "A,", " ", "compare A and B ", "é", "\x00"]).map(
-        lambda piece: piece * (1_000_000 // len(piece))
-    ),
-    st.sampled_from(["A", ",", "{}", "{0}"]).map(
-        lambda piece: f"<compare> {piece * 500_000}, B </compare>"
-    ),
-)
-
-
-@settings(max_examples=60)
-@given(actions=st.lists(HOSTILE, min_size=1, max_size=6), seed=st.integers(0, 50))
-@syntaxes
-def test_no_text_makes_it_raise(syntax: str, actions: list[str], seed: int):
-    env = make("earl:sort", syntax=syntax)
-    env.reset(seed)
-    for action in actions:
-        turn = env.step(action)
-        assert 0.0 <= turn.reward <= 1.0
-        assert len(turn.observation) < 200
-        json.dumps(turn.info, allow_nan=False)
-        assert sorted(env.order) == list(SYMBOLS[: len(env.items)])
-        if turn.is_over:
-            break
 
 
 @settings(max_examples=150)

@@ -24,22 +24,15 @@ from graft_envs.games.twenty48 import line_value
 from graft_envs.games.variants import GAMES
 from tests.envs.env_kit import play, teacher
 
-SEEDS = 12
+SEEDS = 5
 WON = {
-    # of 12 games; the other teachers win all of them
-    "game:Minesweeper-v0": 9,
-    "game:Minesweeper-v0-easy": 10,
-    "game:Minesweeper-v0-hard": 9,
-    "game:Minesweeper-v0-random": 8,
-    "game:Hangman-v0-easy": 11,
-    "game:Hangman-v0-random": 11,
-    "game:FifteenPuzzle-v0": 6,
-    "game:FifteenPuzzle-v0-hard": 8,
-    "game:FifteenPuzzle-v0-random": 6,
-    "game:Game2048-v0": 11,
-    "game:Game2048-v0-random": 11,
-    "game:Game2048-v0-hard": 0,
-    "game:Game2048-v0-extreme-hard": 0,
+    # of 5 games; the other teachers win all of them
+    **dict.fromkeys(["game:Minesweeper-v0", "game:Minesweeper-v0-hard"], 3),
+    **dict.fromkeys(["game:FifteenPuzzle-v0", "game:FifteenPuzzle-v0-random"], 2),
+    **dict.fromkeys(["game:Game2048-v0-hard", "game:Game2048-v0-extreme-hard"], 0),
+    "game:Minesweeper-v0-random": 4,
+    "game:Hangman-v0-easy": 4,
+    "game:FifteenPuzzle-v0-hard": 3,  # 4 where the search has time
 }
 DISTINCT = [name for n, name in enumerate(GAMES) if GAMES[name] not in [*GAMES.values()][:n]]
 """Variants that differ in more than their names."""
@@ -97,7 +90,7 @@ def test_a_teacher_continues_from_the_current_position():
 
 
 def test_a_state_read_from_json_has_its_teacher():
-    for env_id in DISTINCT:
+    for env_id in DISTINCT[::2]:
         env, other = make(env_id), make(env_id)
         env.reset(1)
         other.set_state(json.loads(json.dumps(env.get_state())))
@@ -181,7 +174,7 @@ def test_two_disks_take_three_moves_and_any_position_the_least():
     assert teacher(env) == ["\\boxed{C B}", "\\boxed{A C}", "\\boxed{B C}"]
 
 
-NEXT_TO = {n: [list(around.values()) for around in fifteen.sources(n)] for n in (2, 3, 4, 10)}
+NEXT_TO = {n: [list(around.values()) for around in fifteen.sources(n)] for n in (2, 3, 4)}
 
 
 def test_two_moves_from_order_take_two_moves():
@@ -205,7 +198,7 @@ def test_the_search_finds_shortest_ways_as_going_through_all_boards_does():
             if tuple(moved) not in far:
                 far[tuple(moved)] = far[board] + 1
                 edge.append(tuple(moved))
-    for board in random.Random(0).sample(edge, 200):
+    for board in random.Random(0).sample(edge, 80):
         way = search(board, NEXT_TO[3], 1.0)
         assert way is not None
         assert len(way) == far[board]
@@ -240,18 +233,12 @@ def test_a_satisfied_digit_makes_its_other_cells_safe():
         [0, 2, 3, 4, 5], 0.2
     )
     # two mines in four cells, one of them beside the 1: 1 of the 2 cells there, 1 of the 2 beyond
-    assert risks(
-        [
-            *".1...",
-        ],
-        minesweeper.neighbours(1, 5),
-        2,
-    ) == {0: 0.5, 2: 0.5, 3: 0.5, 4: 0.5}
+    assert risks([*".1..."], minesweeper.neighbours(1, 5), 2) == dict.fromkeys([0, 2, 3, 4], 0.5)
 
 
 def test_chances_are_those_of_going_through_all_placements():
     rng = random.Random(0)
-    for _ in range(120):
+    for _ in range(60):
         rows, cols = rng.choice([(3, 4), (4, 4), (2, 6)])
         around, mines = minesweeper.neighbours(rows, cols), rng.randint(1, 5)
         true = set(rng.sample(range(rows * cols), mines))
@@ -279,11 +266,11 @@ def test_chances_are_those_of_going_through_all_placements():
 def test_strict_flags_are_set_before_the_last_cell_is_opened():
     env = make("game:Minesweeper-v0", strict_flags=True)
     won = 0
-    for seed in range(20):
+    for seed in range(10):
         env.reset(seed)
         turns = replay(env, env.demonstrate(random.Random(seed)))
         won += is_won(turns)
-    assert won >= 12
+    assert won >= 5
 
 
 STEPS = {UP: -6, DOWN: 6, LEFT: -1, RIGHT: 1}
@@ -298,7 +285,7 @@ def test_a_walk_around_the_box_and_two_pushes_are_four_steps():
 
 def test_the_teacher_of_sokoban_is_never_slower_than_the_levels_own_solution():
     env = make("game:Sokoban-v0-hard")
-    for seed in range(10):
+    for seed in range(4):
         _, info = env.reset(seed)
         assert len(teacher(env) or []) <= len(info["answer"])
 
@@ -368,7 +355,7 @@ def test_a_served_wiki_has_no_teacher():
 
 
 LARGE: list[tuple[str, dict[str, Any]]] = [
-    ("FifteenPuzzle", {"num_rows": 10, "init_algo": "pure_random", "max_turns": 5000}),
+    ("FifteenPuzzle", {"num_rows": 8, "init_algo": "pure_random", "max_turns": 5000}),
     ("Minesweeper", {"rows": 16, "cols": 30, "num_mines": 99, "max_turns": 480}),
     ("Game2048", {"board_size": 10, "max_turns": 60, "target_tile": 1024}),
     ("Sokoban", {"dim_room": (12, 12), "num_boxes": 8, "max_turns": 100}),

@@ -1,16 +1,13 @@
-r"""What the eight board, number and word games share: boxes, turns, limits, states, random actions."""
+"""What the games share: boxes, turns, limits, sizes, random actions."""
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from graft.envs import make
-from graft_envs.games.base import echo, last_box, playable_sizes, whole
+from graft_envs.games.base import echo, playable_sizes, whole
 from graft_envs.games.guess import GuessTheNumber
 from graft_envs.games.variants import GAMES
 from tests.envs.env_kit import play
@@ -32,7 +29,12 @@ def stem(env_id: str) -> str:
 
 
 SHARED = {name: entry for name, entry in GAMES.items() if stem(name) in OUT_OF_RULES}
-every_game = pytest.mark.parametrize("env_id", sorted(SHARED))
+every_game = pytest.mark.parametrize(
+    "env_id", [name for name in sorted(SHARED) if name.endswith(("-v0", "-random"))]
+)
+one_of_each = pytest.mark.parametrize(
+    "env_id", [name for name in sorted(GAMES) if name.endswith("-v0")]
+)
 
 
 def stuck(env_id: str, seed: int = 0, **kwargs: Any) -> tuple[Any, str]:
@@ -55,41 +57,39 @@ def wander(env: Any) -> list[str]:
     return actions
 
 
+SIZES = """
+GuessTheNumber 1 20 10, easy 1 10 4, hard 1 50 7, hard-no-max-turn 1 50 50
+Mastermind 4 6 20, easy 2 6 10, hard 4 8 30
+Minesweeper 8 8 10 100, very-easy 3 3 1 10, easy 5 5 5 25, hard 8 8 12 64
+Wordle 5 15, easy 3 15, hard 5 25
+Hangman 5 15, easy 3 10, hard 7 20
+FifteenPuzzle 3 20, easy 2 10, hard 4 50
+Sudoku 9 50 50, easy 4 10 15, hard 9 50 50
+TowerofHanoi 4 20, easy 3 10, hard 5 35
+"""
+
+
 def test_the_table_holds_the_variants_with_their_sizes_and_turn_limits():
     assert len(SHARED) == 8 * 4 + 2
-    rows = {
-        name.removeprefix("game:"): (tuple(entry.args.values()), entry.turns)
-        for name, entry in SHARED.items()
-    }
-    assert rows["GuessTheNumber-v0"] == ((1, 20, 10), 10)
-    assert rows["GuessTheNumber-v0-easy"] == ((1, 10, 4), 4)
-    assert rows["GuessTheNumber-v0-hard"] == ((1, 50, 7), 7)
-    assert rows["GuessTheNumber-v0-hard-no-max-turn"] == ((1, 50, 50), 50)
-    assert rows["Mastermind-v0"] == ((4, 6, 20), 20)
-    assert rows["Mastermind-v0-easy"] == ((2, 6, 10), 10)
-    assert rows["Mastermind-v0-hard"] == ((4, 8, 30), 30)
-    assert rows["Minesweeper-v0"] == ((8, 8, 10, 100), 100)
-    assert rows["Minesweeper-v0-very-easy"] == ((3, 3, 1, 10), 10)
-    assert rows["Minesweeper-v0-easy"] == ((5, 5, 5, 25), 25)
-    assert rows["Minesweeper-v0-hard"] == ((8, 8, 12, 64), 64)
-    assert rows["Wordle-v0"] == ((5, 15), 15)
-    assert rows["Wordle-v0-easy"] == ((3, 15), 15)
-    assert rows["Wordle-v0-hard"] == ((5, 25), 25)
-    assert rows["Hangman-v0"] == ((5, 15), 15)
-    assert rows["Hangman-v0-easy"] == ((3, 10), 10)
-    assert rows["Hangman-v0-hard"] == ((7, 20), 20)
-    assert rows["FifteenPuzzle-v0"] == ((3, 20), 20)
-    assert rows["FifteenPuzzle-v0-easy"] == ((2, 10), 10)
-    assert rows["FifteenPuzzle-v0-hard"] == ((4, 50), 50)
-    assert rows["Sudoku-v0"] == rows["Sudoku-v0-hard"] == ((9, 50, 50), 50)
-    assert rows["Sudoku-v0-easy"] == ((4, 10, 15), 15)
-    assert rows["TowerofHanoi-v0"] == ((4, 20), 20)
-    assert rows["TowerofHanoi-v0-easy"] == ((3, 10), 10)
-    assert rows["TowerofHanoi-v0-hard"] == ((5, 35), 35)
+    rows = {name: (entry.args.values(), entry.turns) for name, entry in SHARED.items()}
+    for line in SIZES.split("\n")[1:-1]:
+        first, *others = line.split(", ")
+        name, _, plain = first.partition(" ")
+        wanted = {"": plain, **{f"-{o.split()[0]}": o.partition(" ")[2] for o in others}}
+        for variant, sizes in wanted.items():
+            args, turns = rows[f"game:{name}-v0{variant}"]
+            assert [*args] == [int(size) for size in sizes.split()]
+            assert turns == [*args][-1]
     for name, (args, turns) in rows.items():
         if name.endswith("-random"):
-            assert set(args) == {None}
-            assert turns is None
+            assert {*args, turns} == {None}
+    turns = {name.removeprefix("game:"): entry.turns for name, entry in GAMES.items()}
+    assert turns["Game2048-v0-extreme-hard"] == 100
+    assert turns["Sokoban-v0-hard"] == 50 and turns["Sokoban-v0-random"] is None
+    assert turns["Crosswords-v0-hard"] == 40 and turns["WikiGame-v0-hard"] == 15
+    assert turns["Crosswords-v0-random"] == turns["WordSearch-v0-random"] == 20
+    for grid in ("Game2048", "Sokoban", "Crosswords", "WordSearch", "WikiGame"):
+        assert GAMES[f"game:{grid}-v0"] == GAMES[f"game:{grid}-v0-easy"]
 
 
 @every_game
@@ -104,15 +104,29 @@ def test_the_first_board_ends_the_prompt_and_each_later_one_its_observation(env_
             assert turn.observation.endswith(turn.info["suffix"])
 
 
-@every_game
+@one_of_each
 def test_an_action_in_no_known_form_ends_the_game_and_costs_a_tenth(env_id: str):
     for text in ("", "5", "\\boxed{}", "\\boxed{?}", "boxed{A}", "\\boxed{3", "\\boxed{é}"):
         env = make(env_id)
+        assert "\\boxed{" in env.sample_random_action()  # before the first reset too
         env.reset(seed=1)
         turn = env.step(text)
-        assert (turn.reward, turn.terminated, turn.truncated) == (-0.1, True, False)
+        if "WikiGame" in env_id:  # it goes on there
+            assert turn[1:4] == (-0.2, False, False)
+            continue
+        assert turn[1:4] == (-0.1, True, False)
+        env.sample_random_action()  # after the end too
         with pytest.raises(RuntimeError, match="reset"):
             env.step(text)
+
+
+@one_of_each
+def test_the_last_box_counts(env_id: str):
+    env = make(env_id)
+    env.reset(seed=0)
+    action = env.sample_random_action()
+    twin = env.fork()
+    assert env.step(action) == twin.step(f"Not \\boxed{{that}}, but {action}. \\boxed{{ and so on")
 
 
 @every_game
@@ -146,7 +160,7 @@ def test_the_turn_limit_is_terminated_and_truncated_and_keeps_the_last_feedback(
 
 @every_game
 def test_suggestions_are_parsable_legal_and_do_not_change_the_instance(env_id: str):
-    for seed in range(4):
+    for seed in range(2):
         env, other = make(env_id), make(env_id)
         env.reset(seed)
         other.reset(seed)
@@ -158,54 +172,14 @@ def test_suggestions_are_parsable_legal_and_do_not_change_the_instance(env_id: s
                 other.sample_random_action()
             assert other.step(action) == turn
         assert other.reset() == env.reset()
+
+
+@every_game
+def test_seeds_differ(env_id: str):
     env = make(env_id)
-    env.sample_random_action()  # before the first reset too
-    env.reset(seed=0)
-    env.step("over")
-    env.sample_random_action()
-
-
-@every_game
-def test_rewards_lie_in_their_range_and_never_add_up_to_more_than_one(env_id: str):
-    for seed in range(6):
-        env = make(env_id)
-        env.reset(seed)
-        turns = play(env, wander(env))
-        assert turns[-1].is_over
-        assert len(turns) <= env.max_turns
-        assert all(0.0 <= turn.reward <= 1.0 for turn in turns)
-        assert sum(turn.reward for turn in turns) <= 1.0
-
-
-@every_game
-def test_a_state_read_from_json_goes_on_as_the_original_does(env_id: str):
-    for seed in range(3):
-        env = make(env_id)
-        env.reset(seed)
-        actions = wander(env)
-        half = len(actions) // 2
-        play(env, actions[:half])
-        state = json.loads(json.dumps(env.get_state(), allow_nan=False))
-        other, fork = make(env_id), env.fork()
-        other.set_state(state)
-        rest = play(env, actions[half:])
-        assert play(other, actions[half:]) == rest
-        assert play(fork, actions[half:]) == rest
-        assert other.reset() == env.reset() == fork.reset()
-        json.dumps([turn.info for turn in rest], allow_nan=False)
-
-
-@every_game
-def test_a_seed_fixes_the_game_and_seeds_differ(env_id: str):
-    one, two = make(env_id), make(env_id)
-    two.reset(seed=77)
-    two.step("x")
-    prompts = set[str]()
-    for seed in range(12):
-        assert one.reset(seed=seed) == two.reset(seed=seed)
-        prompts.add(str(one.answer) + one.board())
+    games = {env.reset(seed) and str(env.answer) + env.board() for seed in range(12)}
     if stem(env_id) not in ("TowerofHanoi", "Minesweeper"):  # these start from one position
-        assert len(prompts) > 3
+        assert len(games) > 3
 
 
 @pytest.mark.parametrize("env_id", [name for name in SHARED if name.endswith("-random")])
@@ -251,6 +225,26 @@ BAD_CALLS = [
     ("Sudoku", {"clues": 0}, "1 to 81"),
     ("TowerofHanoi", {"num_disks": 0}, "1 to 100"),
     ("TowerofHanoi", {"max_turns": 0}, "max_turns=0"),
+    ("Game2048", {"board_size": 10**6}, "board_size"),
+    ("Game2048", {"target_tile": 128, "max_turns": None}, "give all values"),
+    ("Game2048", {"target_tile": 4}, "target_tile"),
+    ("Game2048", {"target_tile": 48}, "target_tile"),
+    ("Game2048", {"board_size": 1}, "board_size"),
+    ("Game2048", {"max_turns": 0}, "max_turns"),
+    ("Sokoban", {"dim_room": 6}, "dim_room"),
+    ("Sokoban", {"dim_room": (2, 6)}, "dim_room"),
+    ("Sokoban", {"num_boxes": 0}, "num_boxes"),
+    ("Sokoban", {"dim_room": (7, 7), "num_boxes": None, "max_turns": None}, "give all values"),
+    ("Crosswords", {"num_words": 0}, "num_words"),
+    ("Crosswords", {"num_words": 51}, "num_words=51"),
+    ("WordSearch", {"num_words": 0}, "num_words"),
+    ("WordSearch", {"num_words": 21}, "num_words=21"),
+    ("WikiGame", {"max_turns": None}, "max_turns"),
+    ("WikiGame", {"page_summary_length": 100}, "page_summary_length"),
+    ("WikiGame", {"page_summary_length": (3, "pages")}, "page_summary_length"),
+    ("WikiGame", {"variant": "both"}, "variant='both'"),
+    ("WikiGame", {"backend": "lokal"}, "'lokal'.*'local'"),
+    ("WikiGame", {"trawler_kwargs": {"url": "x"}}, "trawler_kwargs"),
 ]
 
 
@@ -262,6 +256,45 @@ def test_impossible_sizes_are_refused_with_a_reason(
         make(f"game:{name}-v0", **kwargs)
 
 
+def test_what_is_given_to_a_random_variant_is_never_drawn():
+    for seed in range(8):
+        game = make("game:Game2048-v0-random", target_tile=32)
+        game.reset(seed)
+        assert (game.target_tile, game.max_turns) == (32, 30)
+        room = make("game:Sokoban-v0-random", dim_room=[6, 6], max_turns=40)
+        room.reset(seed)
+        assert (room.rows, room.cols, room.num_boxes, room.max_turns) == (6, 6, 2, 40)
+        hard = make("game:Crosswords-v0-hard", num_words=None, max_turns=None)
+        hard.reset(seed)
+        assert (hard.hardcore, len(hard.answer), hard.max_turns) == (True, 3, 20)
+        words = make("game:WordSearch-v0-easy", num_words=None)
+        words.reset(seed)
+        assert (words.hardcore, len(words.answer)) == (False, 5)
+    drawn = make("game:Sokoban-v0-random")
+    assert {drawn.reset(seed) and (drawn.num_boxes, drawn.max_turns) for seed in range(12)} == {
+        (2, 20),
+        (5, 50),
+    }
+
+
+def test_the_rewards_of_a_won_game_add_up_to_one_to_the_last_bit():
+    for seed in range(6):
+        crossword = make("game:Crosswords-v0-hard", num_words=4, max_turns=60)
+        crossword.reset(seed)
+        letters = [
+            f"\\boxed{{{row} {col} {letter}}}"
+            for row, cells in enumerate(crossword.solution)
+            for col, letter in enumerate(cells)
+            if letter != "."
+        ]
+        assert sum(turn.reward for turn in play(crossword, letters)) == 1.0
+        search = make("game:WordSearch-v0-easy", num_words=6)
+        _, info = search.reset(seed)
+        found = [f"\\boxed{{{where}}}" for where in info["answer"].values()]
+        assert sum(turn.reward for turn in play(search, found)) == 1.0
+        assert search.is_over
+
+
 def test_missing_sizes_come_from_the_rows_that_fit_the_given_ones():
     known = ((3, 10), (5, 15))
     assert playable_sizes(known, word_length=4, max_turns=9) == ((4, 9),)
@@ -270,11 +303,6 @@ def test_missing_sizes_come_from_the_rows_that_fit_the_given_ones():
     assert playable_sizes(known, word_length=None, max_turns=None) == known
     with pytest.raises(ValueError, match="word_length=4, max_turns=None"):
         playable_sizes(known, word_length=4, max_turns=None)
-
-
-def test_the_last_box_that_parses_counts():
-    assert last_box(GuessTheNumber.pattern, "\\boxed{3} or \\boxed{ 7 }, \\boxed{x}")[1] == "7"  # pyright: ignore
-    assert last_box(GuessTheNumber.pattern, "\\boxed{3") is None
 
 
 def test_numbers_and_echoes_stay_short():
@@ -291,44 +319,3 @@ def test_thirds_add_up_to_one_to_the_last_bit():
             total += game.earn(done / parts)
             assert total <= 1.0
         assert total == 1.0
-
-
-BOXED = st.one_of(
-    st.text(max_size=30),
-    st.text(alphabet="0123456789 ,ABCabc\t\n-+.", max_size=30),
-    st.sampled_from(["9**9**9", "0 0 0", "reveal 0 0", "flag 1 1", "٣", "1 1 1", "ſ", "K", "-1"]),
-)
-HOSTILE = st.one_of(
-    st.text(max_size=60),
-    BOXED.map("\\boxed{{{}}}".format),
-    BOXED.map("\\boxed{{{}".format),
-    BOXED.map("<answer>{}</answer>".format),
-    st.sampled_from(
-        [
-            "\\boxed{" * 140_000,
-            "\\boxed{" + " " * 1_000_000,
-            "\\boxed{1" + " " * 1_000_000 + "1",
-            "\\boxed{A" + " " * 1_000_000 + "?}",
-            "\\boxed{" + "9" * 1_000_000 + "}",
-            "\\boxed{" + "1 " * 500_000 + "}",
-            "\\boxed{1 " * 120_000,
-            "\\boxed{A " * 120_000 + "B}",
-            "\\boxed{" + "A" * 1_000_000 + "}",
-            "\\boxed{reveal " + "1" * 900_000 + " 2}",
-            "{" * 1_000_000,
-            "é\x00" * 300_000,
-        ]
-    ),
-)
-
-
-@pytest.mark.parametrize("name", sorted({stem(env_id) for env_id in SHARED}))
-@settings(deadline=None, max_examples=20)
-@given(actions=st.lists(HOSTILE, min_size=1, max_size=6), seed=st.integers(0, 50))
-def test_no_action_makes_a_game_raise_or_talk_without_end(name: str, actions: list[str], seed: int):
-    env = make(f"game:{name}-v0-random")
-    env.reset(seed)
-    for turn in play(env, actions):
-        assert -0.1 <= turn.reward <= 1.0
-        assert len(turn.observation) < 1500
-        json.dumps(turn.info, allow_nan=False)

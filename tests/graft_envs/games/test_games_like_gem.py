@@ -162,7 +162,7 @@ def test_rewards_and_ends_are_those_of_the_original(env_id: str, gem_make: Calla
     strict: dict[str, Any] = {"strict_flags": True} if name == "Minesweeper" else {}
     ends = set[str]()
     theirs = gem_make(env_id)
-    for seed in range(8 if env_id == "game:Sudoku-v0-hard" else 25):
+    for seed in range(3 if env_id == "game:Sudoku-v0-hard" else 12):
         rng = random.Random(seed)
         theirs.reset(seed=seed)
         ours = make(env_id, **strict)

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from graft.envs import make
-from graft.types import Turn
 from graft_envs.games import words
 
 
@@ -33,21 +32,6 @@ def test_naming_the_word_pays_what_is_hidden_and_a_half():
     assert turn.reward == pytest.approx(0.9)
     assert turn.terminated
     assert secret("HOUSE").step("\\boxed{HOUSE}").reward == 1.0
-
-
-def test_the_alphabet_wins_in_26_turns_and_the_answer_at_once_on_every_variant():
-    for variant in ("", "-easy", "-hard", "-random"):
-        for seed in range(5):
-            env = make(f"game:Hangman-v0{variant}", max_turns=26)
-            env.reset(seed)
-            total, turn = 0.0, Turn()
-            for letter in "ABCDEFGHIJKLMNOPQRSTUVWXYZ":
-                turn = env.step(f"\\boxed{{{letter}}}")
-                total += turn.reward
-                if turn.is_over:
-                    break
-            assert total == 1.0
-            assert not turn.truncated
 
 
 def test_refused_and_wrong_guesses_pay_nothing():

@@ -9,29 +9,10 @@ import pytest
 from graft.envs import make
 
 
-def line(disks: int, source: str = "A", target: str = "C", spare: str = "B") -> list[str]:
-    if disks == 0:
-        return []
-    before = line(disks - 1, source, spare, target)
-    return [*before, f"{source} {target}", *line(disks - 1, spare, target, source)]
-
-
 def tower(**kwargs: Any) -> Any:
     env = make("game:TowerofHanoi-v0-easy", **kwargs)
     env.reset(seed=0)
     return env
-
-
-def test_the_shortest_line_wins_on_every_variant():
-    for variant, disks in (("", 4), ("-easy", 3), ("-hard", 5), ("-random", None)):
-        for seed in range(4):
-            env = make(f"game:TowerofHanoi-v0{variant}")
-            env.reset(seed)
-            assert disks in (None, env.num_disks)
-            turns = [env.step(f"\\boxed{{{move}}}") for move in line(env.num_disks)]
-            assert len(turns) == 2**env.num_disks - 1
-            assert [turn.reward for turn in turns] == [0.0] * (len(turns) - 1) + [1.0]
-            assert (turns[-1].terminated, turns[-1].truncated) == (True, False)
 
 
 @pytest.mark.parametrize("text", ["A C", "a c", "AC", "A,C", "A, C", " A  ,  C "])

@@ -85,7 +85,7 @@ def test_the_last_turn_pays_the_share_of_boxes_on_goals():
 )
 def test_every_level_is_solved_by_its_own_proof(env_id: str, most: int, size: int, boxes: int):
     env = make(env_id)
-    for seed in range(60):
+    for seed in range(20):
         env.reset(seed=seed)
         assert len(env.cells) == size
         assert env.cells.count("X") == env.cells.count("O") == boxes  # nothing is solved yet
@@ -98,13 +98,13 @@ def test_every_level_is_solved_by_its_own_proof(env_id: str, most: int, size: in
 def test_the_random_game_really_has_five_boxes_half_of_the_time():
     env = make("game:Sokoban-v0-random")
     sizes = []
-    for seed in range(40):
+    for seed in range(24):
         env.reset(seed=seed)
         assert env.cells.count("X") == env.num_boxes
         assert len(env.answer) <= env.max_turns
         sizes.append((len(env.cells), env.num_boxes, env.max_turns))
     assert set(sizes) == {(36, 2, 20), (64, 5, 50)}
-    assert 10 < sizes.count((64, 5, 50)) < 30
+    assert 5 < sizes.count((64, 5, 50)) < 19
 
 
 def test_a_level_depends_on_its_generator_alone():
@@ -132,7 +132,3 @@ def test_the_outer_ring_is_wall_and_rooms_need_not_be_square():
 def test_rooms_that_cannot_be_built_are_errors():
     with pytest.raises(ValueError, match="fewer boxes or more turns"):
         Sokoban(dim_room=(4, 4), num_boxes=3).reset(seed=0)
-    with pytest.raises(ValueError, match="dim_room"):
-        Sokoban(dim_room=(2, 6))
-    with pytest.raises(ValueError, match="num_boxes"):
-        Sokoban(num_boxes=0)

@@ -64,7 +64,7 @@ def trajectories_of(env: Any) -> list[str]:
     return ["".join(env.cells[at : at + env.scale]) for at in range(0, env.scale**2, env.scale)]
 
 
-@pytest.mark.parametrize(("variant", "count"), [("-easy", 40), ("-hard", 6)])
+@pytest.mark.parametrize(("variant", "count"), [("-easy", 20), ("-hard", 3)])
 def test_every_puzzle_has_its_answer_as_the_only_solution(variant: str, count: int):
     for seed in range(count):
         env = make(f"game:Sudoku-v0{variant}")
@@ -87,14 +87,14 @@ def test_full_grids_keep_the_rules_and_differ():
 
 def test_all_288_small_grids_are_drawn_about_equally_often():
     rng = random.Random(5)
-    seen = Counter(tuple(full_grid(4, rng)) for _ in range(5760))
+    seen = Counter(tuple(full_grid(4, rng)) for _ in range(2880))
     assert len(seen) == 288
-    assert min(seen.values()) >= 4 and max(seen.values()) <= 50  # 20 each on average
+    assert min(seen.values()) >= 1 and max(seen.values()) <= 30  # 10 each on average
 
 
 def test_removals_are_counted_as_attempts():
     rng = random.Random(0)
-    for _ in range(20):
+    for _ in range(5):
         grid = full_grid(9, rng)
         assert 40 <= dig(grid, 50, rng).count(0) <= 50
         assert dig(grid, 1, rng).count(0) == 1

