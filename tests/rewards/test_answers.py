@@ -23,19 +23,8 @@ from graft.rewards.answers import (
     same_words,
 )
 from graft.rewards.numbers import parse_number, same_number
-from graft.types import Author, Episode, Leaf, Span, Task, Trajectory
 from graft_envs.code.grading import code_tests
-
-
-def trajectory(*texts: str, answer: object = None) -> tuple[Task, Trajectory]:
-    """A task with this answer, and a trajectory with these texts of the policy in order."""
-    task = Task("toy:train:0", "toy", answer=answer)
-    episode = Episode(task)
-    tip = episode.append(Span(None, Author.TASK, [], text="?"))
-    for text in texts:
-        tip = episode.append(Span(tip, Author.POLICY, [], text=text))
-    episode.leaves.append(Leaf((tip,)))
-    return task, next(episode.trajectories())
+from tests.rewards.attempts import attempt
 
 
 @pytest.mark.parametrize(
@@ -158,12 +147,12 @@ def test_marks_of_prose_do_not_count(answer: str, gold: str):
 
 
 def test_exact_match_takes_the_last_text_and_any_accepted_answer():
-    assert exact_match(*trajectory("Lyon", "<answer>paris</answer>", answer="Paris")) == 1.0
-    assert exact_match(*trajectory("Paris", "<answer>Lyon</answer>", answer="Paris")) == 0.0
-    assert exact_match(*trajectory("NYC", answer=["New York", "nyc"])) == 1.0
-    assert exact_match(*trajectory("182", answer=182)) == 1.0
-    assert exact_match(*trajectory(answer="Paris")) == 0.0
-    assert exact_match(*trajectory("", answer="Paris")) == 0.0
+    assert exact_match(*attempt("Lyon", "<answer>paris</answer>", answer="Paris")) == 1.0
+    assert exact_match(*attempt("Paris", "<answer>Lyon</answer>", answer="Paris")) == 0.0
+    assert exact_match(*attempt("NYC", answer=["New York", "nyc"])) == 1.0
+    assert exact_match(*attempt("182", answer=182)) == 1.0
+    assert exact_match(*attempt(answer="Paris")) == 0.0
+    assert exact_match(*attempt("", answer="Paris")) == 0.0
 
 
 @pytest.mark.parametrize(
@@ -184,39 +173,12 @@ def test_exact_match_takes_the_last_text_and_any_accepted_answer():
     ],
 )
 def test_mathematical_answers_are_compared_by_meaning(text: str, gold: str, reward: float):
-    assert math_answer(*trajectory(text, answer=gold)) == reward
-
-
-@pytest.mark.timeout(20)
-@pytest.mark.parametrize(
-    "bomb",
-    [
-        "9^{9^{9^9}}",
-        "9^{99999999}",
-        "2^{10*10*10*10*10*10*10*10*10}",
-        "99999999!",
-        "1000000!/1000000!",
-        "9**9**9**9",
-        r"\log(9^{9^{9}})",
-        r"e^{e^{e^{e^{e}}}}",
-        r"\binom{100000000}{50000000}",
-        r"\Gamma(1000000)",
-        r"\sum_{i=1}^{100000000} i",
-        r"\prod_{i=1}^{100000000} i",
-        r"(1+x+y+z)^{99}(1+y)^{99}",
-        r"\begin{pmatrix}9^{9^{9^9}}\\2\end{pmatrix}",
-        "{" * 90 + "1" + "}" * 90,
-        "1+" * 50_000 + "1",
-        "\x00",
-    ],
-)
-def test_an_answer_too_big_to_work_out_is_wrong_at_once(bomb: str):
-    assert math_answer(*trajectory(f"\\boxed{{{bomb}}}", answer="42")) == 0.0
+    assert math_answer(*attempt(text, answer=gold)) == reward
 
 
 def test_math_answers_can_be_graded_off_the_main_thread():
     rewards: list[float] = []
-    task, walk = trajectory(r"\boxed{\frac{2}{4}}", answer=r"\frac{1}{2}")
+    task, walk = attempt(r"\boxed{\frac{2}{4}}", answer=r"\frac{1}{2}")
     thread = threading.Thread(target=lambda: rewards.append(math_answer(task, walk)))
     thread.start()
     thread.join()
@@ -257,9 +219,9 @@ def test_countdown_is_exact_where_floats_are_not():
 
 def test_the_countdown_reward_reads_numbers_and_target_from_the_task():
     answer = {"numbers": [3, 1, 2], "target": 1}
-    assert countdown(*trajectory("<answer>(1+2)/3</answer>", answer=answer)) == 1.0
-    assert countdown(*trajectory("<answer>1+2+3</answer>", answer=answer)) == 0.0
-    assert countdown(*trajectory(answer=answer)) == 0.0
+    assert countdown(*attempt("<answer>(1+2)/3</answer>", answer=answer)) == 1.0
+    assert countdown(*attempt("<answer>1+2+3</answer>", answer=answer)) == 0.0
+    assert countdown(*attempt(answer=answer)) == 0.0
 
 
 @pytest.mark.parametrize(
@@ -276,24 +238,24 @@ def test_the_countdown_reward_reads_numbers_and_target_from_the_task():
 def test_countdown_has_the_scale_of_rl_grpo(text, reward):
     answer = {"numbers": [1, 2, 3], "target": 1}
     scaled = make_reward({"countdown": {"scale": [0.01, 0.02, 1.01]}})
-    assert scaled(*trajectory(text, answer=answer)) == reward
+    assert scaled(*attempt(text, answer=answer)) == reward
     with pytest.raises(ValueError, match="must be three rewards"):
-        countdown(*trajectory(text, answer=answer), scale=[1.0])
+        countdown(*attempt(text, answer=answer), scale=[1.0])
 
 
 def test_f1_counts_shared_words_with_the_nearest_answer():
     golds = ["President Barack Obama", "Obama"]
-    assert f1(*trajectory("<answer>Barack Obama</answer>", answer=golds)) == pytest.approx(0.8)
-    assert f1(*trajectory("<answer>the Obama</answer>", answer=golds)) == 1.0
-    assert f1(*trajectory("<answer>Lincoln</answer>", answer=golds)) == 0.0
+    assert f1(*attempt("<answer>Barack Obama</answer>", answer=golds)) == pytest.approx(0.8)
+    assert f1(*attempt("<answer>the Obama</answer>", answer=golds)) == 1.0
+    assert f1(*attempt("<answer>Lincoln</answer>", answer=golds)) == 0.0
 
 
 def test_the_code_reward_runs_the_last_block_on_the_tasks_tests():
     tests = {"inputs": ["2", "5"], "outputs": ["4", "10"]}
     right = "Twice:\n```python\nprint(2 * int(input()))\n```"
-    assert code_tests(*trajectory(right, answer=tests)) == 1.0
-    assert code_tests(*trajectory(right.replace("2 *", "3 *"), answer=tests)) == 0.0
-    assert code_tests(*trajectory("no program", answer=tests)) == 0.0
+    assert code_tests(*attempt(right, answer=tests)) == 1.0
+    assert code_tests(*attempt(right.replace("2 *", "3 *"), answer=tests)) == 0.0
+    assert code_tests(*attempt("no program", answer=tests)) == 0.0
 
 
 SPOKEN = st.text(max_size=200) | st.text(
@@ -301,7 +263,7 @@ SPOKEN = st.text(max_size=200) | st.text(
 )
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=30)
 @given(SPOKEN)
 def test_every_reward_stays_within_its_range_for_any_text(text: str):
     golds = {
@@ -312,4 +274,4 @@ def test_every_reward_stays_within_its_range_for_any_text(text: str):
     for name in set(REWARDS) - {"judge"}:  # it calls a server: see test_judge.py
         reward = resolve(name, REWARDS, "reward")
         low, high = ranges.get(name, (0.0, 1.0))
-        assert low <= reward(*trajectory(text, answer=golds.get(name, "42"))) <= high
+        assert low <= reward(*attempt(text, answer=golds.get(name, "42"))) <= high

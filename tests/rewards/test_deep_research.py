@@ -15,7 +15,8 @@ from graft.rewards.deep_research import (
     form_fault,
     score_deep_research,
 )
-from graft.types import Author, Episode, Leaf, Span, Task
+from graft.types import Author
+from tests.rewards.attempts import attempt
 
 THINK = "<think>hm</think>"
 SEARCH = "<search>author of Solaris</search> <result>\nLem\n</result>"
@@ -129,22 +130,16 @@ def test_yes_and_no_are_right_or_wrong_as_a_whole():
 
 
 def test_the_reward_reads_everything_behind_the_prompt():
-    task = Task("t", "toy", answer=["Stanislaw Lem"])
-    episode = Episode(task)
     spans = [
-        (Author.TASK, "<answer>an example in the prompt</answer>"),
-        (Author.POLICY, THINK + "<search>author of Solaris</search>"),
+        THINK + "<search>author of Solaris</search>",
         (Author.ENV, " <result>\nLem\n</result>"),
-        (Author.POLICY, "<python>1+1</python>"),
+        "<python>1+1</python>",
         (Author.ENV, " <result>\n2\n</result>"),
-        (Author.POLICY, answer("Lem")),
+        answer("Lem"),
     ]
-    tip = None
-    for author, text in spans:
-        tip = episode.append(Span(tip, author, [], text=text))
-    assert tip is not None
-    episode.leaves.append(Leaf((tip,)))
-    assert deep_research(task, next(episode.trajectories())) == pytest.approx(2 / 3 + 0.1)
+    example = "<answer>an example in the prompt</answer>"
+    tried = attempt(*spans, shown=example, answer=["Stanislaw Lem"])
+    assert deep_research(*tried) == pytest.approx(2 / 3 + 0.1)
 
 
 PIECES = [

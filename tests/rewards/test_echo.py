@@ -12,7 +12,7 @@ from graft.envs.dataset.maths import MathEnv
 from graft.rewards import make_reward
 from graft.rewards.maths.echo import expression, expressions, repeats
 from graft.rewards.maths.grading import decide, grade
-from graft.types import Author, Episode, Leaf, Span, Task
+from tests.rewards.attempts import attempt
 
 ASKED = [
     "What is {}?", "Compute ${}$.", "Evaluate: {}", "Calculate {} =", "{}=?", "Find the value of\n\\[{}\\]",
@@ -116,11 +116,7 @@ def test_environment_and_reward_know_the_question():
     for answer, earns in (("3+4", 0.0), ("7", 1.0), ("2+5", 1.0)):
         env.reset(seed=0)
         assert env.step(f"\\boxed{{{answer}}}").reward == earns
-    task = Task("t", "math", prompt=({"role": "user", "content": "What is 3 + 4?"},), answer="7")
+    prompt = ({"role": "user", "content": "What is 3 + 4?"},)
     for answer, earns in (("3+4", 0.0), ("7", 1.0), (str(Fraction(14, 2)), 1.0)):
-        episode = Episode(task)
-        root = episode.append(Span(None, Author.TASK, [], text="What is 3 + 4?"))
-        tip = episode.append(Span(root, Author.POLICY, [], text=f"\\boxed{{{answer}}}"))
-        episode.leaves.append(Leaf((tip,)))
-        (trajectory,) = episode.trajectories()
-        assert make_reward("math_answer")(task, trajectory) == earns
+        answered = attempt(f"\\boxed{{{answer}}}", prompt=prompt, answer="7")
+        assert make_reward("math_answer")(*answered) == earns

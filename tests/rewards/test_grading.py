@@ -215,18 +215,7 @@ def test_what_is_open_is_worked_out(answer: str, golds: str | list[str], is_righ
 
 
 JOINTS = [
-    "\\cup ",
-    "\\to ",
-    "...",
-    "?",
-    "(",
-    "\\\\",
-    "|",
-    "\\bmod ",
-    "\\boxed{}",
-    " -> ",
-    "$ $",
-    "#",
+    *("\\cup ", "\\to ", "...", "?", "(", "\\\\", "|", "\\bmod ", "\\boxed{}", " -> ", "$ $", "#")
 ]
 
 
@@ -255,10 +244,11 @@ def test_without_processes_the_bounded_comparison_is_used(monkeypatch: pytest.Mo
 @pytest.mark.parametrize(
     "bomb",
     [
-        "9^{9^{9^9}}",
-        "9**9**9",
-        "99999999!",
-        "(1+x+y+z)^{99}(1+y)^{99}",
+        *("9^{9^{9^9}}", "9**9**9", "9**9**9**9", "9^{99999999}", "2^{10*10*10*10*10*10*10*10*10}"),
+        *("99999999!", "1000000!/1000000!", "\\log(9^{9^{9}})", "e^{e^{e^{e^{e}}}}"),
+        *("\\binom{100000000}{50000000}", "\\Gamma(1000000)", "\\sum_{i=1}^{100000000} i"),
+        *("\\prod_{i=1}^{100000000} i", "\\begin{pmatrix}9^{9^{9^9}}\\\\2\\end{pmatrix}"),
+        *("(1+x+y+z)^{99}(1+y)^{99}", "1+" * 50_000 + "1"),
         "{" * 5000 + "1" + "}" * 5000,
         "(" * 150,
         "\\frac{" * 40,
@@ -528,7 +518,7 @@ SCRAPS = st.lists(
 ).map("".join)
 
 
-@settings(max_examples=150)
+@settings(max_examples=80)
 @given(SCRAPS | st.text(max_size=40), SCRAPS | st.sampled_from(["5", "0.5", "x+1", "(1,2)", "yes"]))
 def test_no_text_makes_it_raise_and_every_text_equals_itself(answer: str, gold: str):
     assert decide(answer, gold) in (True, False, None)
@@ -552,7 +542,7 @@ EXPRESSIONS = st.one_of(
 
 
 @pytest.mark.peer
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=20)
 @given(EXPRESSIONS, EXPRESSIONS)
 def test_what_is_decided_here_math_verify_decides_alike(answer: str, gold: str):
     for first, second in ((answer, gold), (answer, answer.replace(" ", ""))):

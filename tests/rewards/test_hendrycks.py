@@ -7,17 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from graft.rewards.maths.hendrycks import hendrycks_math, last_box, strip_string
-from graft.types import Author, Episode, Leaf, Span, Task, Trajectory
-
-
-def attempt(*texts: str, answer: object) -> tuple[Task, Trajectory]:
-    task = Task("t", "toy", answer=answer)
-    episode = Episode(task)
-    tip = episode.append(Span(None, Author.TASK, [], text="\\boxed{example}"))
-    for text in texts:
-        tip = episode.append(Span(tip, Author.POLICY, [], text=text))
-    episode.leaves.append(Leaf((tip,)))
-    return task, next(episode.trajectories())
+from tests.rewards.attempts import attempt
 
 
 @pytest.mark.parametrize(
@@ -102,5 +92,5 @@ def test_the_reward_compares_spellings():
     assert hendrycks_math(*attempt("\\boxed{0.50}", answer="1/2")) == 0.0  # math_answer gives 1
     assert hendrycks_math(*attempt("3", answer="3")) == 0.0
     assert (
-        hendrycks_math(*attempt(answer="example")) == 0.0
+        hendrycks_math(*attempt(answer="example", shown="\\boxed{example}")) == 0.0
     )  # a box in the prompt is not the policy's

@@ -23,7 +23,8 @@ from graft.rewards.judge import Agreement, Judge, JudgedItem, JudgeError
 from graft.rewards.judge.judge import NOT_ATTEMPTED, RateLimit, prediction_of, question_of
 from graft.rewards.judge.prompt import BUNDLED, Grade, JudgePrompt
 from graft.tools.errors import ToolError
-from graft.types import Author, Episode, Leaf, Span, Task, Trajectory
+from graft.types import Task, Trajectory
+from tests.rewards import attempts
 
 Answer = Callable[[BaseHTTPRequestHandler, int], None]
 
@@ -88,14 +89,9 @@ def in_turn(*answers: Answer) -> Answer:
     return lambda handler, number: answers[min(number, len(answers) - 1)](handler, number)
 
 
-def attempt(text: str, answer: object = "Barack Obama", **task: Any) -> tuple[Task, Trajectory]:
+def attempt(text: str, **task: Any) -> tuple[Task, Trajectory]:
     prompt = ({"role": "system", "content": "Be brief."}, {"role": "user", "content": "Who?"})
-    made = Task("t", "toy", answer=answer, **{"prompt": prompt, **task})
-    episode = Episode(made)
-    tip = episode.append(Span(None, Author.TASK, [], text="Who?"))
-    tip = episode.append(Span(tip, Author.POLICY, [], text=text))
-    episode.leaves.append(Leaf((tip,)))
-    return made, next(episode.trajectories())
+    return attempts.attempt(text, **{"prompt": prompt, "answer": "Barack Obama", **task})
 
 
 PARAPHRASE = attempt("<answer>\\boxed{the 44th president}</answer>")
@@ -111,55 +107,41 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("reply", "reward"),
+    ("reply", "grade"),
     [
-        ("Correct", 1.0),
-        ("**CORRECT.**", 1.0),
-        ("They name the same man.\n\nVerdict: correct", 1.0),
-        ("Incorrect", 0.0),
-        ("The right answer is correct, this one is not.\nIncorrect.", 0.0),
-        ("<think>incorrect? no, it fits</think>\nCorrect", 1.0),
-        ("<think>correct?</think>\nIncorrect", 0.0),
+        ("Correct", Grade.CORRECT),
+        ("**CORRECT.**", Grade.CORRECT),
+        ("They name the same man.\n\nVerdict: correct", Grade.CORRECT),
+        ("Incorrect", Grade.INCORRECT),
+        ("The right answer is correct, this one is not.\nIncorrect.", Grade.INCORRECT),
+        ("<think>incorrect? no, it fits</think>\nCorrect", Grade.CORRECT),
+        ("<think>correct?</think>\nIncorrect", Grade.INCORRECT),
+        *((reply, None) for reply in ("No. The correct answer is Paris.", "It isn't correct.")),
+        *((reply, None) for reply in ("not quite correct", "<think>maybe correct", "uncorrect")),
+        *((reply, None) for reply in ("<think>so it is\nCorrect", "<think>hm</think>", "A")),
+        *((reply, None) for reply in ("correct answer: Paris", "This is not correct.")),
+        *((reply, None) for reply in ("Correct? No, wrong.", "Correct or Incorrect")),
+        *((reply, None) for reply in ("The answer is CORRECT.", "Correct\nbut only in part")),
+        *((reply, None) for reply in ("not attempted", "I cannot tell.")),
     ],
 )
-def test_the_reply_is_the_verdict(reply: str, reward: float):
-    assert (JudgePrompt().read(reply) is Grade.CORRECT) == bool(reward)
-    with serving(answering(reply)) as server:
-        judge = Judge(server.url)
-        assert judge(*PARAPHRASE) == reward
-        assert judge.counts == {"calls": 1, "cached": 0, "failures": 0}
-        assert NOT_ATTEMPTED not in PARAPHRASE[1].leaf.metrics
+def test_a_reply_that_ends_with_the_verdict_alone_is_one(reply: str, grade: Grade | None):
+    assert JudgePrompt().read(reply) is grade
 
 
-@pytest.mark.parametrize(
-    "reply",
-    [
-        "No. The correct answer is Paris.",
-        "It isn't correct.",
-        "not quite correct",
-        "<think>maybe correct",
-        "<think>so it is\nCorrect",
-        "<think>hm</think>",
-        "correct answer: Paris",
-        "This is not correct.",
-        "Correct? No, wrong.",
-        "Correct or Incorrect",
-        "The answer is CORRECT.",
-        "Correct\nbut only in part",
-        "uncorrect",
-        "A",
-        "not attempted",
-        "I cannot tell.",
-    ],
-)
-def test_a_reply_that_does_not_end_with_the_verdict_alone_is_asked_for_again(reply: str):
-    assert JudgePrompt().read(reply) is None
-    with serving(answering(reply)) as server:
+def test_the_verdict_is_the_reward_and_without_one_the_judge_is_asked_again():
+    for reply, reward in (("Correct", 1.0), ("Incorrect", 0.0)):
+        with serving(answering(reply)) as server:
+            judge = Judge(server.url)
+            assert judge(*PARAPHRASE) == reward
+            assert judge.counts == {"calls": 1, "cached": 0, "failures": 0}
+            assert NOT_ATTEMPTED not in PARAPHRASE[1].leaf.metrics
+    with serving(answering("I cannot tell.")) as server:
         judge = Judge(server.url, strict=True)
-        with pytest.raises(JudgeError, match="gave no verdict in 2 replies"):
+        with pytest.raises(JudgeError, match="no verdict in 2 replies"):
             judge(*PARAPHRASE)
         assert len(server.requests) == 2 and judge.counts["failures"] == 1
-    with serving(in_turn(answering(reply), answering("Correct"))) as server:
+    with serving(in_turn(answering("I cannot tell."), answering("Correct"))) as server:
         assert Judge(server.url, strict=True)(*PARAPHRASE) == 1.0
 
 
@@ -194,15 +176,22 @@ def test_a_judged_text_cannot_end_its_own_quotation():
         ("CORRECT", Grade.CORRECT),
         ("INCORRECT", Grade.INCORRECT),
         ("NOT_ATTEMPTED", Grade.NOT_ATTEMPTED),
-        ("A wrong answer", Grade.INCORRECT),  # no verdict: the texts are compared
-        ("A: INCORRECT", Grade.INCORRECT),  # contradicts itself: no verdict
+        ("A wrong answer", None),
+        ("A: INCORRECT", None),  # contradicts itself
     ],
 )
-def test_the_letters_of_simpleqa_are_grades(reply: str, grade: Grade):
+def test_the_letters_of_simpleqa_are_grades(reply: str, grade: Grade | None):
+    assert JudgePrompt("simpleqa").read(reply) is grade
+
+
+@pytest.mark.parametrize(
+    ("reply", "reward"), [("A", 1.0), ("B", 0.0), ("C", 0.0), ("A wrong one", 0.0)]
+)
+def test_a_grade_of_simpleqa_is_the_reward_and_not_attempted_a_metric(reply: str, reward: float):
     task, trajectory = attempt("<answer>\\boxed{the 44th president}</answer>")
     with serving(answering(reply)) as server:
-        assert Judge(server.url, prompt="simpleqa")(task, trajectory) == float(grade == "correct")
-    assert trajectory.leaf.metrics[NOT_ATTEMPTED] == float(grade is Grade.NOT_ATTEMPTED)
+        assert Judge(server.url, prompt="simpleqa")(task, trajectory) == reward
+    assert trajectory.leaf.metrics[NOT_ATTEMPTED] == float(reply == "C")
 
 
 def test_an_empty_answer_is_not_attempted_and_needs_no_judge():
@@ -305,7 +294,7 @@ FAULTS: dict[str, tuple[Answer, str]] = {
 }
 
 
-@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("fault", ["500", "429", "half an error", "hangs up", "no JSON", "a list"])
 def test_a_fault_that_passes_costs_only_time(fault: str, caplog: pytest.LogCaptureFixture):
     broken, _ = FAULTS[fault]
     with serving(in_turn(broken, broken, answering("Correct"))) as server:
@@ -667,21 +656,17 @@ def test_a_prompt_that_cannot_work_is_refused_when_it_is_loaded(tmp_path, conten
         JudgePrompt(tmp_path)
 
 
-def agreement(*cells: int) -> Agreement:
-    return Agreement(*cells)
-
-
 def test_share_and_kappa_by_hand():
     """40 + 30 of 100 agree; by chance .65*.45 + .35*.55 = .485 would: (.70-.485)/.515."""
-    found = agreement(40, 25, 5, 30)
+    found = Agreement(40, 25, 5, 30)
     assert (found.count, found.share) == (100, 0.7)
     assert found.kappa == pytest.approx(0.215 / 0.515)
-    assert agreement(1, 0, 0, 1).kappa == 1.0
-    assert agreement(0, 1, 1, 0).kappa == -1.0
-    assert agreement(25, 25, 25, 25).kappa == 0.0
-    assert agreement(0, 3, 0, 5).share == 5 / 8
-    assert agreement(0, 3, 0, 5).kappa is None  # the texts never were the same
-    assert agreement().share is None and agreement().kappa is None
+    assert Agreement(1, 0, 0, 1).kappa == 1.0
+    assert Agreement(0, 1, 1, 0).kappa == -1.0
+    assert Agreement(25, 25, 25, 25).kappa == 0.0
+    assert Agreement(0, 3, 0, 5).share == 5 / 8
+    assert Agreement(0, 3, 0, 5).kappa is None  # the texts never were the same
+    assert Agreement().share is None and Agreement().kappa is None
 
 
 ITEMS = [
@@ -731,7 +716,7 @@ def test_a_judge_that_graded_rewards_counts_its_agreement():
 
 def test_the_number_and_length_of_stored_disagreements_is_limited(monkeypatch):
     monkeypatch.setattr("graft.rewards.judge.agreement.KEPT", 30)
-    found = agreement()
+    found = Agreement()
     for number in range(40):
         found.add(JudgedItem("Q", ["gold"], "x" * 5000, str(number)), True)
     assert found.judge_only == 40 and len(found.disagreements) == 30

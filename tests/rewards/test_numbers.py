@@ -21,18 +21,13 @@ from graft.envs.dataset.questions import QuestionEnv
 from graft.rewards import make_reward
 from graft.rewards.answers import accepted_answers, same_text, value_f1
 from graft.rewards.numbers import parse_number
-from graft.types import Author, Episode, Leaf, Span, Task
+from tests.rewards.attempts import attempt
 
 REWARDS = ("exact_match", "f1", "math_answer")
 
 
 def reward_of(name: str, text: str, gold: Any) -> float:
-    task = Task("toy:train:0", "toy", answer=gold)
-    episode = Episode(task)
-    root = episode.append(Span(None, Author.TASK, [], text="?"))
-    tip = episode.append(Span(root, Author.POLICY, [], text=f"<answer>{text}</answer>"))
-    episode.leaves.append(Leaf((tip,)))
-    return make_reward(name)(task, next(episode.trajectories()))
+    return make_reward(name)(*attempt(f"<answer>{text}</answer>", answer=gold))
 
 
 @pytest.mark.parametrize("name", REWARDS)

@@ -21,19 +21,10 @@ from graft.rewards import make_reward
 from graft.rewards.deep_research import score_deep_research
 from graft.rewards.numbers import parse_number
 from graft.rewards.sources import grade_by_source
-from graft.types import Author, Episode, Leaf, Span, Task, Trajectory
 from graft_envs.code.programs import ProgramEnv
+from tests.rewards.attempts import attempt
 
 SIGNS = "+-*/"
-
-
-def attempt(text: str, gold: Any) -> tuple[Task, Trajectory]:
-    task = Task("toy:train:0", "toy", answer=gold)
-    episode = Episode(task)
-    root = episode.append(Span(None, Author.TASK, [], text="?"))
-    tip = episode.append(Span(root, Author.POLICY, [], text=text))
-    episode.leaves.append(Leaf((tip,)))
-    return task, next(episode.trajectories())
 
 
 def expression(rng: random.Random, numbers: Sequence[int]) -> str:
@@ -115,19 +106,19 @@ def repaired(left: str, numbers: Sequence[int]) -> str:
 def test_the_recipe_of_rl_grpo_pays_what_rl_grpo_pays():
     pay = make_reward(load_config("rl-grpo/countdown").task.reward)
     rng, paid, excused = random.Random(0), Counter(), Counter()
-    for _ in range(4000):
+    for _ in range(1500):
         numbers, target, written = countdown_case(rng)
         text = wrap(rng, written, expression(rng, numbers))
         expected, left = rl_grpo(text, numbers, target)
-        reward = pay(*attempt(text, {"numbers": numbers, "target": target}))
+        reward = pay(*attempt(text, answer={"numbers": numbers, "target": target}))
         if (why := repaired(left, numbers)) and reward != expected:
             assert reward == 0.01 < expected, text
             excused[why] += 1
         else:
             assert reward == expected, (text, numbers, target)
             paid[expected] += 1
-    assert min(paid[0.01], paid[0.02], paid[1.01]) > 300, paid
-    assert set(excused) == {"more than + - * /", "a number twice"} and excused.total() < 300
+    assert min(paid[0.01], paid[0.02], paid[1.01]) > 100, paid
+    assert set(excused) == {"more than + - * /", "a number twice"} and excused.total() < 120
 
 
 def earl_number(text: str, gold: str) -> float:
@@ -152,42 +143,21 @@ def earl_expression(found: str | None, numbers: Sequence[int], target: float) ->
 def test_rows_of_earl_earn_what_earl_pays():
     rng, right = random.Random(1), Counter()
     marks = (
-        "#### {0}",
-        "####{0}",
-        "#### {1}\n#### {0}",
-        "#### {0}\n{1}",
-        "{0}",
-        "#### about {0}",
-        "##### {0}",
-    )
-    marks += (
-        "#### ${0}",
-        "####\n{0}",
-        "####  {0}",
-        "#### {0}, {1}",
-        "#### {0}.",
+        *("#### {0}", "####{0}", "#### {1}\n#### {0}", "#### {0}\n{1}", "{0}", "#### about {0}"),
+        *("##### {0}", "#### ${0}", "####\n{0}", "####  {0}", "#### {0}, {1}", "#### {0}."),
         "so {0} #### {0} #### x",
     )
-    for _ in range(3000):
+    for _ in range(1000):
         gold = rng.choice((str(rng.randint(-9999, 999_999)), f"{rng.uniform(-99, 9999):.3f}"))
-        forms = (
-            gold,
-            gold,
-            f"{float(gold):,}",
-            f"{float(gold):.3f}",
-            f"{gold}0",
-            f"-{gold}",
-            gold[:-1],
-        )
+        same = (gold, gold, f"{float(gold):,}", f"{float(gold):.3f}")
+        forms = (*same, f"{gold}0", f"-{gold}", gold[:-1])
         text = rng.choice(marks).format(rng.choice(forms), rng.randint(0, 99))
         expected = earl_number(text, gold)
         assert grade_by_source("calc_bench", text, gold, {"task": "arithmetic"}) == expected, text
         right["number", expected] += 1
-    for _ in range(1500):
-        gold, others = (
-            rng.randint(-999, 9999),
-            [rng.randint(0, 99) for _ in range(rng.randint(0, 3))],
-        )
+    for _ in range(600):
+        gold = rng.randint(-999, 9999)
+        others = [rng.randint(0, 99) for _ in range(rng.randint(0, 3))]
         last = rng.choice((gold, gold, gold + 1, f"{gold}.0", f"{gold:,}"))
         text = rng.choice(("#### {0}", "so {0}.", "{0}", "x")).format(last)
         text = " ".join([*(f"{other} +" for other in others), text])
@@ -195,7 +165,7 @@ def test_rows_of_earl_earn_what_earl_pays():
         expected = float(bool(found) and float(found[-1].replace(",", "")) == gold)
         assert grade_by_source("basic_calculator_tutorial", text, str(gold), {}) == expected, text
         right["last", expected] += 1
-    for _ in range(3000):
+    for _ in range(1000):
         numbers, target, written = countdown_case(rng)
         text = rng.choice(("{0}", "#### {0}", "####\n{0}\nso", "#### {0}\n#### {1}")).format(
             written, expression(rng, numbers)
@@ -215,7 +185,7 @@ def test_rows_of_earl_earn_what_earl_pays():
             expected = earl_expression(found, numbers, target)
             assert grade == expected, (found, numbers, target)
             right["expression", expected] += 1
-    assert all(count > 250 for count in right.values()) and len(right) == 6, right
+    assert all(count > 70 for count in right.values()) and len(right) == 6, right
 
 
 def squad(text: str) -> str:
@@ -268,17 +238,8 @@ def deep_research(text: str, golds: Sequence[str]) -> float:
 def test_deep_research_pays_what_arpo_pays():
     rng, seen = random.Random(2), Counter()
     words = (
-        "Lem",
-        "Stanislaw",
-        "the",
-        "of",
-        "yes",
-        "no",
-        "1,961",
-        "Solaris",
-        "A.",
-        "noanswer",
-        "3.5",
+        *("Lem", "Stanislaw", "the", "of", "yes", "no", "1,961"),
+        *("Solaris", "A.", "noanswer", "3.5"),
     )
     call = "<{0}>q</{0}> <result>\nr\n</result>"
     pieces = (call.format("search"), call.format("python"), "<think>t</think>", " so ", "\n")
@@ -286,7 +247,7 @@ def test_deep_research_pays_what_arpo_pays():
         "<search>", "</search>", "<result>", "</result>", "<python>x", "</python>", "<think>", "</think>",
         "<answer>", "</answer>", "\\boxed{x}", "}",
     )  # fmt: skip
-    for _ in range(8000):
+    for _ in range(2500):
         golds = [
             " ".join(rng.choices(words, k=rng.randint(1, 3))) for _ in range(rng.randint(1, 2))
         ]
@@ -309,14 +270,14 @@ def test_deep_research_pays_what_arpo_pays():
         seen[
             "malformed" if expected < 0 else "both" if expected > 1 else "f1" if expected else "0"
         ] += 1
-    assert all(count > 50 for count in seen.values()) and len(seen) == 4, seen
+    assert all(count > 12 for count in seen.values()) and len(seen) == 4, seen
 
 
 def test_questions_pay_what_gem_pays():
     rng, right = random.Random(3), Counter()
     words = ("Paris", "the", "a", "U.S.A.", "don't", "New-York", "of", "Lem", "!", "x")
     env = QuestionEnv(rows=[{"question": "?", "answer": "gold"}])
-    for _ in range(4000):
+    for _ in range(1200):
         golds = [
             " ".join(rng.choices(words, k=rng.randint(1, 3))) for _ in range(rng.randint(1, 2))
         ]
@@ -338,7 +299,7 @@ def test_questions_pay_what_gem_pays():
             continue
         assert reward == expected, (text, golds)
         right[expected] += 1
-    assert min(right[0.0], right[1.0]) > 500, right
+    assert min(right[0.0], right[1.0]) > 120, right
     for answer, gold, rule, reward in (("3.5", "35", 1.0, 0.0), ("1200.0", "1,200", 0.0, 1.0)):
         env.reset(0)
         env.answer = gold  # numbers are compared by value; without points, 3.5 is 35 to GEM
@@ -361,7 +322,7 @@ def test_mathematics_pays_what_gem_pays():
     """GEM: the last box against any gold, by spelling, by value, or as math-verify decides."""
     rng, right = random.Random(4), Counter()
     env = MathEnv(rows=[{"problem": "?", "answer": "1"}])
-    for _ in range(1500):
+    for _ in range(600):
         number = Fraction(rng.randint(-400, 4000), rng.choice((1, 1, 2, 4, 5, 8)))
         top, bottom, value = number.numerator, number.denominator, float(number)
         forms = [
@@ -383,7 +344,7 @@ def test_mathematics_pays_what_gem_pays():
         env.answer = golds
         assert env.step(shape % given).reward == expected, (shape % given, golds)
         right[expected] += 1
-    assert min(right[0.0], right[1.0]) > 300, right
+    assert min(right[0.0], right[1.0]) > 120, right
 
 
 def test_programs_pay_what_gem_pays():
