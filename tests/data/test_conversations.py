@@ -7,13 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy
-import pyarrow
-import pyarrow.parquet
 import pytest
 
 from graft.data.chats import open_chats
 from graft.data.conversations import SPEAKERS, chat_of, read_messages
 from graft.data.errors import DataError
+from tests.row_files import write_rows as write
 
 SYSTEM = {"role": "system", "content": "Be brief."}
 CHAT = [{"role": "user", "content": "2+3="}, {"role": "assistant", "content": "5"}]
@@ -24,16 +23,6 @@ SHAREGPT = {
     "conversations": [{"from": "human", "value": "2+3="}, {"from": "gpt", "value": "5"}],
     "system": "Be brief.",
 }
-
-
-def write(file: Path, rows: list[Any]) -> str:
-    if file.suffix == ".parquet":
-        columns = {key: None for row in rows for key in row}  # arrow looks at the first row only
-        table = pyarrow.Table.from_pylist([{**columns, **row} for row in rows])
-        pyarrow.parquet.write_table(table, file)
-    else:
-        file.write_text("\n".join(json.dumps(row) for row in rows), encoding="utf-8")
-    return str(file)
 
 
 @pytest.mark.parametrize("ending", [".parquet", ".jsonl"])
@@ -116,6 +105,9 @@ def test_a_content_in_parts_is_the_text_of_its_parts(tmp_path: Path, ending: str
     assert read_messages([{"role": "user", "content": parts}]) == CHAT[:1]
 
 
+PICTURE = {"role": "user", "content": [{"type": "image_url"}]}
+
+
 def answered(content: Any, **more: Any) -> dict[str, Any]:
     return {"messages": [CHAT[0], {"role": "assistant", "content": content, **more}]}
 
@@ -127,62 +119,41 @@ def sharegpt(*speakers: Any, value: Any = "x") -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        ({"text": "Hi"}, "no list `messages` (found: text); a chat is a list `messages` of"),
+        ({"text": "Hi"}, "no list `messages` (found: text)"),
         ({"messages": 3}, "no list `messages` (found: messages)"),
         ({"messages": []}, "the list of messages is empty"),
-        ({"messages": ["Hi"]}, "message 1 is str 'Hi'; a message is {role, content}"),
-        ({"messages": [{"role": "bot", "content": ""}]}, "message 1: role 'bot' is none of system"),
+        ({"messages": ["Hi"]}, "message 1 is str 'Hi'"),
+        ({"messages": [{"role": "bot", "content": ""}]}, "message 1: role 'bot'"),
         (
             {"messages": [{"role": "user", "content": None}, CHAT[1]]},
-            "message 1: `content` holds nothing, not text",
+            "message 1: `content` holds nothing",
         ),
-        ({"messages": CHAT[:1]}, "no assistant message, so there is nothing to learn"),
+        ({"messages": CHAT[:1]}, "no assistant message"),
         ({"messages": CHAT[1:]}, "starts with the assistant"),
-        (
-            {"messages": [*CHAT, CHAT[1]]},
-            "messages 2 and 3 are both from the assistant; join them into one",
-        ),
-        (
-            {"messages": [{"role": "user", "content": [{"type": "image_url"}]}, CHAT[1]]},
-            "message 1: `content`: part 1 is image_url; only text is read",
-        ),
-        (answered([part("5"), "6"]), "message 2: `content`: part 2 is str '6'; only text is read"),
-        (
-            answered([{"type": "text"}]),
-            "message 2: `content`: part 1: `text` holds nothing, not text",
-        ),
-        (answered("a\ud800"), "message 2: `content`: character 2 is \\ud800, half of a character"),
-        (
-            answered([part("ab"), part("\udc00")]),
-            "message 2: `content`: character 3 is \\udc00, half",
-        ),
-        (
-            answered("5", reasoning_content="\ud800"),
-            "message 2: `reasoning_content`: character 1 is",
-        ),
-        (
-            sharegpt("human", "gpt", value="b\ud83d"),
-            "message 1: `content`: character 2 is \\ud83d, half",
-        ),
-        ({"conversations": "Hi"}, "`conversations` holds str 'Hi', not a list of {from, value}"),
+        ({"messages": [*CHAT, CHAT[1]]}, "messages 2 and 3 are both from the assistant"),
+        ({"messages": [PICTURE, CHAT[1]]}, "message 1: `content`: part 1 is image_url"),
+        (answered([part("5"), "6"]), "message 2: `content`: part 2 is str '6'"),
+        (answered([{"type": "text"}]), "message 2: `content`: part 1: `text` holds nothing"),
+        (answered("a\ud800"), "message 2: `content`: character 2 is \\ud800"),
+        (answered([part("ab"), part("\udc00")]), "message 2: `content`: character 3 is \\udc00"),
+        (answered("5", reasoning_content="\ud800"), "message 2: `reasoning_content`: character 1"),
+        (sharegpt("human", "gpt", value="b\ud83d"), "message 1: `content`: character 2 is \\ud83d"),
+        ({"conversations": "Hi"}, "`conversations` holds str 'Hi'"),
         ({"conversations": []}, "the list of messages is empty"),
         ({"conversations": [1]}, "entry 1 has no `from` (found: int '1')"),
         ({"conversations": CHAT}, "entry 1 has no `from` (found: role, content)"),
-        (sharegpt("human", "bing"), "entry 2: `from` is 'bing', which is none of system, human"),
-        (sharegpt("human", ["gpt"]), "entry 2: `from` is ['gpt'], which is none of"),
-        (sharegpt("human", "gpt", value=None), "entry 1: `value` holds nothing, not text"),
+        (sharegpt("human", "bing"), "entry 2: `from` is 'bing'"),
+        (sharegpt("human", ["gpt"]), "entry 2: `from` is ['gpt']"),
+        (sharegpt("human", "gpt", value=None), "entry 1: `value` holds nothing"),
         (sharegpt("human"), "no assistant message"),
         (sharegpt("gpt"), "starts with the assistant"),
-        (sharegpt("human", "function_call"), "entry 2: `value` of a function_call is not JSON"),
-        (
-            sharegpt("human", "function_call", value='{"x": 1}'),
-            "entry 2: dict \"{'x': 1}\" is no call: it must be {name, arguments}",
-        ),
-        ({**SHAREGPT, "system": 3}, "`system` holds int '3', not text"),
+        (sharegpt("human", "function_call"), "entry 2: `value` of a function_call"),
+        (sharegpt("human", "function_call", value='{"x": 1}'), "entry 2: dict \"{'x': 1}\""),
+        ({**SHAREGPT, "system": 3}, "`system` holds int '3'"),
         ({"instruction": "", "input": "", "output": "5"}, "`instruction` and `input` are empty"),
-        ({"instruction": "?", "output": None}, "`output` holds nothing, not text"),
-        ({"instruction": "?", "output": "", "history": [["a", "b"]]}, "`history` is not read"),
-        ([1], "is list, not an object with named fields"),
+        ({"instruction": "?", "output": None}, "`output` holds nothing"),
+        ({"instruction": "?", "output": "", "history": [["a", "b"]]}, "`history`"),
+        ([1], "is list"),
     ],
 )
 def test_a_row_that_is_no_chat_is_named_with_its_entry(tmp_path: Path, row: Any, message: str):

@@ -7,8 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy
-import pyarrow
-import pyarrow.parquet
 import pytest
 
 from graft.data.chats import open_chats
@@ -16,6 +14,7 @@ from graft.data.errors import DataError
 from graft.data.layouts import LAYOUTS, MIXED, detect_layout, matching_layouts
 from graft.envs import make
 from tests.graft_envs.earl.earl_rows_kit import sorting
+from tests.row_files import write_rows as write
 
 USER = {"role": "user", "content": "2+3="}
 ASSISTANT = {"role": "assistant", "content": "5"}
@@ -69,14 +68,6 @@ EXAMPLES: dict[str, dict[str, Any]] = {
 }
 
 
-def write(file: Path, rows: list[Any]) -> str:
-    if file.suffix == ".parquet":
-        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), file)
-    else:
-        file.write_text("\n".join(json.dumps(row) for row in rows), encoding="utf-8")
-    return str(file)
-
-
 def test_there_is_an_example_of_every_layout():
     assert list(EXAMPLES) == list(LAYOUTS)
 
@@ -116,11 +107,8 @@ def test_every_layout_with_an_assistant_turn_is_the_same_chat(
     if name == "spans":
         assert (chats[1].messages, chats[1].spans) == ([USER], EXAMPLES[name]["spans"])
     else:
-        assert (chats[1].messages, chats[1].spans, chats[1].tools) == (
-            [USER, ASSISTANT],
-            None,
-            None,
-        )
+        assert chats[1].messages == [USER, ASSISTANT]
+        assert chats[1].spans is chats[1].tools is None
 
 
 def test_what_is_not_used_of_a_row_goes_to_the_meta():
@@ -262,66 +250,34 @@ def test_of_a_chat_the_last_answer_is_not_shown():
     assert env.step("\\boxed{5}").reward == 1.0
 
 
+def called(arguments: str) -> dict[str, Any]:
+    calls = [{"function": {"name": "f", "arguments": arguments}}]
+    return {"messages": [USER, {**CALLED, "tool_calls": calls}]}
+
+
+def spanned(author: str, text: str) -> dict[str, Any]:
+    return {"messages": [USER], "spans": [{"author": author, "text": text}]}
+
+
+TALK = [USER, ASSISTANT]
+HALF = {"name": "f", "description": "ab\ud800"}
 BAD = {
-    "tools": ({"messages": [USER, ASSISTANT], "tools": "{"}, "tools", "'tools' is not JSON"),
-    "tool": ({"messages": [USER, ASSISTANT], "tools": [{"x": 1}]}, "tools", "tool 1 is dict"),
-    "arguments": (
-        {
-            "messages": [
-                USER,
-                {**CALLED, "tool_calls": [{"function": {"name": "f", "arguments": "{"}}]},
-            ]
-        },
-        "messages",
-        "message 2: `arguments` of the call to 'f' are not JSON",
-    ),
+    "tools": ({"messages": TALK, "tools": "{"}, "tools", "'tools' is not JSON"),
+    "tool": ({"messages": TALK, "tools": [{"x": 1}]}, "tools", "tool 1 is dict"),
+    "arguments": (called("{"), "messages", "message 2: `arguments` of the call to 'f'"),
     "completion": ({"prompt": "?", "completion": 3}, "completion", "'completion': holds int '3'"),
     "blank": ({"prompt": " ", "completion": "x"}, "prompt", "'prompt': has no text"),
-    "span": (
-        {"messages": [USER], "spans": [{"author": "me", "text": ""}]},
-        "spans",
-        "'spans': span 1 is dict",
-    ),
-    "silent": (
-        {"messages": [USER], "spans": [{"author": "env", "text": ""}]},
-        "spans",
-        "none is the policy's",
-    ),
-    "output": ({"instruction": "?", "output": 3}, "output", "`output` holds int '3', not text"),
-    "answer": ({"question": "?", "answer": 3}, "answer", "'answer' holds int '3', not text"),
-    "part": (
-        {"messages": [{"role": "user", "content": [{"type": "image_url"}]}, ASSISTANT]},
-        "messages",
-        "message 1: `content`: part 1 is image_url; only text is read",
-    ),
-    "half": (
-        {"messages": [USER, {**ASSISTANT, "content": "a\ud800"}]},
-        "messages",
-        "character 2 is \\ud800",
-    ),
+    "span": (spanned("me", ""), "spans", "'spans': span 1 is dict"),
+    "silent": (spanned("env", ""), "spans", "none is the policy's"),
+    "output": ({"instruction": "?", "output": 3}, "output", "`output` holds int '3'"),
+    "answer": ({"question": "?", "answer": 3}, "answer", "'answer' holds int '3'"),
     "half argument": (
-        {
-            "messages": [
-                USER,
-                {
-                    **CALLED,
-                    "tool_calls": [{"function": {"name": "f", "arguments": '{"a": "\\ud800"}'}}],
-                },
-            ]
-        },
+        called('{"a": "\\ud800"}'),
         "messages",
-        "message 2: `arguments`: character 1 is \\ud800",
+        "`arguments`: character 1 is \\ud800",
     ),
-    "half tool": (
-        {"messages": [USER, ASSISTANT], "tools": [{"name": "f", "description": "ab\ud800"}]},
-        "tools",
-        "'tools': character 3 is \\ud800",
-    ),
-    "half span": (
-        {"messages": [USER], "spans": [{"author": "policy", "text": "\ud800"}]},
-        "spans",
-        "'spans': character 1 is \\ud800",
-    ),
+    "half tool": ({"messages": TALK, "tools": [HALF]}, "tools", "'tools': character 3 is \\ud800"),
+    "half span": (spanned("policy", "\ud800"), "spans", "'spans': character 1 is \\ud800"),
     "half answer": ({"question": "?", "answer": "a\ud800"}, "answer", "'answer': character 2 is"),
     "utf8": (b'{"messages": "\xff"}', "", "line 2 is not JSON in UTF-8"),
 }

@@ -12,7 +12,7 @@ from graft.data import records
 from graft.data.errors import DataError
 from graft.data.rows import read_rows, scan_rows
 from graft.data.tables import read_table
-from tests.data.test_tables import write
+from tests.row_files import write_rows as write
 
 ROWS = [{"a": str(n), "b": 'é\n,"x" [{' * n} for n in range(1, 8)]
 ENDINGS = [".jsonl", ".json", ".csv", ".parquet", ".arrow", "stream.arrow"]
@@ -54,7 +54,7 @@ def test_a_scan_continues_behind_a_bad_row(tmp_path: Path):
 
 @pytest.mark.parametrize("ending", [".parquet", ".arrow", "stream.arrow", ".json"])
 def test_a_file_that_is_cut_off_is_named(tmp_path: Path, ending: str):
-    file = write(tmp_path / f"rows{ending}", [{"a": "x" * 50, "n": n} for n in range(200)])
+    file = Path(write(tmp_path / f"rows{ending}", [{"a": "x" * 50, "n": n} for n in range(200)]))
     whole = file.read_bytes()
     file.write_bytes(whole[: len(whole) * 2 // 3])
     with pytest.raises(DataError, match=f"rows{ending}.*may be cut off"):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pyarrow
 import pyarrow.parquet
@@ -16,13 +15,9 @@ from graft.data.chats import open_chats
 from graft.data.check import Repeats
 from graft.data.errors import DataError
 from graft.data.show import LengthStats, inspect, shortened
+from tests.row_files import write_rows as write
 
 ROW = {"prompt": "2+3=", "reward_model": {"ground_truth": "5"}, "data_source": "sums"}
-
-
-def write(file: Path, rows: list[Any]) -> str:
-    file.write_text("\n".join(json.dumps(row) for row in rows), encoding="utf-8")
-    return str(file)
 
 
 def show(*args: str) -> tuple[int, str]:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import os
 from pathlib import Path
-from typing import Any
 
 import pyarrow
 import pyarrow.parquet
@@ -16,29 +14,9 @@ from graft.data import arrow, hub
 from graft.data.errors import DataError
 from graft.data.hub import locate, read_hub, splits_of
 from graft.data.tables import RowTable, data_files, read_table
+from tests.row_files import write_rows as write
 
 ROWS = [{"problem": f"{n} + {n}", "answer": str(2 * n)} for n in range(5)]
-
-
-def write(file: Path, rows: list[dict[str, Any]]) -> Path:
-    file.parent.mkdir(parents=True, exist_ok=True)
-    if file.suffix == ".parquet":
-        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), file)
-    elif file.suffix == ".jsonl":
-        file.write_text("\n".join(json.dumps(row) for row in rows) + "\n", encoding="utf-8")
-    elif file.suffix == ".csv":
-        with file.open("w", encoding="utf-8", newline="") as out:
-            writer = csv.DictWriter(out, list(rows[0]))
-            writer.writeheader()
-            writer.writerows(rows)
-    elif file.suffix == ".arrow":
-        table = pyarrow.Table.from_pylist(rows)
-        new = pyarrow.ipc.new_stream if "stream" in file.name else pyarrow.ipc.new_file
-        with new(str(file), table.schema) as writer:
-            writer.write_table(table)
-    else:
-        file.write_text(json.dumps(rows), encoding="utf-8")
-    return file
 
 
 @pytest.mark.parametrize(
@@ -153,8 +131,8 @@ def test_of_a_row_of_text_only_its_start_is_kept(tmp_path: Path, ending: str):
 
 
 def test_a_file_that_changes_while_it_is_in_use_is_not_misread(tmp_path: Path):
-    file = write(tmp_path / "rows.jsonl", ROWS)
-    table = read_table(file)
+    file = tmp_path / "rows.jsonl"
+    table = read_table(write(file, ROWS))
     write(file, [{"problem": "longer than before", "answer": "7"}, *ROWS])
     with pytest.raises(DataError, match="was changed while it was in use"):
         table[2]
@@ -197,8 +175,8 @@ def test_parts_whose_columns_differ_in_type_are_named(tmp_path: Path):
 
 
 def test_a_table_is_loaded_once_and_again_when_its_file_changes(tmp_path: Path):
-    file = write(tmp_path / "rows.jsonl", ROWS)
-    first = read_table(file)
+    file = tmp_path / "rows.jsonl"
+    first = read_table(write(file, ROWS))
     assert read_table(str(file)) is first
     write(file, ROWS[:2])
     os.utime(file, ns=(1, 1))

@@ -1,18 +1,11 @@
 """`data: [a, b]`: the rows of several files as one set, each with its own columns and its own name."""
 
-import json
-
 import pytest
 
 from graft.data.errors import DataError
 from graft.envs import make
 from graft.envs.dataset.base import num_rows
-
-
-def write(file, rows):
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return str(file)
+from tests.row_files import write_rows as write
 
 
 def sums(*numbers, **columns):

@@ -10,11 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy
-import pyarrow
-import pyarrow.parquet
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from graft.data.errors import DataError
 from graft.data.hub import locate
@@ -24,10 +20,10 @@ from graft.envs.dataset.base import shuffled
 from graft.envs.dataset.geometry import image_url
 from graft.envs.splits import split_of
 from graft.evaluate.benchmarks.questions import BenchmarkQuestions
-from graft.rewards.answers import word_f1
 from graft.text.template import CHATML, PLAIN, TemplateError, render
 from graft.types import Task
 from graft_envs.code.grading import table_of
+from tests.row_files import write_rows as write
 
 MATH_ROWS = [{"problem": f"What is {n} plus {n}?", "answer": str(2 * n)} for n in range(12)]
 QA_ROWS = [
@@ -45,14 +41,6 @@ CODE_ROWS = [
         "tests": json.dumps({"inputs": ["1 2", "3 4"], "outputs": ["3", "7"]}),
     }
 ]
-
-
-def write(file: Path, rows: list[dict[str, Any]]) -> str:
-    if file.suffix == ".parquet":
-        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), file)
-    else:
-        file.write_text("\n".join(json.dumps(row) for row in rows), encoding="utf-8")
-    return str(file)
 
 
 def test_the_table_has_every_id_and_names_what_it_needs():
@@ -144,33 +132,10 @@ def test_an_evaluation_walks_in_order():
     assert env.reset()[1]["answer"] == "8"
 
 
-def test_the_seed_of_a_task_gives_an_unseeded_episode_again():
-    env = make("math:GSM8K", rows=MATH_ROWS)
-    env.reset()
-    task = env.task()
-    other = make("math:GSM8K", rows=MATH_ROWS)
-    other.reset(task.seed)
-    assert other.task() == task
-
-
-def test_forks_and_snapshots_go_on_alike_and_share_the_rows():
-    env = make("math:GSM8K", rows=MATH_ROWS)
-    env.reset(7)
-    env.reset()
-    twin = env.fork()
-    assert twin.table is env.table
-    restored = make("math:GSM8K", rows=MATH_ROWS)
-    restored.set_state(json.loads(json.dumps(env.get_state())))
-    assert restored.task() == env.task()
-    steps = [one.step(f"\\boxed{{{env.answer}}}") for one in (env, twin, restored)]
-    assert [turn.reward for turn in steps] == [1.0, 1.0, 1.0]
-    assert env.reset() == twin.reset() == restored.reset()
-    assert not twin.is_over
-
-
 def test_envs_on_the_same_file_share_its_rows(tmp_path: Path):
     data = write(tmp_path / "rows.jsonl", MATH_ROWS)
-    assert make("math:GSM8K", data=data).table is make("math:Math12K", data=data).table
+    env = make("math:GSM8K", data=data)
+    assert env.table is make("math:Math12K", data=data).table is env.fork().table
 
 
 def test_a_folder_has_splits_and_a_file_is_divided(tmp_path: Path):
@@ -311,12 +276,7 @@ def test_mathematics_is_compared_by_meaning(answer: Any, action: str, reward: fl
         (0, "Paris", 0.0, 0.0),
         (0, "\\boxed{Paris}", 0.0, 0.0),
         (1, "<answer>Eiffel tower</answer>", 1.0, 1.0),
-        (
-            2,
-            "<answer>35</answer>",
-            0.0,
-            1.0,
-        ),  # F1 drops the point as SQuAD does, the score does not
+        (2, "<answer>35</answer>", 0.0, 1.0),  # F1 drops the point as SQuAD does, the score not
     ],
 )
 def test_questions_are_compared_as_text(seed: int, action: str, reward: float, f1: float):
@@ -342,11 +302,6 @@ def test_logic_answers_stand_in_a_box():
         assert env.step(f"\\boxed{{not {gold}}}").reward == 0.0
     with pytest.raises(ValueError, match="form='braces'"):
         make("logic:RuleTaker-d0", rows=LOGIC_ROWS, form="braces")
-
-
-def test_f1_is_worked_out_by_hand():
-    assert word_f1("Barack Obama", "President Barack Obama") == pytest.approx(0.8)
-    assert word_f1("", "x") == 0.0
 
 
 @pytest.fixture
@@ -390,9 +345,7 @@ def test_tests_come_in_several_forms():
 
 
 PIXEL = bytes.fromhex(
-    "89504e470d0a1a0a0000000d4948445200000001000000010806000000"
-    + "1f15c489"
-    + "0000000049454e44ae426082"
+    "89504e470d0a1a0a0000000d49484452000000010000000108060000001f15c4890000000049454e44ae426082"
 )
 
 
@@ -429,25 +382,21 @@ SEEN: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("column", ["images", "image", "video", "audio"])
-@pytest.mark.parametrize("kind", SEEN)
+@pytest.mark.parametrize(
+    ("kind", "column"),
+    [*((kind, "images") for kind in SEEN), *(("bytes", c) for c in ("image", "video", "audio"))],
+)
 def test_a_row_with_a_picture_is_refused_wherever_rows_are_read(kind: str, column: str):
     """Text alone reaches the model: a run on geometry without the figure learns to guess."""
-    row = {
-        "problem": "Find x.",
-        "question": "Find x.",
-        "answer": "3",
-        "tests": [],
-        column: SEEN[kind],
-    }
+    row = {"problem": "Find x.", "question": "Find x.", "answer": "3", "tests": []}
+    row[column] = SEEN[kind]
     message = rf"row 2: '{column}' holds more than text: only text is read"
     for env_id in ("math:GSM8K", "qa:HotpotQA", "code:Taco8k", "eval:MATH500"):
         with pytest.raises(DataError, match=message):
             make(env_id, rows=[{**row, column: None}, row])
+    plain = {"prompt": "?", "answer": "3"}
     with pytest.raises(DataError, match=message):
-        make(
-            "prompts", rows=[{"prompt": "?", "answer": "3"}, {"prompt": "?", "answer": "3", **row}]
-        )
+        make("prompts", rows=[plain, {**row, **plain}])
     with pytest.raises(DataError, match=message):
         BenchmarkQuestions(rows=[{**row, column: ""}, row])
     assert len(BenchmarkQuestions(rows=[{**row, column: ""}, row], empty_key=column).numbers) == 1
@@ -481,21 +430,3 @@ def test_a_picture_may_be_a_path_or_bytes():
     assert image_url({"bytes": None, "path": "figures/1.png"}) == "figures/1.png"
     assert image_url(b"\xff\xd8\xff0") == "data:image/jpeg;base64,/9j/MA=="
     assert image_url(None) is None
-
-
-@settings(deadline=None, max_examples=60)
-@given(
-    st.text(max_size=60)
-    | st.text(alphabet="\\boxed{}<>/answer`python\n0123456789+^", max_size=80)
-    | st.sampled_from(
-        ["\\boxed{" * 1000, "<answer>" * 100_000, "`" * 1_000_000, "\\boxed{9**9**9}"]
-    )
-)
-def test_no_text_makes_it_raise(action: str):
-    for env_id, rows in (("math:GSM8K", MATH_ROWS), ("eval:QaOpen", QA_ROWS)):
-        env = make(env_id, rows=rows)
-        env.reset(1)
-        turn = env.step(action)
-        assert turn.reward in (0.0, 1.0)
-        assert turn.terminated
-        json.dumps(turn.info)

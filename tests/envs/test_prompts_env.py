@@ -26,6 +26,7 @@ from graft.train.build import env_factory, tool_note
 from graft.train.monitor.settings_check import graded_check
 from graft.types import Author, Sampling, Task
 from tests.rollout.scripted import ScriptedEngine
+from tests.row_files import write_rows as write
 
 SYSTEM = {"role": "system", "content": "Search where you must."}
 ASKED = {"role": "user", "content": "Where is the Louvre?"}
@@ -57,23 +58,10 @@ def row(prompt: Any = "?", gold: Any = "7", **columns: Any) -> dict[str, Any]:
     return {"prompt": prompt, "reward_model": {"ground_truth": gold}, **columns}
 
 
-def write(file: Path, rows: list[dict[str, Any]]) -> str:
-    if file.suffix == ".parquet":
-        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), file)
-    else:
-        file.write_text("\n".join(json.dumps(row) for row in rows), encoding="utf-8")
-    return str(file)
-
-
 @pytest.mark.parametrize("ending", [".parquet", ".jsonl", ".json"])
 def test_a_file_is_read_as_it_is_and_what_a_struct_lacks_is_not_there(tmp_path: Path, ending: str):
     rows = [LOUVRE, HALF]
-    data = str(tmp_path / f"train{ending}")
-    if ending == ".json":
-        Path(data).write_text(json.dumps(rows))
-    else:
-        write(Path(data), rows)
-    env = make("prompts", data=data)
+    env = make("prompts", data=write(tmp_path / f"train{ending}", rows))
     prompt, info = env.reset(0)
     assert prompt == [SYSTEM, ASKED]
     task = env.task()
@@ -278,52 +266,29 @@ def test_the_train_and_the_test_part_of_one_file_share_no_prompt(tmp_path: Path)
     assert 0 < len(parts["test"].numbers) < 30
 
 
-def test_snapshots_and_forks_keep_the_source_and_the_rest_of_the_row():
-    env = make("prompts", rows=[LOUVRE, HALF])
-    env.reset(0)
-    state = json.loads(json.dumps(env.get_state()))
-    env.reset(1)
-    twin, other = env.fork(), make("prompts", rows=[LOUVRE, HALF])
-    other.set_state(state)
-    assert (other.task().data_source, other.task().meta["index"]) == ("hotpotqa", 7)
-    assert twin.task() == env.task()
-    assert (twin.task().data_source, twin.task().meta["index"]) == ("deepmath", 8)
-
-
+GOLD = "'reward_model.ground_truth' holds "
 BAD = [
-    ("empty list", row([]), "'prompt': the list of messages is empty; there must be something"),
-    ("no prompt", row(None), "'prompt': holds nothing, not a list of messages"),
+    ("empty list", row([]), "'prompt': the list of messages is empty"),
+    ("no prompt", row(None), "'prompt': holds nothing"),
     ("no text", row("  "), "'prompt': has no text"),
-    ("a number", row(3), "'prompt': holds int '3', not a list of messages"),
-    ("a bare text", row(["Hi"]), "'prompt': message 1 is str 'Hi'; a message is {role, content}"),
-    (
-        "an unknown role",
-        row([SYSTEM, {"role": "bot", "content": "Hi"}]),
-        "'prompt': message 2: role 'bot' is none of system, user, assistant, tool",
-    ),
+    ("a number", row(3), "'prompt': holds int '3'"),
+    ("a bare text", row(["Hi"]), "'prompt': message 1 is str 'Hi'"),
+    ("an unknown role", row([SYSTEM, {"role": "bot", "content": "Hi"}]), "message 2: role 'bot'"),
     (
         "silence",
         row([SYSTEM, {"role": "user", "content": None}]),
-        "'prompt': message 2: `content` holds nothing, not text; write it, or leave the message out",
+        "message 2: `content` holds nothing",
     ),
-    (
-        "no question",
-        row([{"role": "assistant", "content": "Hi"}, ASKED]),
-        "'prompt': starts with the assistant; there must be something to answer",
-    ),
-    ("no gold", row(gold=None), "'reward_model.ground_truth' holds nothing; the right answer is"),
-    ("no golds", row(gold=[]), "'reward_model.ground_truth' holds list '[]'; the right answer is"),
-    ("blank", row(gold=" "), "'reward_model.ground_truth' holds str ' '; the right answer is"),
-    ("a struct", row(gold={"x": 1}), "holds dict \"{'x': 1}\"; the right answer is a text"),
-    ("a gap", row(gold=["a", None]), "'reward_model.ground_truth' holds list"),
-    ("infinite", row(gold=[float("inf")]), "'reward_model.ground_truth' holds list"),
-    ("NaN", row(gold=float("nan")), "'reward_model.ground_truth' holds float 'nan'"),
-    (
-        "no model",
-        {"prompt": "?", "reward_model": None},
-        "'reward_model.ground_truth' holds nothing",
-    ),
-    ("text", {"prompt": "?", "reward_model": "7"}, "'reward_model' holds str '7', not an object"),
+    ("no question", row([{"role": "assistant", "content": "Hi"}, ASKED]), "'prompt': starts with"),
+    ("no gold", row(gold=None), f"{GOLD}nothing"),
+    ("no golds", row(gold=[]), f"{GOLD}list '[]'"),
+    ("blank", row(gold=" "), f"{GOLD}str ' '"),
+    ("a struct", row(gold={"x": 1}), "holds dict \"{'x': 1}\""),
+    ("a gap", row(gold=["a", None]), f"{GOLD}list"),
+    ("infinite", row(gold=[float("inf")]), f"{GOLD}list"),
+    ("NaN", row(gold=float("nan")), f"{GOLD}float 'nan'"),
+    ("no model", {"prompt": "?", "reward_model": None}, f"{GOLD}nothing"),
+    ("text", {"prompt": "?", "reward_model": "7"}, "'reward_model' holds str '7'"),
 ]
 
 
@@ -373,24 +338,13 @@ def test_one_bad_row_among_many_is_left_out_with_a_warning(caplog: pytest.LogCap
 
 @pytest.mark.parametrize("ending", [".parquet", ".jsonl"])
 def test_bad_rows_of_a_file_are_named_by_file_and_row(tmp_path: Path, ending: str):
-    rows = [
-        row([ASKED], "Paris"),
-        row([], "Paris"),
-        row([{"role": "user", "content": None}], "Paris"),
-        row([ASKED], None),
-    ]
-    for number, message in (
-        (2, "'prompt': the list of messages is empty"),
-        (3, "'prompt': message 1: `content` holds nothing"),
-        (4, "'reward_model.ground_truth' holds nothing"),
-    ):
-        data = write(tmp_path / f"train{number}{ending}", [rows[0], *rows[number - 1 :]])
-        with pytest.raises(DataError) as caught:
-            make("prompts", data=data)
-        assert f"train{number}{ending}, row 2: {message}" in str(caught.value)
+    silent = row([{"role": "user", "content": None}], "Paris")
+    rows = [row([ASKED], "Paris"), silent, row([], "Paris"), row([ASKED], None)]
     data = write(tmp_path / f"all{ending}", rows)
-    with pytest.raises(DataError, match=r"3 of 4 rows are bad; .*skip_bad=true leaves them out"):
+    with pytest.raises(DataError) as caught:
         make("prompts", data=data)
+    assert f"all{ending}, row 2: 'prompt': message 1: `content` holds nothing" in str(caught.value)
+    assert "3 of 4 rows are bad" in str(caught.value) and "skip_bad=true" in str(caught.value)
 
 
 def test_the_error_of_a_file_without_the_columns_names_the_key_that_sets_them(tmp_path: Path):
