@@ -115,7 +115,7 @@ def test_the_teacher_calls_in_about_a_third_of_the_traces_and_guesses_wrong_in_t
     env = make("calculator")
     rng = random.Random(0)
     called = right = 0
-    for seed in range(1000):
+    for seed in range(500):
         env.reset(seed)
         trace = env.demonstrate(rng)
         if trace[0][1].startswith("["):
@@ -125,8 +125,8 @@ def test_the_teacher_calls_in_about_a_third_of_the_traces_and_guesses_wrong_in_t
             guess = trace[0][1]
             assert abs(len(guess) - len(env.unwrapped.answer)) <= 1
             right += env.step(guess).reward == 1.0
-    assert 300 < called < 400
-    assert right < 10
+    assert 140 < called < 210
+    assert right < 6
 
 
 def test_the_alphabet_covers_everything_that_is_written():
@@ -134,7 +134,7 @@ def test_the_alphabet_covers_everything_that_is_written():
     assert env.alphabet == "*+-0123456789;=?[]"
     rng = random.Random(0)
     written: set[str] = set()
-    for seed in range(300):
+    for seed in range(120):
         written |= set(env.reset(seed)[0])
         written |= {char for _, text in env.demonstrate(rng) for char in text}
     assert written | {"?"} == set(env.alphabet)
@@ -210,24 +210,6 @@ def test_values_of_questions_need_no_more_than_three_decimals():
         assert evaluate(env.expression) == Fraction(env.answer) < 10**9
         decimals += "." in env.answer
     assert 0 < decimals < 100
-
-
-@pytest.mark.parametrize(
-    ("text", "reward"),
-    [
-        ("#### 38094", 1.0),
-        ("#### 38,094", 1.0),
-        ("first #### 1\nthen\n####38094.0 \n", 1.0),
-        ("#### 38094\n#### 1", 0.0),
-        ("38094", 0.0),
-        ("####", 0.0),
-    ],
-)
-def test_the_last_marked_number_counts(text: str, reward: float):
-    env = make("arithmetic")
-    env.reset(0)
-    assert env.answer == "38094"
-    assert env.step(text).reward == reward
 
 
 def test_arithmetic_settings_are_checked():

@@ -87,7 +87,7 @@ def _timeless(turns: list[Turn]) -> list[Turn]:
     ]
 
 
-@every_env
+@every_kind
 def test_the_seed_of_a_task_gives_an_unseeded_episode_again(env_id: str):
     env = build(env_id)
     env.reset()
@@ -105,7 +105,7 @@ def test_the_seed_of_a_task_gives_an_unseeded_episode_again(env_id: str):
 
 @every_kind
 def test_forks_and_snapshots_go_on_like_a_replay(env_id: str):
-    for seed in SEEDS:
+    for seed in SEEDS if family_of(env_id) in ("graft", "hops") else SEEDS[:1]:
         actions = scripted(env_id, seed)
         env = build(env_id)
         env.reset(seed)
@@ -127,9 +127,9 @@ def test_forks_and_snapshots_go_on_like_a_replay(env_id: str):
             assert restored.reset() == twin.reset() == env.reset()
 
 
-@every_env
+@every_kind
 def test_rewards_stay_in_range_and_info_is_plain_data(env_id: str):
-    for seed in seeds_for(env_id, 3):
+    for seed in seeds_for(env_id, 2):
         env = build(env_id)
         observation, info = env.reset(seed)
         json.dumps([observation, info], allow_nan=False)

@@ -113,13 +113,6 @@ def test_without_max_uses_there_is_no_limit():
     assert all(env.step("<echo>a</echo>").info["tool_ok"] for _ in range(50))
 
 
-def test_reset_starts_counting_anew():
-    env = chat(max_uses=1)
-    env.step("<echo>a</echo>")
-    assert env.reset(1)[1] == {"seed": 1, "answer": None, "tool_uses": 0}
-    assert env.step("<echo>a</echo>").info["tool_uses"] == 1
-
-
 def test_a_fork_has_its_own_counters_and_the_same_tools():
     env = chat()
     env.step("<echo>a</echo>")
@@ -141,11 +134,6 @@ def test_instructions_stand_before_the_task_or_after_it(place: str, prompt: str)
     assert env.task().prompt == ({"role": "user", "content": observation},)
 
 
-def test_instructions_go_to_a_known_place_only():
-    with pytest.raises(ValueError, match="instructions_at='top'"):
-        ToolEnv(Chat(), [Echo()], instructions_at="top")
-
-
 def test_all_tasks_share_the_tokens_of_the_instructions():
     """What the forest computes once: the common prefix of two prompts."""
     rows = [{"prompt": "Who wrote Emma?", "answer": "a"}, {"prompt": "1 + 2 + 3?", "answer": "6"}]
@@ -160,11 +148,6 @@ def test_all_tasks_share_the_tokens_of_the_instructions():
             shared[place] = [*map(ne, first, second), True].index(True)
         tokens = len(template.tokenizer.encode(env.instructions))
         assert shared["start"] >= tokens and shared["end"] < tokens
-
-
-def test_tools_of_one_name_are_refused():
-    with pytest.raises(ValueError, match="has the name of another tool"):
-        ToolEnv(Chat(), [Echo(), Echo()])
 
 
 def test_it_goes_around_any_env():
@@ -501,16 +484,17 @@ def test_a_turn_limit_drawn_with_the_instance_is_followed():
 
 
 def test_mistakes_of_the_caller_are_refused():
-    with pytest.raises(ValueError, match="max_uses=-1"):
-        ToolEnv(Chat(), [Echo()], max_uses=-1)
-    with pytest.raises(ValueError, match="max_result=0"):
-        ToolEnv(Chat(), [Echo()], max_result=0)
-    with pytest.raises(
-        ValueError, match=r"styles name 'eco', which is not one of the tools \['echo'\]"
+    for options, said in (
+        ({"max_uses": -1}, "max_uses=-1"),
+        ({"max_result": 0}, "max_result=0"),
+        ({"styles": {"eco": COMPACT}}, r"'eco'.*\['echo'\]"),
+        ({"format": "hermess"}, "'hermess'.*'hermes'"),
+        ({"instructions_at": "top"}, "instructions_at='top'"),
     ):
-        ToolEnv(Chat(), [Echo()], styles={"eco": COMPACT})
-    with pytest.raises(ValueError, match="unknown call format 'hermess'; did you mean 'hermes'"):
-        ToolEnv(Chat(), [Echo()], format="hermess")
+        with pytest.raises(ValueError, match=said):
+            ToolEnv(Chat(), [Echo()], **options)
+    with pytest.raises(ValueError, match="name of another tool"):
+        ToolEnv(Chat(), [Echo(), Echo()])
 
 
 TAGS = ["<echo>", "</echo>", "<tool_call>", "</tool_call>", "<tool_name>echo</tool_name>"]
@@ -521,7 +505,7 @@ PIECES = st.sampled_from(
 )
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=25)
 @given(
     st.lists(PIECES | st.text(max_size=6), max_size=8).map("".join),
     st.sampled_from(["tags", "arpo", "gem", "fenced", "hermes", "mcp", "actions"]),

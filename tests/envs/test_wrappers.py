@@ -245,15 +245,8 @@ def test_options_of_reset_reach_the_env(names: str):
     assert tooled.got == {"idx": 8}
 
 
-EVERY = [
-    "concat",
-    "concat_with_action",
-    "concat_chat",
-    "concat_chat_on_reset",
-    "max_history",
-    "episode_tracking",
-    "concat,episode_tracking",
-]
+EVERY = ["concat", "concat_with_action", "concat_chat", "concat_chat_on_reset"]
+EVERY += ["max_history", "episode_tracking", "concat,episode_tracking"]
 
 
 @pytest.mark.parametrize("names", EVERY)
@@ -294,21 +287,18 @@ class Loud(Wrapper):
 
 
 def test_mistakes_in_names_are_refused():
-    with pytest.raises(UnknownName, match="did you mean 'concat_chat'"):
-        wrap(Walk(), "concat_caht")
-    with pytest.raises(ValueError, match="no argument 'turn'; did you mean 'turns'"):
-        wrap(Walk(), [{"concat": {"turn": 3}}])
-    for no_name in (3, [3], None, [None]):
-        with pytest.raises(ValueError, match="must be a name"):
-            wrap(Walk(), no_name)  # pyright: ignore
-    with pytest.raises(ValueError, match="'max_history': arguments must be written"):
-        wrap(Walk(), [{"max_history": 3}])
-    with pytest.raises(ValueError, match="wrapper 'tools' needs use="):
-        wrap(Walk(), "tools")
-    with pytest.raises(ValueError, match="'max_use'; did you mean 'max_uses'"):
-        wrap(Walk(), [{"tools": {"use": "calculator", "max_use": 3}}])
-    with pytest.raises(ValueError, match="no argument 'timout'; did you mean 'timeout'"):
-        wrap(Walk(), [{"python_tool": {"timout": 3}}])
+    wrong: list[tuple[Any, str]] = [
+        ("concat_caht", "'concat_chat'"),
+        ([{"concat": {"turn": 3}}], "'turn'.*'turns'"),
+        *((no_name, "must be a name") for no_name in (3, [3], None, [None])),
+        ([{"max_history": 3}], "'max_history'"),
+        ("tools", "'tools' needs use="),
+        ([{"tools": {"use": "calculator", "max_use": 3}}], "'max_use'.*'max_uses'"),
+        ([{"python_tool": {"timout": 3}}], "'timout'.*'timeout'"),
+    ]
+    for names, said in wrong:
+        with pytest.raises(UnknownName if names == "concat_caht" else ValueError, match=said):
+            wrap(Walk(), names)
 
 
 @pytest.mark.parametrize("history", ["concat", "concat_with_action", "max_history"])
@@ -457,15 +447,7 @@ def test_every_name_of_the_table_can_be_found():
     assert len(get_wrapper_fns(names)) == len(WRAPPERS) == 12
 
 
-def test_games_need_no_tokenizer():
-    env = make("game:GuessTheNumber-v0-easy", wrappers="concat,episode_tracking")
-    first, _ = env.reset(3)
-    assert first == make("game:GuessTheNumber-v0-easy").reset(3)[0]
-    turn = env.step(env.sample_random_action())
-    assert turn.observation.count("Your next guess:") <= 1
-
-
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=15)
 @given(st.lists(st.text(max_size=8) | st.just("x" * 1_000_000), min_size=1, max_size=4))
 def test_no_action_makes_a_history_raise(actions: list[str]):
     for names in EVERY[:4]:
@@ -505,7 +487,7 @@ def test_prompts_and_counters_are_gems(names: str):
     """Exactly equal: what differs is what a missing board or a chat would show."""
     gem = pytest.importorskip("gem")
     factory = pytest.importorskip("gem.wrappers.wrapper_factory")
-    for seed in range(5):
+    for seed in range(2):
         actions = [f"I try \\boxed{{{n}}}" for n in random.Random(seed).sample(range(1, 11), 4)]
         theirs = gem.make("game:GuessTheNumber-v0-easy")
         for build in factory.get_wrapper_fns(names):
