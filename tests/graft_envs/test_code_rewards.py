@@ -179,7 +179,7 @@ def test_the_last_block_is_the_answer():
 
 
 @given(st.text(max_size=80))
-@settings(max_examples=25)
+@settings(max_examples=12)
 def test_any_text_is_graded_and_none_of_it_passes(code: str):
     tests = {"inputs": ["", ""], "outputs": ["4f1c", "9b2e"]}
     assert score_tests(code, tests, timeout=20.0, workers=1) == 0.0

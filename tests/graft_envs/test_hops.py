@@ -13,11 +13,12 @@ import pytest
 
 from graft.envs import make
 from graft.envs.splits import split_of
-from graft.types import Author, Turn
+from graft.types import Author
 from graft_envs.hops.facts import LETTERS, LINKS, MAX_PEOPLE, NUMBERS, build_town
 from graft_envs.hops.syntax import SYNTAXES, ask_in_words
 from graft_envs.hops.tools import ExactFacts, RankedFacts
 from graft_sandbox import methods
+from tests.graft_envs.earl.earl_rows_kit import follow
 
 both_syntaxes = pytest.mark.parametrize("syntax", sorted(SYNTAXES))
 KNOWING = {"tool_rate": 1.0, "stop_short": 0.0, "wrong_query": 0.0}
@@ -25,17 +26,6 @@ KNOWING = {"tool_rate": 1.0, "stop_short": 0.0, "wrong_query": 0.0}
 pytestmark = pytest.mark.skipif(
     not any(works for name, works, _ in methods() if name != "none"), reason="no sandbox here"
 )
-
-
-def follow(env: Any, trace: Any) -> list[Turn]:
-    """Play a trace; the env must observe what the trace holds."""
-    turns: list[Turn] = []
-    for author, text in trace:
-        if author is Author.POLICY:
-            turns.append(env.step(text))
-        else:
-            assert turns[-1].observation == text
-    return turns
 
 
 def test_a_question_worked_by_hand():
@@ -84,7 +74,7 @@ def test_a_question_in_english():
 def test_a_teacher_who_does_everything_right_is_always_paid(syntax: str):
     """The real sandbox and the real search answer, so the trace must hold their results exactly."""
     env = make("hops", syntax=syntax, hops=(1, 3))
-    for seed in range(12):
+    for seed in range(6):
         env.reset(seed)
         turns = follow(env, env.demonstrate(random.Random(seed), **KNOWING))
         assert turns[-1].reward == 1.0
@@ -96,7 +86,7 @@ def test_a_teacher_who_does_everything_right_is_always_paid(syntax: str):
 @both_syntaxes
 def test_every_kind_of_demonstration_has_the_answers_of_the_env(syntax: str):
     env = make("hops", syntax=syntax, hops=(1, 3))
-    for seed in range(40):
+    for seed in range(20):
         env.reset(seed)
         turns = follow(env, env.demonstrate(random.Random(seed)))
         assert [turn.is_over for turn in turns] == [False] * (len(turns) - 1) + [True]
@@ -126,11 +116,11 @@ def test_a_teacher_who_falls_short_is_wrong(rates: dict[str, float], calls: set[
 def test_the_default_teacher_is_right_one_time_in_five():
     env = make("hops")
     right = 0
-    for seed in range(2000):
+    for seed in range(800):
         env.reset(seed)
         right += env.demonstrate(random.Random(seed))[-1][1] == f"={env.answer}"
     # 0.8 call, 0.3 of these go to the end, 0.8 of these make the right call
-    assert right / 2000 == pytest.approx(0.8 * 0.3 * 0.8, abs=0.03)
+    assert right / 800 == pytest.approx(0.8 * 0.3 * 0.8, abs=0.05)
 
 
 @both_syntaxes
@@ -171,7 +161,7 @@ def test_a_call_that_makes_no_sense_is_answered_and_the_episode_goes_on(call: st
 def test_all_that_is_ever_written_is_in_the_alphabet():
     env = make("hops", hops=(1, 3))
     written = {"?", ";"}
-    for seed in range(200):
+    for seed in range(60):
         written |= {*env.reset(seed)[0]}
         written |= {*"".join(text for _, text in env.demonstrate(random.Random(seed)))}
     assert written <= {*env.alphabet}
@@ -230,20 +220,20 @@ def test_no_test_question_begins_with_a_person_of_training(syntax: str):
     for split in ("train", "test"):
         env = make("hops", syntax=syntax, split=split)
         persons[split] = set()
-        for seed in range(1500):
+        for seed in range(600):
             env.reset(seed)
             persons[split].add(env.person)
     assert not persons["train"] & persons["test"]
     town = make("hops", syntax=syntax).town
     numbers = {name: number for number, name in enumerate(town.names)}
     assert {split_of(f"person {numbers[name]}") for name in persons["test"]} == {"test"}
-    assert len(persons["test"]) > 100
+    assert len(persons["test"]) > 80
 
 
 def test_a_search_in_the_syntax_words_finds_the_fact_first_and_then_one_like_it():
     env = make("hops", syntax="words")
     search, facts = env.tools["search"], env.town.facts
-    for name, relation in random.Random(0).sample(list(facts), 400):
+    for name, relation in random.Random(0).sample(list(facts), 100):
         first, second = search(f"{relation} of {name}").splitlines()
         assert first == (
             f"Doc 1(Title: {name}) The {relation} of {name} is {facts[name, relation]}."
@@ -271,7 +261,7 @@ def test_forks_go_their_own_ways_with_counters_of_their_own():
 def test_posing_demonstrating_and_forking_take_less_than_a_millisecond():
     env = make("hops")
     seconds: list[float] = []
-    for seed in range(300):
+    for seed in range(60):
         started = time.perf_counter()
         make("hops").reset(seed)
         env.reset(seed)

@@ -55,20 +55,14 @@ def test_no_other_scorer_runs_text_as_a_program():
         if found and any(call in scorer for call in ("eval(answer", "parse_expr(answer", "exec(")):
             armed.add(file.stem)
     assert armed == {
-        "binary_matrix",
-        "countdown",
-        "intermediate_integration",
-        "n_queens",
-        "polynomial_multiplication",
-        "puzzle24",
-        "simple_integration",
-        "spiral_matrix",
+        *("binary_matrix", "countdown", "intermediate_integration", "n_queens"),
+        *("polynomial_multiplication", "puzzle24", "simple_integration", "spiral_matrix"),
         "string_insertion",
     }
 
 
 @pytest.mark.parametrize("name", sorted(set(rg.NAMES) - SLOW))
-def test_the_gold_answer_is_paid_in_full_and_no_answer_is_not(name: str):
+def test_gold_is_paid_in_full_nothing_is_not_and_nonsense_gets_a_reward(name: str):
     env = build(name)
     prompt, info = env.reset(3)
     assert prompt.endswith("Give the final answer in \\boxed{}.")
@@ -84,14 +78,9 @@ def test_the_gold_answer_is_paid_in_full_and_no_answer_is_not(name: str):
         env.reset(3)
         turn = env.step(nothing)
         assert (turn.reward, turn.terminated, turn.info) == (0.0, True, {"has_answer": False})
-
-
-@pytest.mark.parametrize("name", sorted(set(rg.NAMES) - SLOW))
-def test_malformed_answers_get_a_reward_and_nothing_else(name: str):
-    env = build(name)
     for text in ("zzz", "-1", "[[1, 2], [3]]", '{"a": [1]}', "True", "1 × x", "\x00é\n"):
-        env.reset(5)
-        assert 0.0 <= env.step(f"\\boxed{{{text}}}").reward <= 1.0
+        env.reset(3)
+        assert 0.0 <= env.step(f"\\boxed{{{text}}}").reward <= 1.0  # malformed
 
 
 def test_any_word_for_true_is_no_longer_right_in_game_of_life_halting():
@@ -302,7 +291,7 @@ def test_a_missing_package_names_the_extra(monkeypatch: pytest.MonkeyPatch):
         make("rg:gcd")
 
 
-@settings(deadline=None, max_examples=80)
+@settings(deadline=None, max_examples=40)
 @given(
     name=st.sampled_from(["gcd", "countdown", "spiral_matrix", "boxnet", "jugs", "maze"]),
     text=st.text(max_size=60) | st.text(alphabet="\\boxed{}[]()0123456789+-*/\"':, ", max_size=60),

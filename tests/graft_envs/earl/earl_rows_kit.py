@@ -1,4 +1,4 @@
-"""Rows in the columns that EARL's scripts write, a few of each data source."""
+"""Rows in the columns that EARL's scripts write, a few of each data source; how a trace is played."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from typing import Any
 
 import pyarrow
 import pyarrow.parquet
+
+from graft.types import Author, Turn
 
 BEGUN = "Let me solve this step by step.\n"
 HINTS = {
@@ -82,3 +84,14 @@ def write(file: Path, rows: list[dict[str, Any]]) -> str:
     file.parent.mkdir(parents=True, exist_ok=True)
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), file)
     return str(file)
+
+
+def follow(env: Any, trace: Any) -> list[Turn]:
+    """Play a trace; the env must observe what the trace holds."""
+    turns: list[Turn] = []
+    for author, text in trace:
+        if author is Author.POLICY:
+            turns.append(env.step(text))
+        else:
+            assert turns[-1].observation == text
+    return turns

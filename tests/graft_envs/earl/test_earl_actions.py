@@ -20,6 +20,7 @@ from graft.text.tokenizer import FastTokenizer
 from graft.tools.calculator import Calculator, evaluate, keys_of
 from graft.types import Author, CallText, Turn
 from graft_envs.earl.calc import TASKS
+from tests.graft_envs.earl.earl_rows_kit import follow
 
 DRAWN = [name for name in TASKS if name != "calc-gsm8k"]
 DIGIT = "earl:arithmetic-digit"
@@ -32,16 +33,6 @@ def call(expression: str) -> CallText:
 
 def calls_of(trace: Trace) -> list[CallText]:
     return [text for _, text in trace if isinstance(text, CallText)]
-
-
-def follow(env: Any, trace: Trace) -> Turn:
-    turn = Turn()
-    for author, text in trace:
-        if author is Author.POLICY:
-            turn = env.step(text)
-        else:
-            assert turn.observation == text
-    return turn
 
 
 def test_a_tool_answers_actions_with_the_bare_result():
@@ -68,15 +59,25 @@ def test_the_chat_names_the_keyword_and_answers_bare():
     assert turn.observation == "Error: division by zero"
     assert turn.info == {"tool": "calculator", "tool_ok": False, "tool_uses": 2}
     assert env.step("<calculator> 1 + 1 </calculator>").terminated
-    count = make("earl:calc-count", syntax="actions")
-    assert "calculat" not in str(count.reset(0)[0])
-    assert count.step(call("2 * 3")).observation == "6"
 
 
-def test_without_the_tool_a_call_is_an_answer():
-    env = make("earl:countdown-1", syntax="actions", tool=False)
-    assert "calculate" not in str(env.reset(0)[0])
-    assert env.step(call("1 + 1")).terminated
+@syntaxes
+def test_without_the_tool_a_call_is_an_answer(syntax: str):
+    env = make("earl:countdown-1", syntax=syntax, tool=False)
+    assert "calculat" not in str(env.reset(0)[0])
+    assert env.stop == ()
+    for action in (call("1 + 1"), "<calculator> 1 + 1 </calculator>"):
+        assert env.fork().step(action).terminated
+
+
+def test_count_has_the_tool_but_no_hint():
+    for syntax, action, shown in (
+        ("actions", call("2 * 3"), "6"),
+        ("tags", "<calculator> 2 * 3 </calculator>", " <result> 6 </result>"),
+    ):
+        env = make("earl:calc-count", syntax=syntax)
+        assert "calculat" not in str(env.reset(0)[0])
+        assert env.step(action).observation == shown
 
 
 @syntaxes
@@ -104,22 +105,23 @@ def test_bare_results_are_read_as_numbers_of_their_own():
 
 @pytest.mark.parametrize("name", DRAWN)
 @pytest.mark.parametrize("split", ["train", "test"])
-@syntaxes
+@pytest.mark.parametrize("syntax", ["tags", "actions", "no tool"])
 def test_a_demonstration_earns_everything_and_its_calls_name_their_tools(
     name: str, split: str, syntax: str
 ):
-    env = make(f"earl:{name}", split=split, syntax=syntax)
-    for seed in range(10):
+    options = {"tool": False} if syntax == "no tool" else {"syntax": syntax}
+    env = make(f"earl:{name}", split=split, **options)
+    for seed in range(6):
         env.reset(seed)
-        trace = env.demonstrate(random.Random(seed), tries=2)
+        trace = env.demonstrate(random.Random(seed), tries=0 if syntax == "no tool" else 2)
         calls = calls_of(trace)
         assert len(calls) == sum(author is Author.POLICY for author, _ in trace) - 1
         assert all("".join(one.arguments) in one.replace(" ", "") for one in calls)
         if syntax == "tags":  # the text alone is enough
             trace = [(author, str(text)) for author, text in trace]
-        end = follow(env, trace)
-        assert (end.reward, end.terminated) == (1.0, True)
-        assert end.info["tool_uses"] == len(calls)
+        end = follow(env, trace)[-1]
+        assert (end.reward, end.terminated, end.truncated) == (1.0, True, False)
+        assert end.info["is_right"] and end.info.get("tool_uses", 0) == len(calls)
 
 
 @pytest.mark.parametrize(
@@ -135,20 +137,20 @@ def test_every_call_of_a_teacher_can_be_spelled_by_the_actions(env_id: str, file
     env = make(env_id, syntax="actions")
     options = {} if file == "sorting" else {"tool_rate": 1.0}
     count = 0
-    for seed in range(60):
+    for seed in range(20):
         env.reset(seed)
         for one in calls_of(env.demonstrate(random.Random(seed), **options)):
             spelled = actions.spell(one.tool, one.arguments)
             assert actions.read(spelled.actions, spelled.modes) == (one.tool, one.arguments)
             count += 1
-    assert count >= 60 or env_id in ("earl:calc-count", "earl:calc-repeat", "earl:calc-sudoku")
+    assert count >= 20 or env_id in ("earl:calc-count", "earl:calc-repeat", "earl:calc-sudoku")
 
 
 def test_a_share_of_the_demonstrations_calls():
     env = make(DIGIT, syntax="actions")
     rng = random.Random(0)
     called = 0
-    for seed in range(300):
+    for seed in range(200):
         env.reset(seed)
         trace = env.demonstrate(rng, tool_rate=0.3)
         if calls_of(trace):
@@ -156,8 +158,8 @@ def test_a_share_of_the_demonstrations_calls():
             assert trace[-1][1] == f"#### {env.unwrapped.answer}"
         else:
             assert len(trace) == 1 and trace[0][1].count(" = ") == 3  # worked out in the head
-        assert follow(env, trace).reward == 1.0
-    assert 58 <= called <= 122  # 90, four deviations of 7.9
+        assert follow(env, trace)[-1].reward == 1.0
+    assert 34 <= called <= 86  # 60, four deviations of 6.5
 
 
 @syntaxes
@@ -173,7 +175,7 @@ def test_a_countdown_teacher_misses_before_it_hits(syntax: str):
         assert evaluate(right) == target
         assert all(evaluate(one) != target for one in wrong)
         lengths.add(len(wrong))
-        assert follow(env, trace).reward == 1.0
+        assert follow(env, trace)[-1].reward == 1.0
     assert lengths == {0, 1, 2, 3}
     for tries in (-1, 32):
         with pytest.raises(ValueError, match=f"tries={tries}"):
@@ -202,7 +204,7 @@ def test_the_toy_calculator_answers_actions_without_its_semicolon():
 def test_both_syntaxes_of_the_toy_write_the_same_text():
     compact, actions = make("calculator"), make("calculator", syntax="actions")
     negative = 0
-    for seed in range(200):
+    for seed in range(80):
         assert compact.reset(seed) == actions.reset(seed)
         traces = [env.demonstrate(random.Random(seed), tool_rate=1.0) for env in (compact, actions)]
         assert [text for author, text in traces[0] if author is Author.POLICY] == [
@@ -210,9 +212,9 @@ def test_both_syntaxes_of_the_toy_write_the_same_text():
         ]
         bare = [text for author, text in traces[1] if author is Author.ENV]
         assert [f"{text};" for text in bare] == [t for a, t in traces[0] if a is Author.ENV]
-        assert follow(compact, traces[0]) == follow(actions, traces[1])
+        assert follow(compact, traces[0])[-1] == follow(actions, traces[1])[-1]
         negative += any(one.arguments[0] == "-" for one in calls_of(traces[1]))
-    assert negative > 5
+    assert negative > 1
 
 
 @pytest.mark.parametrize("env_id", ["calculator", DIGIT, "earl:countdown-1", "earl:sort"])
@@ -226,7 +228,7 @@ def test_state_and_fork_go_on_in_the_middle_of_an_episode(env_id: str):
         other.set_state(json.loads(json.dumps(env.get_state(), allow_nan=False)))
         twin, sent = env.fork(), pickle.loads(pickle.dumps(env))
         assert other.task() == twin.task() == sent.task() == env.task()
-        ends = [follow(one, trace) for one in (env, other, twin, sent)]
+        ends = [follow(one, trace)[-1] for one in (env, other, twin, sent)]
         assert ends[1:] == ends[:1] * 3
         assert env.reset() == other.reset() == twin.reset()
 
@@ -261,23 +263,13 @@ def test_every_call_counts_alike_in_both_syntaxes():
 KEYS = st.lists(st.sampled_from([*"0123456789+-*/().", "00", "", " ", "A"]), max_size=40)
 TRAPS = st.sampled_from(
     [
-        "1/0",
-        "1/(2-2)",
-        "1..2",
-        "1.2.3",
-        "1.",
-        ".",
-        "0123",
-        "9" * 101,
-        "9" * 400,
-        "7(8)",
-        "2**9",
-        "(" * 250,
+        *("1/0", "1/(2-2)", "1..2", "1.2.3", "1.", ".", "0123", "7(8)", "2**9"),
+        *("9" * 101, "9" * 400, "(" * 250),
     ]
 ).map(list)
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=50)
 @given(arguments=st.one_of(KEYS, TRAPS, KEYS.map(lambda keys: keys * 9)))
 def test_no_arguments_make_a_calculator_raise(arguments: list[str]):
     text = "".join(arguments)

@@ -8,6 +8,7 @@ import random
 import re
 from collections import Counter
 from fractions import Fraction
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +21,11 @@ from graft.envs import ENVS, make
 from graft.envs.splits import split_of
 from graft.text.parse import first_answer, first_marked
 from graft.tools.calculator import evaluate, work
-from graft.types import Author, Turn
 from graft_envs.earl.calc import TASKS
 from graft_envs.earl.count import Count
 from graft_envs.earl.countdown import ExpressionCountdown
 from graft_envs.earl.gsm import GsmRewrite
+from tests.graft_envs.earl.earl_rows_kit import follow
 
 DRAWN = [name for name in TASKS if name != "calc-gsm8k"]
 THREE = ["calc-arithmetic", "calc-countdown", "calc-count"]
@@ -37,34 +38,12 @@ def question(env: Any, seed: int) -> str:
     return messages[-1]["content"]
 
 
-def follow(env: Any, trace: Any) -> Turn:
-    turn = Turn()
-    for author, text in trace:
-        if author is Author.POLICY:
-            turn = env.step(text)
-        else:
-            assert turn.observation == text
-    return turn
-
-
-@every_task
-@pytest.mark.parametrize("split", ["train", "test"])
-@pytest.mark.parametrize("tool", [True, False])
-def test_a_demonstration_earns_everything(name: str, split: str, tool: bool):
-    env = make(f"earl:{name}", split=split, tool=tool)
-    for seed in range(25):
-        env.reset(seed)
-        turn = follow(env, env.demonstrate(random.Random(seed)))
-        assert (turn.reward, turn.terminated, turn.truncated) == (1.0, True, False)
-        assert turn.info["is_right"]
-
-
 @every_task
 def test_splits_are_kept_apart_by_the_instance(name: str):
     def instances(split: str) -> set[str]:
         env = make(f"earl:{name}", split=split)
         seen: set[str] = set()
-        for seed in range(110):
+        for seed in range(60):
             env.reset(seed)
             instance = env.unwrapped.current
             match instance:
@@ -78,7 +57,7 @@ def test_splits_are_kept_apart_by_the_instance(name: str):
         return seen
 
     train, test = instances("train"), instances("test")
-    assert len(train) > 90 and len(test) > 90
+    assert len(train) > 45 and len(test) > 45
     assert not train & test
     if name.startswith("arithmetic"):
         assert {split_of(one) for one in train} == {"train"}
@@ -104,7 +83,7 @@ def test_arithmetic_has_the_originals_sizes(
     name: str, split: str, digits: int, operands: int, language: float
 ):
     env = make(f"earl:{name}", split=split)
-    n, longest, worded = 150, 0, 0
+    n, longest, worded = 80, 0, 0
     for seed in range(n):
         env.reset(seed)
         inner = env.unwrapped.current
@@ -126,7 +105,7 @@ def test_countdown_has_the_originals_sizes(name: str, digits: int, operands: int
     env = make(f"earl:{name}")
     targets: list[float] = []
     lengths: Counter[int] = Counter()
-    for seed in range(300):
+    for seed in range(150):
         text = question(env, seed)
         inner = env.unwrapped.current
         numbers = inner.answer["numbers"]
@@ -137,7 +116,7 @@ def test_countdown_has_the_originals_sizes(name: str, digits: int, operands: int
         lengths.update(len(str(number)) for number in numbers)
         targets.append(inner.answer["target"])
     assert max(lengths) == digits
-    assert min(lengths.values()) > 300 * operands / digits / 3  # lengths are uniform, or nearly
+    assert min(lengths.values()) > 150 * operands / digits / 3  # lengths are uniform, or nearly
     assert any(target < 0 for target in targets)
     has_decimals = any(not isinstance(target, int) for target in targets)
     assert has_decimals == (name == "calc-countdown")
@@ -292,49 +271,31 @@ def test_a_policy_that_only_calls_is_cut_off_at_the_turns_of_the_table():
     assert turns == env.max_turns == ENVS["earl:calc-count"].turns == 34
 
 
-def test_without_the_tool_there_is_no_hint_and_no_call():
-    env = make("earl:countdown-1", tool=False)
-    messages, _ = env.reset(0)
-    assert "calculator" not in str(messages)
-    assert env.stop == ()
-    assert env.step("<calculator> 1 + 1 </calculator>").terminated
-
-
-def test_count_has_the_tool_but_no_hint():
-    env = make("earl:calc-count")
-    messages, _ = env.reset(0)
-    assert "calculator" not in str(messages)
-    assert env.step("<calculator> 2 * 3 </calculator>").observation == " <result> 6 </result>"
-
-
 def test_parameters_can_be_changed_and_mistakes_are_named():
+    calc = partial(make, "earl:calc")
     env = make("earl:arithmetic-digit", digits=1, operations=1)
     env.reset(0)
     assert len(env.unwrapped.current.expression) == 5
     with pytest.raises(TypeError, match="no_such"):
         make("earl:arithmetic-digit", no_such=1)
-    with pytest.raises(ValueError, match="'calc-cuont'; did you mean 'calc-count'"):
-        make("earl:calc", tasks=["calc-cuont"])
-    with pytest.raises(ValueError, match="digits: a mix of 3 tasks"):
-        make("earl:calc", tasks=THREE, digits=3)
-    with pytest.raises(ValueError, match="reads no file"):
-        make("earl:calc", tasks=THREE, data="x.jsonl")
-    with pytest.raises(ValueError, match="at least one"):
-        make("earl:calc", tasks=[])
-    with pytest.raises(ValueError, match="form of a countdown"):
-        ExpressionCountdown(form="box")
-    with pytest.raises(ValueError, match="digits=0"):
-        ExpressionCountdown(digits=0)
-    with pytest.raises(ValueError, match="digits"):
-        Count(digits=(1, 40))
-    with pytest.raises(ValueError, match="language=-1"):
-        Count(language=-1)
+    for build, options, said in (
+        (calc, {"tasks": ["calc-cuont"]}, "'calc-cuont'.*'calc-count'"),
+        (calc, {"tasks": THREE, "digits": 3}, "digits"),
+        (calc, {"tasks": THREE, "data": "x.jsonl"}, "no file"),
+        (calc, {"tasks": []}, "at least one"),
+        (ExpressionCountdown, {"form": "box"}, "form"),
+        (ExpressionCountdown, {"digits": 0}, "digits=0"),
+        (Count, {"digits": (1, 40)}, "digits"),
+        (Count, {"language": -1}, "language=-1"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            build(**options)
 
 
 def test_the_mix_follows_the_rows_of_the_original():
     for split, weights in (("train", (1000, 20000, 1000)), ("test", (2000, 2000, 2000))):
         env = make("earl:calc", tasks=THREE, split=split)
-        n = 300
+        n = 200
         seen = Counter((env.reset(seed), env.task().meta["task"])[1] for seed in range(n))
         for name, weight in zip(THREE, weights, strict=True):
             share = weight / sum(weights)
@@ -389,7 +350,7 @@ def test_rewritten_questions_come_from_a_file(rows_file: Path, tmp_path: Path):
         assert env.step(f"#### {2 * n:,}").reward == 1.0
         assert wrong.step(f"#### {2 * n + 1}").reward == 0.0
         env.reset(seed)
-        assert follow(env, env.demonstrate(random.Random(0))).reward == 1.0
+        assert follow(env, env.demonstrate(random.Random(0)))[-1].reward == 1.0
 
 
 def test_rewritten_questions_are_graded_by_their_own_answer_and_only_tagged_rows_are_used(

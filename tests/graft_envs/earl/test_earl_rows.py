@@ -13,21 +13,10 @@ from typer.testing import CliRunner
 from graft.cli import app
 from graft.data.errors import DataError
 from graft.envs import make
-from graft.types import Author, CallText
+from graft.types import CallText
 from tests.graft_envs.earl import earl_rows_kit as kit
 
 ORDER = {"gold": "C,B,A", "reverse": True, "conditions": [["C", "B"], ["B", "A"]]}
-
-
-def follow(env: Any, trace: Any) -> float:
-    reward = 0.0
-    for author, text in trace:
-        if author is Author.POLICY:
-            turn = env.step(text)
-            reward = turn.reward
-        else:
-            assert turn.observation == text
-    return reward
 
 
 def calls(trace: Any) -> list[str]:
@@ -47,7 +36,7 @@ def test_every_calculator_row_is_solved_by_its_teacher_with_its_expression(
         assert prompt == row["prompt"]
         trace = env.demonstrate(random.Random(0))
         found.append(calls(trace))
-        assert follow(env, trace) == 1.0
+        assert kit.follow(env, trace)[-1].reward == 1.0
     assert found == [["305+12*7"], ["(5+7)/3"], [], [], [], ["12"], []]
 
 
@@ -73,7 +62,7 @@ def test_sorting_rows_hold_their_items_and_pay_for_few_calls():
     for number, row in enumerate(rows):
         prompt, _ = env.reset(number)
         assert prompt == row["prompt"]
-        assert follow(env, env.demonstrate(random.Random(0))) == 1.0
+        assert kit.follow(env, env.demonstrate(random.Random(0)))[-1].reward == 1.0
     env.reset(0)
     assert env.fork().step("B,A").reward == 0.0  # naming the order sorts nothing
     env.step(CallText(" swap A and B", "swap", ("A", "B")))
@@ -137,7 +126,7 @@ def test_made_tasks_are_rows_of_the_original_and_are_read_back(name: str, tmp_pa
     env = make("earl:rows", data=str(file), split="train", syntax="actions")
     for number in range(6):
         env.reset(number)
-        assert follow(env, env.demonstrate(random.Random(0))) == 1.0
+        assert kit.follow(env, env.demonstrate(random.Random(0)))[-1].reward == 1.0
 
 
 def test_columns_of_made_tasks(tmp_path: Path):

@@ -144,16 +144,16 @@ def test_the_last_marked_number_is_found(text: str, number: str | None):
 
 def test_language_takes_its_share_and_halves_it():
     env = Arithmetic(language=0.5)
-    forms = [(env.reset(seed), env.form)[1] for seed in range(1000)]
-    assert 440 < forms.count("digits") < 560  # 500, four standard deviations of 16
-    assert 190 < forms.count("numbers") < 310  # 250, four of 14
-    assert 190 < forms.count("operators") < 310
+    forms = [(env.reset(seed), env.form)[1] for seed in range(500)]
+    assert 205 < forms.count("digits") < 295  # 250, four standard deviations of 11
+    assert 86 < forms.count("numbers") < 164  # 125, four of 10
+    assert 86 < forms.count("operators") < 164
 
 
 def test_the_value_is_the_same_in_every_form_and_flat_changes_only_the_words():
     plain, flat = Arithmetic(language=1.0), Arithmetic(language=1.0, flat=True)
     differ = 0
-    for seed in range(200):
+    for seed in range(100):
         prompt, _ = plain.reset(seed)
         flat_prompt, _ = flat.reset(seed)
         assert (plain.expression, plain.answer) == (flat.expression, flat.answer)
@@ -164,7 +164,7 @@ def test_the_value_is_the_same_in_every_form_and_flat_changes_only_the_words():
         else:
             assert "of" in str(prompt)
             differ += prompt != flat_prompt
-    assert differ > 50
+    assert differ > 20
 
 
 def test_flat_wording_is_graded_by_the_signs_written_out():
@@ -184,6 +184,11 @@ def test_flat_wording_is_graded_by_the_signs_written_out():
     ("read", "text", "is_right"),
     [
         ("line", "#### 38094", True),
+        ("line", "#### 38,094", True),
+        ("line", "first #### 1\nthen\n####38094.0 \n", True),
+        ("line", "#### 38094\n#### 1", False),
+        ("line", "38094", False),
+        ("line", "####", False),
         ("line", "#### 38094 apples", False),
         ("marked", "#### 38094 apples", True),
         ("marked", "#### 38,094.", True),

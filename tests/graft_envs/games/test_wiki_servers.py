@@ -6,10 +6,9 @@ They answer in the shape of the real ones, from five pages; no real server is re
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import SimpleNamespace
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
@@ -18,6 +17,7 @@ import pytest
 from graft_envs.games.wiki.game import WikiGame
 from graft_envs.games.wiki.pages import WikiError
 from graft_envs.games.wiki.servers import Kiwix, MediaWiki, ServedWiki, title_of
+from tests.web_server import Reply, Seen, answering
 
 PAGES = {
     "Apple": ["Tree", "Old Name", "Nowhere"],
@@ -29,42 +29,24 @@ MOVED = {"Old Name": "Stone"}
 FAST: dict[str, Any] = {"query_delay_ms": 0, "max_query_attempts": 3, "timeout_s": 5}
 
 
-class StandIn(BaseHTTPRequestHandler):
-    server: Any
-
-    def do_GET(self) -> None:
-        address = urlsplit(self.path)
-        query = {name: values[0] for name, values in parse_qs(address.query).items()}
-        self.server.requests.append(self.path)
-        if self.server.faults > 0:
-            self.server.faults -= 1
-            return self.reply(503, "busy")
-        if address.path == "/w/api.php":
-            return self.reply(200, json.dumps(media_wiki(query)))
-        if address.path == "/suggest":
-            titles = sorted(PAGES)
-            hints = [{"value": t, "kind": "path", "path": t.replace(" ", "_")} for t in titles]
-            return self.reply(200, json.dumps([*hints, {"value": "x", "kind": "pattern"}]))
-        title = unquote(address.path.removeprefix("/raw/book/content/")).replace("_", " ")
-        if title in MOVED:
-            return self.reply(
-                200, f'<meta http-equiv="refresh" content="0;URL={MOVED[title]}"><a href="x">x</a>'
-            )
-        if title == "Mercury":
-            return self.reply(200, "<h1>Mercury</h1><p>Mercury may refer to: <a href='X'>X</a></p>")
-        if title not in PAGES:
-            return self.reply(404, "not found")
-        return self.reply(200, kiwix_html(title))
-
-    def reply(self, code: int, text: str) -> None:
-        body = text.encode()
-        self.send_response(code)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, format: str, *args: Any) -> None:
-        """Silent."""
+def stand_in(seen: Seen) -> Reply:
+    address = urlsplit(seen.path)
+    query = {name: values[0] for name, values in parse_qs(address.query).items()}
+    if address.path == "/w/api.php":
+        return Reply(200, json.dumps(media_wiki(query)).encode())
+    if address.path == "/suggest":
+        titles = sorted(PAGES)
+        hints = [{"value": t, "kind": "path", "path": t.replace(" ", "_")} for t in titles]
+        return Reply(200, json.dumps([*hints, {"value": "x", "kind": "pattern"}]).encode())
+    title = unquote(address.path.removeprefix("/raw/book/content/")).replace("_", " ")
+    if title in MOVED:
+        to = f'<meta http-equiv="refresh" content="0;URL={MOVED[title]}"><a href="x">x</a>'
+        return Reply(200, to.encode())
+    if title == "Mercury":
+        return Reply(200, b"<h1>Mercury</h1><p>Mercury may refer to: <a href='X'>X</a></p>")
+    if title not in PAGES:
+        return Reply(404, b"not found")
+    return Reply(200, kiwix_html(title).encode())
 
 
 def media_wiki(query: dict[str, str]) -> dict[str, Any]:
@@ -96,17 +78,10 @@ def kiwix_html(title: str) -> str:
 
 @contextmanager
 def serving(faults: int = 0) -> Iterator[Any]:
-    server: Any = ThreadingHTTPServer(("127.0.0.1", 0), StandIn)
-    server.requests, server.faults = [], faults
-    server.url = f"http://127.0.0.1:{server.server_port}"
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    try:
-        yield server
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
+    """The address and the requests of a server that is busy `faults` times."""
+    left = [Reply(503, b"busy")] * faults
+    with answering(lambda seen: left.pop() if left else stand_in(seen)) as (url, requests):
+        yield SimpleNamespace(url=url, requests=requests)
 
 
 def opened(kind: str, server: Any, **settings: Any) -> ServedWiki:

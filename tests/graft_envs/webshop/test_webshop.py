@@ -13,8 +13,6 @@ from graft_envs.webshop import WEBSHOP
 from graft_envs.webshop.env import WebShop
 from graft_envs.webshop.shop import BUNDLED, open_shop, price_of
 
-every_id = pytest.mark.parametrize("env_id", sorted(WEBSHOP))
-
 
 def search(query: str) -> str:
     return f"\\boxed{{search[{query}]}}"
@@ -31,25 +29,17 @@ def winning_line(env: WebShop) -> list[str]:
     return [search(wanted.title), click(wanted.asin), *options, click("Buy Now")]
 
 
-@every_id
-def test_buying_the_wanted_product_pays_one(env_id: str):
-    env = make(env_id)
-    for seed in range(20):
-        env.reset(seed=seed)
-        turns = [env.step(action) for action in winning_line(env)]
-        assert [turn.reward for turn in turns] == [0.0] * (len(turns) - 1) + [1.0]
-        assert turns[-1][2:4] == (True, False)
-        assert turns[-1].info["score"]["type_factor"] == 1.0
-
-
 def test_every_instruction_can_be_fulfilled():
-    env = make("webshop:train-text")
-    for split in ("train", "test"):
-        env = make(f"webshop:{split}-text")
-        for number in range(len(env.shop.goals[split])):
+    for env_id in WEBSHOP:
+        env = make(env_id)
+        number_of_goals = len(env.shop.goals[env.split])
+        for number in range(0, number_of_goals, 1 if env_id.endswith("-text") else 9):
             env.reset(seed=0)
             env.goal_number = number
-            assert [env.step(action) for action in winning_line(env)][-1].reward == 1.0
+            turns = [env.step(action) for action in winning_line(env)]
+            assert [turn.reward for turn in turns] == [0.0] * (len(turns) - 1) + [1.0]
+            assert turns[-1][2:4] == (True, False)
+            assert turns[-1].info["score"]["type_factor"] == 1.0
 
 
 def test_the_bundled_shop_has_forty_products_and_sixty_instructions():
