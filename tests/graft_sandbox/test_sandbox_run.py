@@ -192,14 +192,14 @@ def test_memory_errors_are_recognised():
 
 
 @given(st.text(max_size=60))
-@settings(max_examples=40)
+@settings(max_examples=15)
 def test_any_text_is_answered(code: str):
     outcome = run_python(code, timeout=20.0, echo=True)
     assert isinstance(outcome.exit_code, int) and not outcome.is_timeout
 
 
 @given(st.text(max_size=200))
-@settings(max_examples=30)
+@settings(max_examples=12)
 def test_text_survives_the_way_in_and_out(text: str):
     code = f"import sys\nsys.stdout.buffer.write({text!r}.encode(errors='replace'))"
     given_text = text.encode(errors="replace").decode()

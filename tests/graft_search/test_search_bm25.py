@@ -76,9 +76,9 @@ def test_documents_without_words_are_allowed(tmp_path):
 @pytest.mark.parametrize(
     "query",
     ["", " \n", "\x00", "a\x00b", "'; DROP TABLE answers; --", "\ud800", "9**9**9", "🦜" * 1000,
-     "<search>" * 1000, "red " * 250_000, "é" * 1_000_000],
+     "<search>" * 1000, "red " * 60_000, "é" * 250_000],
     ids=["empty", "blank", "nul", "nul inside", "sql", "surrogate", "power", "emoji", "tags",
-         "1 MB of words", "1 MB word"],
+         "240 kB of words", "a word of 500 kB"],
 )  # fmt: skip
 def test_hostile_queries_are_answered(tmp_path, query):
     source = Bm25Source(write_corpus(tmp_path / "c.jsonl", COLOURS))
@@ -196,7 +196,7 @@ def test_rows_with_title_and_text_and_parquet_files_do_as_well(tmp_path):
     assert (grey.id, grey.title, grey.text) == ("1", "", "grey\nstone")
 
 
-@settings(max_examples=20)
+@settings(max_examples=10)
 @given(
     st.text(alphabet=st.characters(), max_size=40), st.text(alphabet=st.characters(), max_size=40)
 )

@@ -12,8 +12,7 @@ import time
 import urllib.error
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
-from http.server import BaseHTTPRequestHandler, HTTPServer
+from contextlib import suppress
 
 import pytest
 from hypothesis import given
@@ -248,31 +247,10 @@ def test_a_reply_of_another_shape_is_refused(reply):
 # services that misbehave
 
 
-@contextmanager
 def answering(*answers: tuple[int, bytes]):
     """A service that gives these answers in turn, the last one for ever; and the list of requests."""
-    seen: list[bytes] = []
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self):
-            seen.append(self.rfile.read(int(self.headers["Content-Length"])))
-            status, body = answers[min(len(seen), len(answers)) - 1]
-            self.send_response(status)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, format, *args): ...
-
-    server = HTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}/retrieve", seen
-    finally:
-        server.shutdown()
-        thread.join(30)
-        server.server_close()
+    left = [Reply(*answer) for answer in answers]
+    return answering_with(lambda _: left.pop(0) if len(left) > 1 else left[0])
 
 
 GOOD = json.dumps({"result": [[{"document": {"contents": "t\nx"}, "score": 1}]]}).encode()

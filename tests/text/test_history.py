@@ -171,7 +171,7 @@ CHATS = {
 }
 
 
-@settings(max_examples=100)
+@settings(max_examples=60)
 @given(talks(), st.sampled_from(sorted(CHATS)))
 def test_to_the_letter_every_turn_is_behind_what_the_template_writes(
     messages: list[dict[str, Any]], name: str
@@ -220,7 +220,7 @@ class AsTheirs:
 
 
 @pytest.mark.peer
-@settings(max_examples=50)
+@settings(max_examples=30)
 @given(talks(), st.booleans())
 def test_contexts_of_qwen3_are_those_of_prime_s_renderer(
     messages: list[dict[str, Any]], has_result: bool

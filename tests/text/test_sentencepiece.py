@@ -107,7 +107,7 @@ def joins(pieces: list[Piece], tokenizer: FastTokenizer) -> bool:
     return any(ids != whole[: len(ids)] for ids in before)
 
 
-@settings(max_examples=150)
+@settings(max_examples=100)
 @given(talks(), st.sampled_from(sorted(TEMPLATES)), st.sampled_from(sorted(TOKENIZERS)))
 def test_pieces_have_the_tokens_of_the_whole(
     messages: list[dict[str, Any]], template: str, kind: str
@@ -129,7 +129,7 @@ def test_pieces_have_the_tokens_of_the_whole(
         last = piece.tokens[-1] if piece.tokens else last
 
 
-@settings(max_examples=150)
+@settings(max_examples=100)
 @given(talks(), st.sampled_from(sorted(TEMPLATES)), st.sampled_from(sorted(TOKENIZERS)))
 def test_a_rollout_of_a_conversation_has_its_tokens(
     messages: list[dict[str, Any]], template: str, kind: str

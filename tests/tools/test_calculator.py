@@ -139,7 +139,7 @@ def test_the_table_holds_tools_under_their_names():
         assert isinstance(tool("\x00 no such thing"), str)
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=120)
 @given(st.text(max_size=400) | st.text(alphabet="0123456789.+-*/() ", max_size=320))
 def test_no_text_makes_the_tool_raise(content: str):
     assert isinstance(Calculator()(content), str)
@@ -152,7 +152,7 @@ TREES = st.recursive(
 )
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=80)
 @given(TREES)
 def test_values_agree_with_python_where_python_is_exact(expression: str):
     exact = re.sub(r"\d+", lambda number: f"F({number.group()})", expression)
@@ -165,7 +165,7 @@ def test_values_agree_with_python_where_python_is_exact(expression: str):
     assert evaluate(expression) == want
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=80)
 @given(st.lists(st.integers(0, 10**30), min_size=6, max_size=6), st.text("+-*", max_size=5))
 def test_whole_numbers_are_worked_as_python_reads_them(numbers: list[int], symbols: str):
     """With a blank before it an operator is left to Python's parser."""

@@ -47,24 +47,20 @@ def test_a_tool_is_a_name_with_arguments_a_class_a_function_or_itself():
 
 
 def test_mistakes_are_named():
-    with pytest.raises(UnknownName, match="did you mean 'calculator'"):
+    with pytest.raises(UnknownName, match="'calculator'"):
         make_tool("calculater")
-    with pytest.raises(ValueError, match="is an instance"):
-        make_tool(Echo(), size=1)
-    with pytest.raises(ValueError, match="is not a tool"):
-        make_tool(3)
-    with pytest.raises(ValueError, match="3 is not a tool"):
-        make_tools(3)
-    with pytest.raises(ValueError, match=r"arguments must be \{name"):
-        make_tools({"calculator": 3})
-    with pytest.raises(ValueError, match="no argument 'max_op'; did you mean 'max_operations'"):
-        make_tool("calculator", max_op=1)
-    with pytest.raises(ValueError, match="no argument 'timout'; did you mean 'timeout'"):
-        make_tool(shout, timout=1)
-    with pytest.raises(ValueError, match="is not a tool"):
-        make_tool(Nameless)
-    with pytest.raises(ValueError, match="needs their addresses"):
-        make_tools("calculator,mcp")
+    for tool, options, said in (
+        (Echo(), {"size": 1}, "is an instance"),
+        (3, {}, "is not a tool"),
+        (Nameless, {}, "is not a tool"),
+        ("calculator", {"max_op": 1}, "'max_op'.*'max_operations'"),
+        (shout, {"timout": 1}, "'timout'.*'timeout'"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            make_tool(tool, **options)
+    for tools, said in ((3, "3"), ({"calculator": 3}, r"\{name"), ("calculator,mcp", "addresses")):
+        with pytest.raises(ValueError, match=said):
+            make_tools(tools)
 
 
 def test_an_answer_that_is_no_text_is_the_tools_fault():
