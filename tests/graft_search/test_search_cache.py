@@ -129,7 +129,7 @@ def test_three_processes_write_at_once_and_what_the_killed_one_stored_is_there(t
                 Hit(str(n), str(name), "x" * 500, n / 7)
             ]
     for n in range(printed[-1] + 1):
-        assert cache.get("w3", f"query {n}", 3) == [Hit(str(n), "3", "x" * 500, n / 7)]
+        assert cache.get("w2", f"query {n}", 3) == [Hit(str(n), "2", "x" * 500, n / 7)]
     cache.close()
     with sqlite3.connect(path) as connection:
         assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)

@@ -66,7 +66,7 @@ def post(url: str, body: bytes, headers: dict[str, str] | None = None) -> tuple[
 
 @pytest.mark.parametrize("wire", ["json", "msgpack"])
 def test_a_client_gets_what_the_source_behind_the_server_finds(url, wire):
-    client = HttpSource(url, wire=wire)
+    client = HttpSource(url, wire=wire, timeout=60)  # a busy machine answers late
     assert client.retrieve(["naïve 東京", "b\nc"], 2) == [
         [Hit("0", "T0", "naïve 東京", 9.0), Hit("1", "T1", "naïve 東京", 8.0)],
         [Hit("0", "T0", "b\nc", 9.0), Hit("1", "T1", "b\nc", 8.0)],
