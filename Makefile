@@ -78,7 +78,7 @@ release:  ## build the wheel into dist/, install it into an empty environment an
 bench: $(TEST)  ## run BENCH, a file of benchmarks/ (default cpu_step, against TRL); ARGS go to it
 	@.venv/bin/python -m benchmarks.$(BENCH) $(ARGS)
 
-trust: $(TEST)  ## run the banks of attacks and failures (ARGS="programs --full"); docs/trust.md has the last full run
+trust: $(TEST)  ## run the banks of attacks and failures (ARGS="programs --full"); docs/security.md has the last full run
 	@.venv/bin/python -m trust $(ARGS)
 
 clean:  ## remove .venv, caches and build outputs; runs/ stays

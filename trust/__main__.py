@@ -22,7 +22,7 @@ SHOWN = 20  # failures named per row; --out has all of them
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m trust", description=__doc__)
     parser.add_argument("banks", nargs="*", help=f"of {', '.join(BANKS)} (default: all)")
-    parser.add_argument("--full", action="store_true", help="the counts of docs/trust.md")
+    parser.add_argument("--full", action="store_true", help="the counts of docs/security.md")
     parser.add_argument("--count", type=int, help="attempts per bank")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, help="write the rows to this JSON file")

@@ -85,7 +85,7 @@ class GpuLayout(NamedTuple):
         if self.kind == SERVERS:
             split = f" --tensor-parallel-size {self.sampler_tp}" * (self.sampler_tp > 1)
             count = self.samplers // self.sampler_tp
-            served = [f"vllm serve MODEL{split} ...   # {count} of them: docs/engines.md"]
+            served = [f"vllm serve MODEL{split} ...   # {count} of them: docs/scale.md"]
             keys = ["engine.name=vllm", "'engine.url=[http://HOST:8000, ...]'"]
         keys += [f"parallel.tp={self.learner_tp}"] * (self.learner_tp > 1)
         keys += ["parallel.shard=false"] * (self.kind == REPLICAS and self.learners > 1)

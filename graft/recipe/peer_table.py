@@ -5,7 +5,7 @@
 A dotted name stands for every key that ends with it, the longest first: "optim.lr" is
 `actor_rollout_ref.actor.optim.lr`; "profiler.*" is every key below a section of that name. The first word
 after the arrow is graft's key, the rest explains the difference; "-": graft has no such key. Indented lines
-continue the one before. `docs/from-trl.md` and `docs/from-verl.md` are made from this table.
+continue the one before. `docs/from-trl-verl.md` is made from this table.
 """
 
 from __future__ import annotations

@@ -30,15 +30,20 @@ FIGURE = re.compile(rf"{NUMBER}e-?\d+|{NUMBER}\s?(?:{UNITS})(?![\w/])|(?<![\w.,]
 
 SETTINGS: dict[str, tuple[str, ...]] = {
     "README.md": ("30% of the examples",),
-    "docs/performance.md": (),
+    "docs/performance.md": ("one process to 1e-5",),
     "docs/plan.md": (
         "a chunk of 650 MB",
         "65,536 tokens or 2 GiB",
         "5% of the memory is kept",
     ),
     "docs/quickstart.md": ("30% call the calculator", "70% guess"),
-    "docs/where.md": ("one process to 1e-5",),
-    "docs/scale.md": ("one process to 1e-5", "gives them 30 seconds", "after about 8 seconds"),
+    "docs/scale.md": (
+        "one process to 1e-5",
+        "gives them 30 seconds",
+        "after about 8 seconds",
+        "the KV cache is 1 GiB",
+        "buckets of 500 MB",
+    ),
     "docs/data.md": (
         "256 MB of columns",
         "a jsonl of 2 GB",
@@ -46,12 +51,10 @@ SETTINGS: dict[str, tuple[str, ...]] = {
         "65% of the cases",
     ),
     "docs/export.md": (),
-    "docs/glossary.md": (),
     "docs/index.md": (),
     "docs/interop.md": (),
     "docs/text.md": (),
     "docs/tools.md": (),
-    "docs/engines.md": ("the KV cache is 1 GiB", "buckets of 500 MB"),
 }
 """Pages without hand-written figures, and their numbers that are limits or settings, not measurements."""
 
