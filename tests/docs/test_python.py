@@ -76,7 +76,7 @@ def run_session(block: Block, names: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("page", pages(PYTHON), ids=lambda page: page.stem)
 def test_python_runs_and_prints_what_the_page_shows(page, tmp_path, monkeypatch):
-    if page.stem == "sandbox" and not any(probe(name).works for name in HAS_OWN_FILES):
+    if page.stem == "security" and not any(probe(name).works for name in HAS_OWN_FILES):
         pytest.skip("the page shows a method with a file tree of its own")
     run_page(page, tmp_path, monkeypatch, with_slow=False)
 
