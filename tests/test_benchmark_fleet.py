@@ -5,6 +5,8 @@ from __future__ import annotations
 import shlex
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import cache
+from itertools import pairwise
 from types import SimpleNamespace
 
 import numpy as np
@@ -69,31 +71,36 @@ def job(work: Workload = ANCHOR, shape=SMALL, **kwargs) -> TrainingJob:
     return TrainingJob(shape, work, **{"spread": 0.0, **kwargs})
 
 
+@cache
+def planner_of(gpus=64, gpu=H200, shape="8B", spread=0.6, longest=16_384, staleness=2) -> Planner:
+    """Of a step with long answers; each search is made once."""
+    wanted = job(STEP, SHAPES[shape], spread=spread, longest=longest, staleness=staleness)
+    return Planner(wanted, gpu, gpus)
+
+
+@cache
+def small(gpus: int) -> Planner:
+    return Planner(job(), H200, gpus)
+
+
 # links
 
 
-def test_a_gather_inside_a_node_brings_all_but_the_own_part_over_nvlink():
+def test_a_gather_is_as_slow_as_the_slower_link():
+    assert H100.gather(1e12, 1) == 0.0
     # 8 GB among 8: each receives 7 GB at 450 GB/s
     assert H100.gather(8e9, 8) == pytest.approx(7e9 / 450e9)
-
-
-def test_a_gather_of_two_nodes_is_as_slow_as_the_slower_link():
     # 16 GB among 16: 15 GB over NVLink take 33 ms; half of it through 8 cards of 50 GB/s, 20 ms
     assert H100.gather(16e9, 16) == pytest.approx(15e9 / 450e9)
-    slow = replace(H100, network=10e9)
-    assert slow.gather(16e9, 16) == pytest.approx(8e9 / 80e9)
-
-
-def test_one_member_per_node_uses_the_network_alone():
+    assert replace(H100, network=10e9).gather(16e9, 16) == pytest.approx(8e9 / 80e9)
     # two GPUs in two nodes: half of 10 GB through one card
     assert H100.gather(10e9, 2, per_node=1) == pytest.approx(5e9 / 50e9)
 
 
 def test_one_gpu_has_no_links():
-    assert H100.gather(1e12, 1) == 0.0
     found = learn_seconds(job(), H200, rates_on(H200, SMALL), 1, 1, MICRO)
     assert (found.gather, found.join) == (0.0, 0.0)
-    best = Planner(job(), H200, 1).best
+    best = small(1).best
     assert best is not None and best.sync == 0.0 and best.layout.samplers == 0
 
 
@@ -109,18 +116,16 @@ def test_nine_tenths_of_the_shorter_hide_behind_the_longer():
     assert Learning(2.0, 10.0, 0.5, 0.1).seconds == pytest.approx(10 + 0.2 + 0.6)
 
 
-@pytest.mark.parametrize("gpus", [8, 24, 64])
+@pytest.mark.parametrize("gpus", [8, 24])
 def test_a_step_never_takes_longer_when_a_link_gets_faster(gpus: int):
-    rng = np.random.default_rng(gpus)
-    for _ in range(2):
-        nvlink, network = 10 ** rng.uniform(10, 12, 2)
-        slow = replace(H100, nvlink=nvlink, network=network)
-        wanted = job(STEP, EIGHT, spread=0.6, longest=16_384, staleness=2)
-        before = Planner(wanted, slow, gpus).best
-        for faster in (replace(slow, nvlink=2 * nvlink), replace(slow, network=3 * network)):
-            after = Planner(wanted, faster, gpus).best
-            assert before is not None and after is not None
-            assert after.step <= before.step * (1 + 1e-9)
+    nvlink, network = 10 ** np.random.default_rng(gpus).uniform(10, 12, 2)
+    links = {"nvlink": nvlink, "network": network}
+    before, *after = [
+        planner_of(gpus, replace(H100, **{**links, **faster})).best
+        for faster in ({}, {"nvlink": 2 * nvlink}, {"network": 3 * network})
+    ]
+    assert before is not None
+    assert all(one is not None and one.step <= before.step * (1 + 1e-9) for one in after)
 
 
 # sampling
@@ -221,6 +226,8 @@ def test_public_shapes_have_their_published_sizes():
         "32B": 32.76, "70B": 70.55,
     }  # fmt: skip
     assert shape_named("8b") is EIGHT
+    with pytest.raises(ConfigError, match="--shape 9X"):
+        shape_named("9X")
     assert [shape_named(name).family for name in ("0.5B", "1.5B", "3b", "7B")] == ["qwen2"] * 4
 
 
@@ -228,8 +235,7 @@ def test_public_shapes_have_their_published_sizes():
 
 
 def test_the_best_split_is_no_worse_than_its_neighbours():
-    planner = Planner(job(STEP, EIGHT, spread=0.6, longest=16_384, staleness=2), H200, 64)
-    best = planner.best
+    planner, best = planner_of(), planner_of().best
     assert best is not None and best.layout.samplers
     for learners in (best.layout.learners - 1, best.layout.learners + 1):
         neighbour = planner.split(best.layout.kind, learners, best.layout.staleness)
@@ -239,16 +245,13 @@ def test_the_best_split_is_no_worse_than_its_neighbours():
 
 
 def test_a_larger_staleness_is_never_slower():
-    steps = [
-        Planner(job(STEP, EIGHT, spread=0.6, longest=16_384, staleness=bound), H200, 64).best
-        for bound in (0, 1, 2, 4)
-    ]
+    steps = [planner_of(staleness=bound).best for bound in (0, 1, 2)]
     seconds = [one.step for one in steps if one is not None]
-    assert len(seconds) == 4 and seconds == sorted(seconds, reverse=True)
+    assert len(seconds) == 3 and seconds == sorted(seconds, reverse=True)
 
 
 def test_apart_and_one_step_ahead_the_slower_side_decides():
-    planner = Planner(job(STEP, EIGHT, spread=0.6, longest=16_384, staleness=1), H200, 64)
+    planner = planner_of(staleness=1)
     turns, ahead = planner.split("workers", 16, 0), planner.split("workers", 16, 1)
     assert turns is not None and ahead is not None
     learn = turns.learning.seconds
@@ -258,9 +261,8 @@ def test_apart_and_one_step_ahead_the_slower_side_decides():
 
 def test_only_what_graft_can_run_is_proposed():
     """Where a GPU holds a whole copy, our own engine samples from one; servers may split theirs."""
-    planner = Planner(job(STEP, EIGHT, spread=0.6, longest=16_384, staleness=2), H200, 64)
-    by_kind = {one.layout.name: one for one in planner.per_kind}
-    assert set(by_kind) == {
+    planner = planner_of()
+    assert {one.layout.name for one in planner.per_kind} == {
         "colocated", "workers", "workers, stale 1", "workers, stale 2",
         "servers", "servers, stale 1", "servers, stale 2",
     }  # replicas of 8B, 18 bytes per parameter, do not fit  # fmt: skip
@@ -273,7 +275,7 @@ def test_only_what_graft_can_run_is_proposed():
 
 
 def test_gpus_that_cannot_hold_a_copy_hold_one_together():
-    planner = Planner(job(STEP, SHAPES["70B"], spread=0.6, longest=8192), H200, 16)
+    planner = planner_of(16, shape="70B", longest=8192, staleness=0)
     assert planner.best is not None
     layout, memory = planner.best.layout, planner.best.learner_memory
     assert layout.kind == "colocated" and layout.sampler_tp == 8
@@ -284,18 +286,16 @@ def test_gpus_that_cannot_hold_a_copy_hold_one_together():
 
 
 PLANNED = [
-    (gpus, name, gpu)
-    for gpu in ("h100", "h200")
-    for name in ("0.6B", "8B", "32B", "70B")
-    for gpus in (2, 8, 16, 64)
+    *[(gpus, name, "h200") for name in ("0.6B", "8B", "70B") for gpus in (2, 16, 64)],
+    *[(8, name, "h100") for name in ("8B", "32B")],
 ]
 
 
 @pytest.mark.parametrize(("gpus", "name", "gpu"), PLANNED)
 def test_every_proposed_layout_is_accepted_where_a_run_is_built(gpus: int, name: str, gpu: str):
     """The checks of `build_run` on the keys of its command, in as many processes as it starts."""
-    planned = job(STEP, SHAPES[name], longest=8192, staleness=1)
-    for one in Planner(planned, GPUS[gpu], gpus).per_kind:
+    planner = planner_of(gpus, GPUS[gpu], name, spread=0.0, longest=8192, staleness=1)
+    for one in planner.per_kind:
         layout = one.layout
         *_, command = layout.commands("quickstart")
         keys = shlex.split(command.partition(" train quickstart")[2])
@@ -323,8 +323,7 @@ def test_torchrun_gets_part_of_a_node_or_whole_nodes():
         assert one.layout.kind == "workers" or learners <= 8 or learners % 8 == 0
 
 
-@pytest.mark.parametrize("gpus", [2, 6, 24])
-@pytest.mark.parametrize("vocab_size", [1000, 1001])
+@pytest.mark.parametrize(("gpus", "vocab_size"), [(2, 1000), (6, 1000), (24, 1000), (24, 1001)])
 def test_learners_are_split_only_as_the_sharded_decoder_allows(gpus: int, vocab_size: int):
     shape = replace(SHAPES["0.6B"], vocab_size=vocab_size, heads=12, kv_heads=4)
     planner = Planner(job(STEP, shape), H200, gpus)
@@ -337,8 +336,8 @@ def test_learners_are_split_only_as_the_sharded_decoder_allows(gpus: int, vocab_
 
 
 def test_a_sync_is_priced_as_it_happens():
-    size, planner = 2 * num_parameters(SMALL), Planner(job(), H200, 8)
-    by_kind = {one.layout.name: one for one in planner.per_kind}
+    size = 2 * num_parameters(SMALL)
+    by_kind = {one.layout.name: one for one in small(8).per_kind}
     assert by_kind["replicas"].sync == 0  # the engine samples from the learner's tensors
     assert by_kind["colocated"].sync == pytest.approx(H200.gather(size, 8))
     learners = by_kind["workers"].layout.learners
@@ -349,41 +348,40 @@ def test_a_sync_is_priced_as_it_happens():
 
 
 def test_a_split_learner_is_slower_than_a_replica_of_it():
-    planner = Planner(job(), H200, 8)
-    by_kind = {one.layout.name: one.learning for one in planner.per_kind}
+    by_kind = {one.layout.name: one.learning for one in small(8).per_kind}
     ratio = by_kind["replicas"].compute / by_kind["colocated"].compute
     assert ratio == pytest.approx(16_400 / 35_100)
-    alone = Planner(job(), H200, 1).best
+    alone = small(1).best
     assert alone is not None
     assert by_kind["replicas"].compute == pytest.approx(alone.learning.compute / 8)
 
 
 @pytest.mark.parametrize("kind", ["colocated", "replicas", "workers", "servers"])
 @pytest.mark.parametrize("gpus", [4, 24])
-def test_the_commands_of_a_layout_have_keys_that_exist(kind: str, gpus: int):
+def test_the_commands_of_a_layout_start_its_processes(kind: str, gpus: int):
     apart = {"learners": gpus // 2, "samplers": gpus // 2, "staleness": 2}
     sides = apart if kind in ("workers", "servers") else {"learners": gpus, "samplers": 0}
     layout = GpuLayout(kind, learner_tp=1, sampler_tp=2 if kind == "servers" else 1, **sides)
     *served, command = layout.commands("quickstart")
     start, _, keys = command.partition(" train quickstart")
-    config = load_config("quickstart", [key for key in shlex.split(keys) if key])
+    config = load_config("quickstart", shlex.split(keys))
     assert config.rollout.staleness == layout.staleness
     assert config.parallel.shard == (kind != "replicas")
+    assert bool(served) == (kind == "servers") == bool(config.engine.url)
     if kind == "workers":
         assert (config.cluster.learners, config.cluster.workers) == (gpus // 2, gpus // 2)
         assert start == "graft" and config.cluster.gpus == 1
     else:
-        arguments = start.split()
-        nodes = int(arguments[arguments.index("--nnodes") + 1]) if "--nnodes" in arguments else 1
-        assert nodes * int(arguments[arguments.index("--nproc-per-node") + 1]) == layout.learners
-    assert bool(served) == (kind == "servers") == bool(config.engine.url)
+        options = dict(pairwise(start.split()))
+        processes = int(options.get("--nnodes", 1)) * int(options["--nproc-per-node"])
+        assert processes == layout.learners
 
 
 # what others and we measured
 
 
 def test_one_h200_is_reproduced():
-    best = Planner(job(), H200, 1).best
+    best = small(1).best
     assert best is not None
     assert best.step == pytest.approx(6.61, rel=0.05)
     assert best.learning.seconds == pytest.approx(2.47, rel=0.05)
@@ -421,9 +419,9 @@ def test_verls_ratios_are_as_far_off_as_documented():
 
 
 def test_more_gpus_stop_helping_where_sampling_takes_turns():
-    (_, eight, _), (_, thirty_two, _), (_, many, _), (_, twice, _) = growth(0, (8, 32, 1024, 2048))
+    (_, eight, _), (_, thirty_two, _), (_, many, _), (_, twice, _) = growth(0, (8, 32, 512, 1024))
     assert thirty_two / eight > 3.5
-    assert twice / many < 1.4
+    assert twice / many < 1.5
 
 
 # the command
@@ -453,9 +451,3 @@ def test_wrong_options_are_refused(capsys, option: tuple[str, str]):
     with pytest.raises(SystemExit):
         main(["--gpus", "8", "--shape", "8B", *option])
     assert option[0] in capsys.readouterr().err
-
-
-def test_shapes_are_known_by_name():
-    assert shape_named("8b") is EIGHT
-    with pytest.raises(ConfigError, match="--shape 9X"):
-        shape_named("9X")

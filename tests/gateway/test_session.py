@@ -19,21 +19,13 @@ from graft.types import Author, Finish, Sampling, Status
 SYSTEM = {"role": "system", "content": "You add numbers."}
 
 
-def run(work: Any) -> Any:
-    return asyncio.run(work)
-
-
-def test_a_conversation_is_one_context_and_its_answers_are_not_rendered_again():
-    gateway = tiny_gateway()
-    session = gateway.open(TASK)
-
-    async def talk() -> list[Any]:
-        (a,) = await session.answer(asks(SYSTEM, "2+3?"))
-        (b,) = await session.answer(asks(SYSTEM, "2+3?", said(a), "and 4?"))
-        (c,) = await session.answer(asks(SYSTEM, "2+3?", said(a), "and 4?", said(b), "and 5?"))
-        return [a, b, c]
-
-    answers = run(talk())
+async def test_a_conversation_is_one_context_and_its_answers_are_not_rendered_again(
+    gateway, session
+):
+    (a,) = await session.answer(asks(SYSTEM, "2+3?"))
+    (b,) = await session.answer(asks(SYSTEM, "2+3?", said(a), "and 4?"))
+    (c,) = await session.answer(asks(SYSTEM, "2+3?", said(a), "and 4?", said(b), "and 5?"))
+    answers = [a, b, c]
     session.reward(1.0)
     leaf = session.end()
     episode = session.forest.episode()
@@ -53,65 +45,50 @@ def test_a_conversation_is_one_context_and_its_answers_are_not_rendered_again():
     assert episode.spans[-1].reward == 1.0
 
 
-def test_what_clients_rewrite_still_continues():
-    gateway = tiny_gateway()
-    session = gateway.open(TASK)
-
-    async def talk() -> None:
-        await session.answer(asks(SYSTEM, "2+3?", tools=(CALCULATOR,)))
-        (done,) = session.history.answers.values()
-        # as if the policy had called: what a client then sends back has another form
-        call = {"name": "add", "arguments": '{"b": [1.0, "x"], "a": 2}'}
-        message = {"role": "assistant", "content": "", "tool_calls": [{"function": call}]}
-        names = names_of([SYSTEM, {"role": "user", "content": "2+3?"}, message], [CALCULATOR])
-        session.history._ends[names[-1]] = done
-        again = {"name": "add", "arguments": {"a": 2.0, "b": [1, "x"]}}
-        text = {
-            "role": "assistant",
-            "content": None,
-            "tool_calls": [{"id": "q", "function": again}],
-        }
-        result = {"role": "tool", "content": "5", "tool_call_id": "q", "name": "add"}
-        await session.answer(asks(SYSTEM, "2+3?", text, result, tools=(CALCULATOR,)))
-
-    run(talk())
+async def test_what_clients_rewrite_still_continues(session):
+    await session.answer(asks(SYSTEM, "2+3?", tools=(CALCULATOR,)))
+    (done,) = session.history.answers.values()
+    # as if the policy had called: what a client then sends back has another form
+    call = {"name": "add", "arguments": '{"b": [1.0, "x"], "a": 2}'}
+    message = {"role": "assistant", "content": "", "tool_calls": [{"function": call}]}
+    names = names_of([SYSTEM, {"role": "user", "content": "2+3?"}, message], [CALCULATOR])
+    session.history._ends[names[-1]] = done
+    again = {"name": "add", "arguments": {"a": 2.0, "b": [1, "x"]}}
+    text = {
+        "role": "assistant",
+        "content": None,
+        "tool_calls": [{"id": "q", "function": again}],
+    }
+    result = {"role": "tool", "content": "5", "tool_call_id": "q", "name": "add"}
+    await session.answer(asks(SYSTEM, "2+3?", text, result, tools=(CALCULATOR,)))
     assert session.counts["roots/first"] == 1 and len(session.contexts) == 1
 
 
-def test_reasoning_may_be_left_out_but_not_changed():
-    gateway = tiny_gateway()
-    session = gateway.open(TASK)
-
-    async def talk() -> None:
-        (a,) = await session.answer(asks("2+3?"))
-        (done,) = session.history.answers.values()
-        done.reasoning = ("add them",)
-        for thought in ("add them", None, "add them\n"):
-            message = {**said(a), "reasoning_content": thought}
-            await session.answer(asks("2+3?", message, f"and {thought!r}?"))
-        assert len(session.contexts) == 1
-        await session.answer(asks("2+3?", {**said(a), "reasoning_content": "guess"}, "and 4?"))
-        assert session.counts["roots/rewritten history"] == 1
-
-    run(talk())
+async def test_reasoning_may_be_left_out_but_not_changed(session):
+    (a,) = await session.answer(asks("2+3?"))
+    (done,) = session.history.answers.values()
+    done.reasoning = ("add them",)
+    for thought in ("add them", None, "add them\n"):
+        message = {**said(a), "reasoning_content": thought}
+        await session.answer(asks("2+3?", message, f"and {thought!r}?"))
+    assert len(session.contexts) == 1
+    await session.answer(asks("2+3?", {**said(a), "reasoning_content": "guess"}, "and 4?"))
+    assert session.counts["roots/rewritten history"] == 1
 
 
-def test_new_roots_have_reasons_and_share_their_first_tokens():
+async def test_new_roots_have_reasons_and_share_their_first_tokens():
     gateway = tiny_gateway(sampling=Sampling(max_tokens=40))
     session = gateway.open(TASK)
     other = {"role": "system", "content": "You add colours."}
 
-    async def talk() -> list[Any]:
-        (a,) = await session.answer(asks(SYSTEM, "2+3?"))
-        (b,) = await session.answer(asks(other, "red+blue?"))
-        (c,) = await session.answer(asks(SYSTEM, "2+3?", tools=(CALCULATOR,)))
-        (d,) = await session.answer(asks(SYSTEM, "2+3?", {**said(a), "content": "6"}, "sure?"))
-        (e,) = await session.answer(asks(SYSTEM, "9+9?"))
-        (f,) = await session.answer(asks(SYSTEM, f"So far: {d.content}. Go on"))
-        (g,) = await session.answer(replace(asks(SYSTEM, "2+3?"), agent="helper-1"))
-        return [a, b, c, d, e, f, g]
-
-    answers = run(talk())
+    (a,) = await session.answer(asks(SYSTEM, "2+3?"))
+    (b,) = await session.answer(asks(other, "red+blue?"))
+    (c,) = await session.answer(asks(SYSTEM, "2+3?", tools=(CALCULATOR,)))
+    (d,) = await session.answer(asks(SYSTEM, "2+3?", {**said(a), "content": "6"}, "sure?"))
+    (e,) = await session.answer(asks(SYSTEM, "9+9?"))
+    (f,) = await session.answer(asks(SYSTEM, f"So far: {d.content}. Go on"))
+    (g,) = await session.answer(replace(asks(SYSTEM, "2+3?"), agent="helper-1"))
+    answers = [a, b, c, d, e, f, g]
     session.end()
     reasons = {name: n for name, n in session.counts.items() if name.startswith("roots/")}
     assert reasons == {
@@ -132,17 +109,14 @@ def test_new_roots_have_reasons_and_share_their_first_tokens():
     check_exact(episode, gateway, [one.tokens for one in answers])
 
 
-def test_a_conversation_that_another_agent_takes_over_stays_the_main_one():
+async def test_a_conversation_that_another_agent_takes_over_stays_the_main_one():
     gateway = tiny_gateway(sampling=Sampling(max_tokens=40))
     session = gateway.open(TASK)
     other = {"role": "system", "content": "You check sums."}
 
-    async def talk() -> None:
-        (a,) = await session.answer(asks(SYSTEM, "2+3?"))
-        await session.answer(asks(other, "2+3?", said(a), "check it"))
-        await session.answer(asks(other, "4+4?"))
-
-    run(talk())
+    (a,) = await session.answer(asks(SYSTEM, "2+3?"))
+    await session.answer(asks(other, "2+3?", said(a), "check it"))
+    await session.answer(asks(other, "4+4?"))
     assert [(one.reason, one.role) for one in session.contexts] == [
         ("first", "main"),
         ("other system prompt", "main"),
@@ -150,25 +124,22 @@ def test_a_conversation_that_another_agent_takes_over_stays_the_main_one():
     ]
 
 
-def test_a_new_root_names_the_first_thing_that_changed():
+async def test_a_new_root_names_the_first_thing_that_changed():
     gateway = tiny_gateway(sampling=Sampling(max_tokens=8))
     session = gateway.open(TASK)
     calls = {"tool_calls": [{"function": {"name": "add", "arguments": '{"a": 2}'}}]}
 
-    async def talk() -> None:
-        (a,) = await session.answer(asks(SYSTEM, "2+3?"))
-        (done,) = session.history.answers.values()
-        said_a = said(a)
-        await session.answer(asks({**SYSTEM, "content": "You add colours."}, "2+3?"))
-        await session.answer(asks(SYSTEM, "2+3?", {"role": "assistant", **calls}, "sure?"))
-        await session.answer(asks(SYSTEM, "2+3?", tools=(CALCULATOR,)))
-        long = "x" * 300
-        await session.answer(asks(SYSTEM, f"2+3?{long}1"))
-        await session.answer(asks(SYSTEM, f"2+3?{long}2"))
-        done.reasoning = ("add them",)
-        await session.answer(asks(SYSTEM, "2+3?", {**said_a, "reasoning_content": "guess"}, "4?"))
-
-    run(talk())
+    (a,) = await session.answer(asks(SYSTEM, "2+3?"))
+    (done,) = session.history.answers.values()
+    said_a = said(a)
+    await session.answer(asks({**SYSTEM, "content": "You add colours."}, "2+3?"))
+    await session.answer(asks(SYSTEM, "2+3?", {"role": "assistant", **calls}, "sure?"))
+    await session.answer(asks(SYSTEM, "2+3?", tools=(CALCULATOR,)))
+    long = "x" * 300
+    await session.answer(asks(SYSTEM, f"2+3?{long}1"))
+    await session.answer(asks(SYSTEM, f"2+3?{long}2"))
+    done.reasoning = ("add them",)
+    await session.answer(asks(SYSTEM, "2+3?", {**said_a, "reasoning_content": "guess"}, "4?"))
     changes = [one.change for one in session.contexts]
     assert changes[0] is None
     assert changes[1] == PromptChange(
@@ -183,19 +154,13 @@ def test_a_new_root_names_the_first_thing_that_changed():
     assert session.end().info["contexts"][1]["change"]["after"] == "system: You add colours."
 
 
-def test_a_prompt_that_repeats_an_answer_runs_through_it_and_trains_it_once():
+async def test_a_prompt_that_repeats_an_answer_runs_through_it_and_trains_it_once():
     gateway = tiny_gateway(sampling=Sampling(max_tokens=40))
     session = gateway.open(TASK)
-
-    async def talk() -> list[Any]:
-        (a,) = await session.answer(asks(SYSTEM, "2+3?"))
-        # an answer that the client begins: the history is rendered, and happens to be what was sampled
-        (b,) = await session.answer(
-            asks(SYSTEM, "2+3?", {**said(a), "reasoning_content": "x"}, "?")
-        )
-        return [a, b]
-
-    answers = run(talk())
+    (a,) = await session.answer(asks(SYSTEM, "2+3?"))
+    # an answer that the client begins: the history is rendered, and happens to be what was sampled
+    (b,) = await session.answer(asks(SYSTEM, "2+3?", {**said(a), "reasoning_content": "x"}, "?"))
+    answers = [a, b]
     session.end()
     episode = session.forest.episode()
     assert len(episode.leaves[0].tips) == 2 - (
@@ -204,15 +169,11 @@ def test_a_prompt_that_repeats_an_answer_runs_through_it_and_trains_it_once():
     check_exact(episode, gateway, [one.tokens for one in answers])
 
 
-def test_attempts_at_one_task_share_the_prompt_and_not_their_answers():
-    gateway = tiny_gateway()
+async def test_attempts_at_one_task_share_the_prompt_and_not_their_answers(gateway):
     forest = gateway.forest(TASK)
     sessions = [gateway.open(TASK, forest=forest, number=n) for n in range(4)]
-
-    async def talk() -> list[Any]:
-        return await asyncio.gather(*(one.answer(asks(SYSTEM, "2+3?")) for one in sessions))
-
-    answers = [one for (one,) in run(talk())]
+    asked = await asyncio.gather(*(one.answer(asks(SYSTEM, "2+3?")) for one in sessions))
+    answers = [one for (one,) in asked]
     for number, session in enumerate(reversed(sessions)):
         session.reward(number / 4)
         session.end()
@@ -223,23 +184,17 @@ def test_attempts_at_one_task_share_the_prompt_and_not_their_answers():
     check_exact(episode, gateway, [one.tokens for one in answers])
 
 
-def test_a_retry_gets_the_same_answer_and_parallel_requests_are_siblings():
-    gateway = tiny_gateway()
-    session = gateway.open(TASK)
-
-    async def talk() -> list[Any]:
-        (a,) = await session.answer(asks("2+3?"))
-        (again,) = await session.answer(asks("2+3?"))
-        assert again is a and session.counts["retries"] == 1
-        (hot,) = await session.answer(asks("2+3?", seed=1))
-        assert hot is not a
-        more = await asyncio.gather(
-            *(session.answer(asks("2+3?", said(a), "and 4?")) for _ in range(3))
-        )
-        many = await session.answer(asks("2+3?", said(a), "and 5?", n=2))
-        return [a, hot, *(one for (one,) in more), *many]
-
-    answers = run(talk())
+async def test_a_retry_gets_the_same_answer_and_parallel_requests_are_siblings(gateway, session):
+    (a,) = await session.answer(asks("2+3?"))
+    (again,) = await session.answer(asks("2+3?"))
+    assert again is a and session.counts["retries"] == 1
+    (hot,) = await session.answer(asks("2+3?", seed=1))
+    assert hot is not a
+    more = await asyncio.gather(
+        *(session.answer(asks("2+3?", said(a), "and 4?")) for _ in range(3))
+    )
+    many = await session.answer(asks("2+3?", said(a), "and 5?", n=2))
+    answers = [a, hot, *(one for (one,) in more), *many]
     session.end()
     assert len({one.id for one in answers}) == 7
     episode = session.forest.episode()
@@ -247,21 +202,17 @@ def test_a_retry_gets_the_same_answer_and_parallel_requests_are_siblings():
     check_exact(episode, gateway, [one.tokens for one in answers])
 
 
-def test_a_client_that_leaves_ends_its_sample_which_is_kept_and_not_trained():
+async def test_a_client_that_leaves_ends_its_sample_which_is_kept_and_not_trained():
     gateway = tiny_gateway(sampling=Sampling(max_tokens=2000, min_tokens=2000))
     session = gateway.open(TASK)
-
-    async def talk() -> Any:
-        call = asyncio.ensure_future(session.answer(asks("2+3?")))
-        while not any(len(live.context.tokens) > 60 for live in session._lives):
-            await asyncio.sleep(0)
-        call.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await call
-        gateway.policy.sampling = Sampling(max_tokens=8)
-        return (await session.answer(asks("2+3?")))[0]
-
-    answer = run(talk())
+    call = asyncio.ensure_future(session.answer(asks("2+3?")))
+    while not any(len(live.context.tokens) > 60 for live in session._lives):
+        await asyncio.sleep(0)
+    call.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await call
+    gateway.policy.sampling = Sampling(max_tokens=8)
+    answer = (await session.answer(asks("2+3?")))[0]
     leaf = session.end()
     assert leaf.metrics["agent/dropped"] == 1.0 and leaf.metrics["turns"] == 1.0
     episode = session.forest.episode()
@@ -271,55 +222,49 @@ def test_a_client_that_leaves_ends_its_sample_which_is_kept_and_not_trained():
     check_exact(episode, gateway, [answer.tokens])
 
 
-def test_limits_end_in_refusals_and_a_truncated_leaf():
+async def test_limits_end_in_refusals_and_a_truncated_leaf():
     gateway = tiny_gateway(max_calls=2, max_context=100)
     session = gateway.open(TASK)
-
-    async def talk() -> None:
-        with pytest.raises(RefusedRequest, match="a context may have 100") as refused:
-            await session.answer(asks("2" * 200))
-        assert refused.value.kind == "context_length"
-        await session.answer(asks("2+3?"))
-        await session.answer(asks("2+4?"))
-        with pytest.raises(RefusedRequest, match="may make 2 calls of the policy"):
-            await session.answer(asks("2+5?"))
-
-    run(talk())
+    with pytest.raises(RefusedRequest, match="a context may have 100") as refused:
+        await session.answer(asks("2" * 200))
+    assert refused.value.kind == "context_length"
+    await session.answer(asks("2+3?"))
+    await session.answer(asks("2+4?"))
+    with pytest.raises(RefusedRequest, match="may make 2 calls of the policy"):
+        await session.answer(asks("2+5?"))
     assert session.end().status is Status.TRUNCATED
     assert gateway.find(session.key) is None and gateway.get(session.id) is None
     with pytest.raises(RefusedRequest, match="has ended"):
-        run(session.answer(asks("2+3?")))
+        await session.answer(asks("2+3?"))
 
 
-def test_the_clients_temperature_is_overridden_or_honoured_and_then_not_trained():
+async def test_the_clients_temperature_is_overridden_or_honoured_and_then_not_trained():
     for honour in (False, True):
         gateway = tiny_gateway(honour_client=honour)
         session = gateway.open(TASK)
-        (warm,) = run(session.answer(asks("2+3?")))
-        (cold,) = run(session.answer(asks("2+3?", temperature=0.0)))
-        (same,) = run(session.answer(asks("2+3?", temperature=1.0)))
+        (warm,) = await session.answer(asks("2+3?"))
+        (cold,) = await session.answer(asks("2+3?", temperature=0.0))
+        (same,) = await session.answer(asks("2+3?", temperature=1.0))
         session.end()
         trained = [warm.tokens, same.tokens] + ([] if honour else [cold.tokens])
         check_exact(session.forest.episode(), gateway, trained)
         assert session.counts["sampling_overridden"] == (0 if honour else 1)
 
 
-def test_roles_that_are_not_trained_are_recorded():
+async def test_roles_that_are_not_trained_are_recorded():
     gateway = tiny_gateway(trained_roles=("main",))
     session = gateway.open(TASK)
-    (main,) = run(session.answer(asks(SYSTEM, "2+3?")))
-    run(session.answer(asks({"role": "system", "content": "Help."}, "2+3?")))
+    (main,) = await session.answer(asks(SYSTEM, "2+3?"))
+    await session.answer(asks({"role": "system", "content": "Help."}, "2+3?"))
     session.end()
     episode = session.forest.episode()
     assert len(episode.leaves[0].tips) == 2
     check_exact(episode, gateway, [main.tokens])
 
 
-def test_rewards_of_single_answers_add_up():
-    gateway = tiny_gateway()
-    session = gateway.open(TASK)
-    (a,) = run(session.answer(asks("2+3?")))
-    run(session.answer(asks("2+3?", said(a), "and?")))
+async def test_rewards_of_single_answers_add_up(session):
+    (a,) = await session.answer(asks("2+3?"))
+    await session.answer(asks("2+3?", said(a), "and?"))
     session.reward(0.25, a.id)
     session.reward(1.0)
     with pytest.raises(RefusedRequest, match="no answer of this session"):
@@ -339,41 +284,39 @@ def test_a_session_without_a_call_is_a_failed_attempt():
     assert session.forest.episode().leaves == [leaf]
 
 
-def test_the_draws_of_an_attempt_do_not_depend_on_what_runs_beside_it():
-    def answers(numbers: list[int]) -> dict[int, tuple[int, ...]]:
+async def test_the_draws_of_an_attempt_do_not_depend_on_what_runs_beside_it():
+    async def answers(numbers: list[int]) -> dict[int, tuple[int, ...]]:
         gateway = tiny_gateway()
         forest = gateway.forest(TASK)
-        sessions = {n: gateway.open(TASK, forest=forest, number=n, salt=7) for n in numbers}
+        sessions = [gateway.open(TASK, forest=forest, number=n, salt=7) for n in numbers]
+        answers = await asyncio.gather(*(session.answer(asks("2+3?")) for session in sessions))
+        return {n: one.tokens for n, (one,) in zip(numbers, answers, strict=True)}
 
-        async def talk() -> list[Any]:
-            return await asyncio.gather(*(s.answer(asks("2+3?")) for s in sessions.values()))
-
-        return dict(zip(sessions, [one.tokens for (one,) in run(talk())], strict=True))
-
-    assert answers([0, 1, 2])[1] == answers([1])[1] == answers([2, 1])[1]
+    both, alone, other = [await answers(numbers) for numbers in ([0, 1, 2], [1], [2, 1])]
+    assert both[1] == alone[1] == other[1]
 
 
-def test_an_engine_that_fails_or_is_late_is_a_status_of_the_attempt():
+async def test_an_engine_that_fails_or_is_late_is_a_status_of_the_attempt():
     gateway = tiny_gateway(deadline=0.05, sampling=Sampling(max_tokens=4000, min_tokens=4000))
     session = gateway.open(TASK)
     with pytest.raises(RefusedRequest, match="waited") as refused:
-        run(session.answer(asks("2+3?")))
+        await session.answer(asks("2+3?"))
     assert refused.value.kind == "overloaded" and session.end().status is Status.TIMEOUT
     session = gateway.open(TASK)
     with pytest.raises(RefusedRequest, match="waited"):
-        run(session.answer(asks("2+3?")))
+        await session.answer(asks("2+3?"))
     gateway.policy.deadline, gateway.policy.sampling = 60.0, Sampling(max_tokens=8)
-    run(session.answer(asks("2+3?")))  # the client has asked again
+    await session.answer(asks("2+3?"))  # the client has asked again
     assert session.end().status is Status.DONE
     gateway = tiny_gateway()
     gateway.policy.engine.close()
     session = gateway.open(TASK)
     with pytest.raises(RefusedRequest) as refused:
-        run(session.answer(asks("2+3?")))
+        await session.answer(asks("2+3?"))
     assert refused.value.kind == "internal" and session.end().status is Status.ENGINE_ERROR
 
 
-def test_a_fork_repeats_recorded_calls_and_then_samples_its_own():
+async def test_a_fork_repeats_recorded_calls_and_then_samples_its_own():
     gateway = tiny_gateway()
     forest = gateway.forest(TASK)
 
@@ -386,13 +329,13 @@ def test_a_fork_repeats_recorded_calls_and_then_samples_its_own():
         return answers
 
     first = gateway.open(TASK, forest=forest, number=0)
-    told = run(attempt(first, ["five", "six"]))
+    told = await attempt(first, ["five", "six"])
     fork = gateway.open(TASK, forest=forest, number=1, replay=first.record[:2])
-    again = run(attempt(fork, ["five", "six"]))
+    again = await attempt(fork, ["five", "six"])
     assert again[:2] == told[:2] and again[2].tokens != told[2].tokens
     lost = gateway.open(TASK, forest=forest, number=2, replay=first.record[:2])
     with pytest.raises(RefusedRequest, match="did not repeat"):
-        run(attempt(lost, ["seven", "six"]))
+        await attempt(lost, ["seven", "six"])
     leaves = [one.end() for one in (first, fork, lost)]
     assert [leaf.status for leaf in leaves] == [Status.DONE, Status.DONE, Status.ABORTED]
     episode = forest.episode()
@@ -438,13 +381,13 @@ def _patched(context: Any, sample: Any) -> Any:
 
 
 @pytest.mark.parametrize("history", ["append", "template"])
-def test_a_template_that_drops_earlier_thoughts_is_followed_or_appended_to(history: str):
+async def test_a_template_that_drops_earlier_thoughts_is_followed_or_appended_to(history: str):
     gateway = tiny_gateway(template=QWEN3, history=history)
     scripted(gateway, "<think>\nadd\n</think>\n\n5", "<think>\nmore\n</think>\n\n9")
     session = gateway.open(TASK)
-    (a,) = run(session.answer(asks("2+3?")))
+    (a,) = await session.answer(asks("2+3?"))
     assert (a.reasoning, a.content) == ("add", "5")
-    (b,) = run(session.answer(asks("2+3?", said(a), "and 4?")))
+    (b,) = await session.answer(asks("2+3?", said(a), "and 4?"))
     session.end()
     episode = session.forest.episode()
     decode = gateway.policy.chat.tokenizer.decode
@@ -467,50 +410,47 @@ def test_a_template_that_drops_earlier_thoughts_is_followed_or_appended_to(histo
     assert int(rows.mask.sum()) == len(a.tokens) + len(b.tokens)
 
 
-def test_a_summary_quoted_in_part_is_a_compaction_and_keeps_its_turn():
+async def test_a_summary_quoted_in_part_is_a_compaction_and_keeps_its_turn():
     gateway = tiny_gateway(trained_roles=("main",))
     scripted(gateway, "4", "<summary>\nThe numbers were two and two.\n</summary>", "5")
     session = gateway.open(TASK)
-    (a,) = run(session.answer(asks(SYSTEM, "2+2?")))
-    run(session.answer(asks(SYSTEM, "2+2?", said(a), "Summarise.")))
+    (a,) = await session.answer(asks(SYSTEM, "2+2?"))
+    await session.answer(asks(SYSTEM, "2+2?", said(a), "Summarise."))
     quoted = "Continued. The numbers were two and two."
-    (c,) = run(session.answer(asks(SYSTEM, quoted, said(a), "Go on.")))
+    (c,) = await session.answer(asks(SYSTEM, quoted, said(a), "Go on."))
     session.end()
     assert session.counts["roots/compaction"] == 1
     batch = to_batch(trajectories_of([session.forest.episode()]))
     assert int(batch.mask.sum()) == len(a.tokens) + len(c.tokens)  # the summary is not trained
 
 
-def test_an_answer_that_is_shown_again_is_no_summary():
+async def test_an_answer_that_is_shown_again_is_no_summary():
     gateway = tiny_gateway(trained_roles=("main",))
     long = "\n".join(f"{n}. a line that is long enough to be found." for n in range(5))
     scripted(gateway, "The sum of the numbers is four.", "yes", long, "yes")
     session = gateway.open(TASK)
-    (a,) = run(session.answer(asks("2+2?")))  # a solver and a checker without system prompts
-    run(session.answer(asks(f"Is this right? {a.content}")))
-    (c,) = run(session.answer(asks("2+2?", said(a), "Explain.")))
-    run(session.answer(asks(f"Is this line right? {c.content.splitlines()[0]}")))
+    (a,) = await session.answer(asks("2+2?"))  # a solver and a checker without system prompts
+    await session.answer(asks(f"Is this right? {a.content}"))
+    (c,) = await session.answer(asks("2+2?", said(a), "Explain."))
+    await session.answer(asks(f"Is this line right? {c.content.splitlines()[0]}"))
     assert [one.reason for one in session.contexts] == ["first", *["new conversation"] * 2]
     assert all(one.role == "main" for one in session.history.answers.values())
 
 
-def test_a_context_begins_after_an_answer_of_its_own_agent_a_sub_agents_after_the_main_ones():
-    gateway = tiny_gateway()
-    session = gateway.open(TASK)
+async def test_a_context_begins_after_an_answer_of_its_own_agent_a_sub_agents_after_the_main_ones(
+    session,
+):
     one, two = ({"role": "system", "content": f"You search {name}."} for name in "ab")
 
-    async def talk() -> list[Any]:
-        (a,) = await session.answer(asks(SYSTEM, "2+2?"))
-        (b,) = await session.answer(asks(one, "look"))
-        (c,) = await session.answer(asks(two, "look"))  # beside it, not below it
-        (d,) = await session.answer(asks(SYSTEM, "2+2?", said(a), "more"))
-        (e,) = await session.answer(asks(one, "look", said(b), "more"))
-        await session.answer(asks(SYSTEM, "another question"))  # of the main agent
-        await session.answer(asks(one, "look elsewhere"))
-        await session.answer(replace(asks(SYSTEM, "2+2?"), agent="named"))
-        return [a, b, c, d, e]
-
-    a, _, _, d, e = run(talk())
+    (a,) = await session.answer(asks(SYSTEM, "2+2?"))
+    (b,) = await session.answer(asks(one, "look"))
+    (c,) = await session.answer(asks(two, "look"))  # beside it, not below it
+    (d,) = await session.answer(asks(SYSTEM, "2+2?", said(a), "more"))
+    (e,) = await session.answer(asks(one, "look", said(b), "more"))
+    await session.answer(asks(SYSTEM, "another question"))  # of the main agent
+    await session.answer(asks(one, "look elsewhere"))
+    await session.answer(replace(asks(SYSTEM, "2+2?"), agent="named"))
+    a, _, _, d, e = [a, b, c, d, e]
     main = session.contexts[3].answers[0]
     assert [one.reason for one in session.contexts] == [
         "first", "sub-agent", "sub-agent", "new conversation", "new conversation", "sub-agent",
@@ -518,7 +458,7 @@ def test_a_context_begins_after_an_answer_of_its_own_agent_a_sub_agents_after_th
     assert [one.after for one in session.contexts] == ["", a.id, a.id, d.id, e.id, main]
 
 
-def test_system_messages_inside_a_conversation_become_the_users_where_a_template_refuses_them():
+async def test_system_messages_inside_a_conversation_become_the_users_where_a_template_refuses_them():
     refusing = (
         "{% for m in messages[1:] %}{% if m.role == 'system' %}{{ raise_exception('no') }}{% endif %}"
         "{% endfor %}"
@@ -526,8 +466,8 @@ def test_system_messages_inside_a_conversation_become_the_users_where_a_template
     for template, role in ((QWEN3, "system"), (refusing + QWEN3, "user")):
         gateway = tiny_gateway(template=template)
         session = gateway.open(TASK)
-        (a,) = run(session.answer(asks(SYSTEM, "2+2?")))
-        run(session.answer(asks(SYSTEM, "2+2?", said(a), {"role": "system", "content": "Note."})))
+        (a,) = await session.answer(asks(SYSTEM, "2+2?"))
+        await session.answer(asks(SYSTEM, "2+2?", said(a), {"role": "system", "content": "Note."}))
         session.end()
         (row,) = session.forest.episode().trajectories()
         assert f"<|im_start|>{role}\nNote.<|im_end|>" in gateway.policy.chat.tokenizer.decode(
@@ -535,13 +475,13 @@ def test_system_messages_inside_a_conversation_become_the_users_where_a_template
         )
 
 
-def test_tools_are_refused_where_the_policy_s_calls_could_not_be_read():
+async def test_tools_are_refused_where_the_policy_s_calls_could_not_be_read():
     odd = TEMPLATES["chatml"].replace(
         "function.arguments | tojson", "function.arguments.values() | join(' ')"
     )
     session = tiny_gateway(template=odd).open(TASK)
     for _ in range(2):  # a retry, too
         with pytest.raises(RefusedRequest, match=r"'\\n<tool_call>.*cannot be read") as refused:
-            run(session.answer(replace(asks("2+2?"), tools=(CALCULATOR,))))
+            await session.answer(replace(asks("2+2?"), tools=(CALCULATOR,)))
         assert refused.value.param == "tools"
-    assert len(run(session.answer(asks("2+2?")))) == 1
+    assert len(await session.answer(asks("2+2?"))) == 1
