@@ -19,147 +19,94 @@ MARKER = re.compile(r"<!--/?n[^>]*-->")  # of scripts/numbers.py
 WHOLE = MARKER.sub("", (ROOT / "docs" / "originals.md").read_text(encoding="utf-8"))
 PAGE = WHOLE.partition("\n## GEM's scripts\n")[0]
 """What the page claims; settings and measurements of single originals follow on it."""
-STARTS = "tests/recipes/test_recipes.py::test_a_recipe_starts_with_the_rows_of_the_original"
-HERE = "tests/docs/test_originals.py::"
-RULES = "tests/rewards/test_original_rules.py::"
-GEM = "tests/graft_interop/test_gem_prompts.py::"
-CPO = "tests/rollout/test_rollout_counterfactual.py::"
-FORKS = "tests/rollout/test_rollout_branching.py::"
-EVAL = "tests/train/test_eval_settings.py::"
 
 CLAIMS = {
-    "`graft recipes` lists": "tests/recipes/test_recipes.py::test_the_list_names_what_is_missing_here",
-    "Models and datasets have": f"{HERE}test_recipes_name_models_of_the_hub",
+    "`graft recipes` lists": "test_the_list_names_what_is_missing_here",
+    "Models and datasets have": "test_recipes_name_models_of_the_hub",
     # EARL
-    "`bash examples/earl_trainer": STARTS,
-    "`exps/train/*.sh`": f"{HERE}test_the_recipes_of_earl_are_those_of_the_table",
-    "`data.train_files=X.parquet`": (
-        "tests/recipes/test_expa_files.py::test_a_recipe_runs_with_the_files_of_the_original"
-    ),
-    "`algorithm.adv_estimator": "tests/algos/test_presets.py::test_published_settings",
-    "`earl.training.tools=[swap]`": f"{HERE}test_tools_that_cpo_forces_are_not_the_tools_of_the_head",
-    "`earl.training.loss": f"{HERE}test_the_sft_stage_of_earl_has_its_kl",
-    "`examples/earl_dataset": (
-        "tests/graft_envs/earl/test_earl_rows.py::test_made_tasks_are_rows_of_the_original_and_are_read_back"
-    ),
-    "`trainer.val_only": "tests/evaluate/test_sets.py::test_the_rows_of_the_run_stay_its_own",
-    "the analysis of countdown": "tests/evaluate/test_countdown_use.py::test_files_of_earls_validation",
-    "Equal: rewards by `data_source`": f"{RULES}test_rows_of_earl_earn_what_earl_pays",
-    "Equal: tool files": (
-        "tests/actions/test_action_files.py::test_keys_without_meaning_in_earls_files_are_left_out_with_a_note"
-    ),
-    "Equal: in a group that failed": (
-        f"{CPO}test_the_forced_decision_is_trained_with_what_the_policy_thought_of_it"
-    ),
-    "Different: a forked attempt": f"{CPO}test_a_twin_computes_nothing_again_that_it_shares",
-    "Different: actions need": (
-        "tests/train/test_external_runs.py::test_what_engines_of_others_cannot_do_is_refused"
-    ),
+    "`bash examples/earl_trainer": "test_a_recipe_starts_with_the_rows_of_the_original",
+    "`exps/train/*.sh`": "test_the_recipes_of_earl_are_those_of_the_table",
+    "`data.train_files=X.parquet`": "test_a_recipe_runs_with_the_files_of_the_original",
+    "`algorithm.adv_estimator": "test_published_settings",
+    "`earl.training.tools=[swap]`": "test_tools_that_cpo_forces_are_not_the_tools_of_the_head",
+    "`earl.training.loss": "test_the_sft_stage_of_earl_has_its_kl",
+    "`examples/earl_dataset": "test_made_tasks_are_rows_of_the_original_and_are_read_back",
+    "`trainer.val_only": "test_the_rows_of_the_run_stay_its_own",
+    "the analysis of countdown": "test_files_of_earls_validation",
+    "Equal: rewards by `data_source`": "test_rows_of_earl_earn_what_earl_pays",
+    "Equal: tool files": "test_keys_without_meaning_in_earls_files_are_left_out_with_a_note",
+    "Equal: in a group that failed":
+        "test_the_forced_decision_is_trained_with_what_the_policy_thought_of_it",
+    "Different: a forked attempt": "test_a_twin_computes_nothing_again_that_it_shares",
+    "Different: actions need": "test_what_engines_of_others_cannot_do_is_refused",
     # GEM
-    '`gem.make("game': (
-        "tests/envs/test_env_conformance.py::test_every_id_of_the_specification_is_there"
-    ),
-    "`gem.print_envs()`": (
-        "tests/test_envs_command.py::test_the_list_names_every_env_once_with_what_it_needs"
-    ),
-    "`get_wrapper_fns": "tests/envs/test_wrappers.py::test_prompts_and_counters_are_gems",
-    "`train_oat.py": f"{HERE}test_the_recipe_of_guess_the_number_has_the_flags_of_the_script",
-    "its other flags": f"{HERE}test_the_table_of_flags_names_keys_of_a_recipe",
-    "`--prompt_template": "tests/text/test_gem_templates.py::test_a_prompt_is_gems",
-    "`train_oat_mt.py`": "tests/train/test_turn_critic.py::test_a_toy_run_learns",
-    "the retrieval server": (
-        "tests/graft_search/test_search_dense.py::"
-        "test_a_prebuilt_index_is_served_to_gems_and_search_r1s_clients"
-    ),
-    "two environments": (
-        "tests/train/test_mix.py::test_a_run_of_a_mix_reports_each_environment_and_resumes_exactly"
-    ),
-    "Equal: the questions of the": f"{GEM}test_questions_are_gems_to_the_character",
-    "Equal: the questions of reasoning": (
-        f"{GEM}test_reasoning_gyms_questions_are_gems_to_the_character"
-    ),
-    "Equal: a response that is cut off": (
-        "tests/rollout/test_cut_turns.py::test_a_cut_response_costs_what_gems_environments_say"
-    ),
-    "Equal: rewards of the question sets": f"{RULES}test_questions_pay_what_gem_pays",
-    "Equal: rewards of mathematics": f"{RULES}test_mathematics_pays_what_gem_pays",
-    "Equal: rewards of programs": (
-        f"{RULES}test_programs_pay_what_gem_pays {GEM}test_the_graded_program_is_gems"
-    ),
-    "Equal: the history": "tests/envs/test_wrappers.py::test_prompts_and_counters_are_gems",
-    "Equal: return batch": (
-        "tests/algos/test_credit.py::test_rebn_counts_every_turn_once_whatever_its_length"
-    ),
-    "Different: the sentences": f"{GEM}test_games_and_tools_have_sentences_of_their_own",
-    "Different: a step": f"{HERE}test_the_recipe_of_guess_the_number_has_the_flags_of_the_script",
+    '`gem.make("game': "test_every_id_of_the_specification_is_there",
+    "`gem.print_envs()`": "test_the_list_names_every_env_once_with_what_it_needs",
+    "`get_wrapper_fns": "test_prompts_and_counters_are_gems",
+    "`train_oat.py": "test_the_recipe_of_guess_the_number_has_the_flags_of_the_script",
+    "its other flags": "test_the_table_of_flags_names_keys_of_a_recipe",
+    "`--prompt_template": "test_a_prompt_is_gems",
+    "`train_oat_mt.py`": "test_a_toy_run_learns",
+    "the retrieval server": "test_a_prebuilt_index_is_served_to_gems_and_search_r1s_clients",
+    "two environments": "test_a_run_of_a_mix_reports_each_environment_and_resumes_exactly",
+    "Equal: the questions of the": "test_questions_are_gems_to_the_character",
+    "Equal: the questions of reasoning": "test_reasoning_gyms_questions_are_gems_to_the_character",
+    "Equal: a response that is cut off": "test_a_cut_response_costs_what_gems_environments_say",
+    "Equal: rewards of the question sets": "test_questions_pay_what_gem_pays",
+    "Equal: rewards of mathematics": "test_mathematics_pays_what_gem_pays",
+    "Equal: rewards of programs": "test_programs_pay_what_gem_pays test_the_graded_program_is_gems",
+    "Equal: the history": "test_prompts_and_counters_are_gems",
+    "Equal: return batch": "test_rebn_counts_every_turn_once_whatever_its_length",
+    "Different: the sentences": "test_games_and_tools_have_sentences_of_their_own",
+    "Different: a step": "test_the_recipe_of_guess_the_number_has_the_flags_of_the_script",
     # EasyRL
-    "the start script": STARTS,
-    "columns `prompt`": "tests/data/test_layouts.py::test_what_is_not_used_of_a_row_goes_to_the_meta",
-    "validation with its own": f"{EVAL}test_held_out_attempts_have_the_settings_of_the_section",
-    "`{source}/pass@{k}`": f"{EVAL}test_scores_by_source_with_pass_at_k",
-    "vLLM on the GPUs": (
-        "tests/train/test_external_runs.py::test_vllm_that_two_processes_hold_serves_the_weights_of_each_step"
-    ),
-    "Equal: advantages have the group's": "tests/algos/test_presets.py::test_grpo_by_hand",
-    "Different: log-probs": "tests/train/test_truncation.py::test_engine_and_learner_agree_in_a_run",
-    "Different: learning rates": f"{HERE}test_easyrls_recipe_has_the_rate_of_its_config",
+    "the start script": "test_a_recipe_starts_with_the_rows_of_the_original",
+    "columns `prompt`": "test_what_is_not_used_of_a_row_goes_to_the_meta",
+    "validation with its own": "test_held_out_attempts_have_the_settings_of_the_section",
+    "`{source}/pass@{k}`": "test_scores_by_source_with_pass_at_k",
+    "vLLM on the GPUs": "test_vllm_that_two_processes_hold_serves_the_weights_of_each_step",
+    "Equal: advantages have the group's": "test_grpo_by_hand",
+    "Different: log-probs": "test_engine_and_learner_agree_in_a_run",
+    "Different: learning rates": "test_easyrls_recipe_has_the_rate_of_its_config",
     # RL-GRPO
-    "`torchrun --standalone": STARTS,
-    "change `__getitem__`": (
-        "tests/envs/test_prompts_env.py::"
-        "test_a_template_of_columns_and_a_system_message_replace_those_of_the_row"
-    ),
-    "change `reward_fn`": "tests/rewards/test_plugins.py::test_keywords_reach_functions_and_classes",
-    "tensor parallel": "tests/train/test_torchrun.py::test_four_processes_take_the_step_of_one",
-    "SGLang in the trainer": (
-        "tests/train/test_external_runs.py::"
-        "test_a_run_with_sglang_learns_from_its_tokens_and_goes_on_where_it_was"
-    ),
-    "Equal: the rewards 0.01": f"{RULES}test_the_recipe_of_rl_grpo_pays_what_rl_grpo_pays",
-    "Equal: advantages have the sample's": f"{HERE}test_rl_grpos_recipe_divides_by_the_sample_deviation",
-    "Different: a number": f"{RULES}test_the_recipe_of_rl_grpo_pays_what_rl_grpo_pays",
+    "`torchrun --standalone": "test_a_recipe_starts_with_the_rows_of_the_original",
+    "change `__getitem__`": "test_a_template_of_columns_and_a_system_message_replace_those_of_the_row",
+    "change `reward_fn`": "test_keywords_reach_functions_and_classes",
+    "tensor parallel": "test_four_processes_take_the_step_of_one",
+    "SGLang in the trainer": "test_a_run_with_sglang_learns_from_its_tokens_and_goes_on_where_it_was",
+    "Equal: the rewards 0.01": "test_the_recipe_of_rl_grpo_pays_what_rl_grpo_pays",
+    "Equal: advantages have the sample's": "test_rl_grpos_recipe_divides_by_the_sample_deviation",
+    "Different: a number": "test_the_recipe_of_rl_grpo_pays_what_rl_grpo_pays",
     # ARPO and AEPO
-    "the SFT stage": STARTS,
-    "`bash scripts/ARPO": STARTS,
-    "`bash scripts/AEPO": STARTS,
-    "`rl_datasets/train_10k": (
-        "tests/envs/test_prompts_env.py::test_one_bad_row_among_many_is_left_out_with_a_warning"
-    ),
-    "`search_cache.json`": (
-        "tests/graft_search/test_search_cache.py::test_the_command_imports_and_exports_a_cache"
-    ),
-    "`infer.sh`": (
-        "tests/evaluate/test_benchmarks.py::"
-        "test_arpos_benchmarks_from_file_to_score_with_tools_in_its_tags"
-    ),
-    "`evaluate_passk.sh`": (
-        "tests/evaluate/test_estimates.py::test_pass_at_k_is_the_share_of_subsets_with_a_right_one"
-    ),
-    "Equal: `deep_research`": f"{RULES}test_deep_research_pays_what_arpo_pays",
+    "the SFT stage": "test_a_recipe_starts_with_the_rows_of_the_original",
+    "`bash scripts/ARPO": "test_a_recipe_starts_with_the_rows_of_the_original",
+    "`bash scripts/AEPO": "test_a_recipe_starts_with_the_rows_of_the_original",
+    "`rl_datasets/train_10k": "test_one_bad_row_among_many_is_left_out_with_a_warning",
+    "`search_cache.json`": "test_the_command_imports_and_exports_a_cache",
+    "`infer.sh`": "test_arpos_benchmarks_from_file_to_score_with_tools_in_its_tags",
+    "`evaluate_passk.sh`": "test_pass_at_k_is_the_share_of_subsets_with_a_right_one",
+    "Equal: `deep_research`": "test_deep_research_pays_what_arpo_pays",
     "Equal: the published rules": (
-        f"{FORKS}test_the_published_arpo_forks_by_a_coin_whose_sense_is_kept "
-        f"{FORKS}test_the_published_aepo_forks_less_often_the_longer_the_row "
-        f"{FORKS}test_there_are_always_exactly_n_leaves"
+        "test_the_published_arpo_forks_by_a_coin_whose_sense_is_kept "
+        "test_the_published_aepo_forks_less_often_the_longer_the_row "
+        "test_there_are_always_exactly_n_leaves"
     ),
     "Equal: AEPO's clip": (
-        "tests/algos/test_branching_math.py::test_balanced_clip_against_the_formula_as_published "
-        "tests/algos/test_branching_math.py::test_aepo_weighs_the_advantage_and_lets_a_clipped_token_live"
+        "test_balanced_clip_against_the_formula_as_published "
+        "test_aepo_weighs_the_advantage_and_lets_a_clipped_token_live"
     ),
-    "Equal: prompts of the released": (
-        "tests/evaluate/test_benchmarks.py::"
-        "test_prompts_have_the_published_wording_and_bring_the_tools_they_name"
-    ),
+    "Equal: prompts of the released":
+        "test_prompts_have_the_published_wording_and_bring_the_tools_they_name",
     "Different: by default a fork": (
-        f"{FORKS}test_a_fork_inherits_its_sources_baseline "
-        f"{FORKS}test_entropy_is_a_mean_over_the_tokens_there_are_in_units_of_the_vocabulary"
+        "test_a_fork_inherits_its_sources_baseline "
+        "test_entropy_is_a_mean_over_the_tokens_there_are_in_units_of_the_vocabulary"
     ),
     # learning
     **dict.fromkeys(
-        ("EARL", "GEM", "EasyRL", "RL-GRPO", "ARPO"),
-        f"{HERE}test_the_table_of_learning_repeats_the_measurements",
+        ("EARL", "GEM", "EasyRL", "RL-GRPO", "ARPO"), "test_the_table_of_learning_repeats_the_measurements"
     ),
-}
-"""How a line begins -> its tests."""
+}  # fmt: skip
+"""How a line begins -> the names of its tests."""
 
 NO_CLAIMS = (
     "Published numbers of the originals were not",
@@ -183,10 +130,11 @@ def test_every_line_has_a_test_that_exists():
     starts = {start: [line for line in found if line.startswith(start)] for start in CLAIMS}
     assert {start for start, begun in starts.items() if not begun} == set()
     assert [line for line in found if not line.startswith(tuple(CLAIMS))] == []
-    for tests in CLAIMS.values():
-        for test in tests.split():
-            path, _, name = test.partition("::")
-            assert f"def {name}(" in (ROOT / path).read_text(encoding="utf-8"), test
+    texts = "".join(
+        file.read_text(encoding="utf-8") for file in (ROOT / "tests").rglob("test_*.py")
+    )
+    defined = set(re.findall(r"^(?:async )?def (test_\w+)\(", texts, re.M))
+    assert {test for tests in CLAIMS.values() for test in tests.split()} - defined == set()
 
 
 def test_a_line_makes_one_claim():
