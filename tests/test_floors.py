@@ -26,11 +26,10 @@ LOOKS_AT: dict[str, set[str]] = {}
 """Room -> the rooms it may import from. A room is a file or folder directly under graft/."""
 
 GROUND = {
-    *"""
-serving types protocols registry config recipe version files http deadlines tolerances user_code trust
-callable_package garbage ours plugins signatures
-""".split()
-}  # noqa: SIM905
+    "serving", "types", "protocols", "registry", "config", "recipe", "version", "files", "http",
+    "deadlines", "tolerances", "user_code", "trust", "callable_package", "garbage", "ours", "plugins",
+    "signatures",
+}  # fmt: skip
 for room in GROUND:
     LOOKS_AT[room] = GROUND
 below = set(GROUND)
@@ -70,12 +69,11 @@ MAX_FILES = 22
 """Of one folder, `__init__.py` not counted: beyond that a folder holds more than one noun."""
 
 HEAVY = {
-    *"""
-transformers huggingface_hub datasets trl wandb tensorboard gguf math_verify ray vllm sglang mcp pyarrow
-reasoning_gym bm25s faiss sentence_transformers starlette uvicorn httptools httpx msgpack gymnasium
-verifiers openenv gem skyrl_gym verl openrlhf RL2
-""".split()
-}  # noqa: SIM905
+    "transformers", "huggingface_hub", "datasets", "trl", "wandb", "tensorboard", "gguf", "math_verify",
+    "ray", "vllm", "sglang", "mcp", "pyarrow", "reasoning_gym", "bm25s", "faiss", "sentence_transformers",
+    "starlette", "uvicorn", "httptools", "httpx", "msgpack", "gymnasium", "verifiers", "openenv", "gem",
+    "skyrl_gym", "verl", "openrlhf", "RL2",
+}  # fmt: skip
 MORE_THAN_ONE_FILE: dict[str, set[str]] = {
     # old tokenizer files on floor 1a, which may not see models/; models of families that have no decoder
     # of ours
