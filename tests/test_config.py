@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from graft.config import ConfigError, check, dump_config, find_recipe, keys, load_config
+from graft.config import ConfigError, check, dump_config, keys, load_config
 
 RECIPES = sorted((Path(__file__).parent.parent / "recipes").rglob("*.yaml"))
 
@@ -34,12 +34,9 @@ def test_a_key_of_several_types_has_one_problem_under_its_own_name(override: str
         load_config("quickstart", [override])
 
 
-def test_a_run_is_named_after_its_recipe():
-    assert load_config("quickstart").run.name == "quickstart"
-
-
 def test_a_resolved_config_loads_back_to_the_same(tmp_path):
     config = load_config("quickstart", ["train.steps=3"])
+    assert config.run.name == "quickstart"  # after its recipe
     (tmp_path / "again.yaml").write_text(dump_config(config))
     assert load_config(str(tmp_path / "again.yaml")) == config
 
@@ -48,18 +45,14 @@ def test_a_resolved_config_loads_back_to_the_same(tmp_path):
     ("overrides", "complaint"),
     [
         (["train.learning_rat=1"], "unknown key 'train.learning_rat'"),
-        (["train.warmpu=1"], "did you mean 'train.warmup'"),
         (["rollot.samples=4"], "unknown key 'rollot.samples'; did you mean 'rollout.samples'"),
-        (["train.lr=fast"], "train.lr='fast': input should be a valid number"),
         (["train.lr=-1"], "train.lr=-1: input should be greater than 0"),
-        (["train.lr"], "not of the form key=value"),
         (["model.path=x"], "exclude each other"),
         (["rollout.max_tokens=96"], "leaves no room"),
         (["train.minibatches=17"], "more than rollout.tasks=16"),
         (["algo.kl_kind=k9"], "algo.kl_kind='k9'"),
         (["algo.overlong=[1]"], r"give \[length, buffer\]"),
         (["train.betas=[0.9,1.5]"], r"train.betas.1=1.5: input should be less than 1"),
-        (["run.name=../../x"], r"below run.dir; set run.dir"),
         (["run.name=/tmp/x"], r"below run.dir; set run.dir"),
         (["task.args={split:test}"], r"blank after the colon, as in 'task.args=\{split: test\}'"),
         (["model.alphabet=01"], r"model.alphabet=1: .* reads this as a number: quote it"),
@@ -68,11 +61,6 @@ def test_a_resolved_config_loads_back_to_the_same(tmp_path):
 def test_what_cannot_work_is_refused_with_the_way_out(overrides, complaint):
     with pytest.raises(ConfigError, match=complaint):
         load_config("quickstart", overrides)
-
-
-def test_a_recipe_that_is_not_there_names_the_nearest():
-    with pytest.raises(ConfigError, match="did you mean 'quickstart'"):
-        find_recipe("quickstrat")
 
 
 @pytest.mark.parametrize("text", ["- a\n- b\n", "a: [1\n", "just words\n", ""])

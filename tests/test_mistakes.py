@@ -19,7 +19,9 @@ import yaml
 import graft
 from graft.cli import main
 from graft.envs.base import BaseEnv
+from graft.envs.dataset.prompts import PromptsEnv
 from graft.envs.tool_env import ToolEnv
+from graft.tools import make_tools
 
 SHAPE = {"width": 16, "layers": 1, "heads": 2, "kv_heads": 1, "head_dim": 8, "ff": 16}
 
@@ -290,6 +292,13 @@ def save_at(place: str) -> Callable[[Loop], Any]:
     return save
 
 
+PROMPT = {"prompt": "1?", "answer": "1"}
+
+
+def wrap(**options: Any) -> Any:
+    return graft.make("game:GuessTheNumber-v0-easy", wrappers=[{"python_tool": options}])
+
+
 class Case(NamedTuple):
     do: Callable[[Loop], Any]
     error: type[Exception]
@@ -385,6 +394,14 @@ CALLS = [
     case(load_weights, ValueError, "'mine/model.safetensors'", "the folder"),
     case(lambda at: at.learner(epochs=0), ValueError, "epochs=0", "greater than or equal to 1"),
     case(lambda at: graft.Learner("Qwen/Qwen3-0.6B"), ValueError, "'Qwen/Qwen3-0.6B'", "graft.load"),
+    case(lambda at: make_tools([{"calculator": {"max_operations": -1}}]), ValueError, "max_operations=-1"),
+    case(lambda at: make_tools([{"fetch": {"concurrency": -1}}]), ValueError, "concurrency=-1"),
+    case(lambda at: make_tools([{"python": {"concurrency": 0}}]), ValueError, "concurrency=0"),
+    case(lambda at: PromptsEnv(rows=[PROMPT], timeout=-1), ValueError, "timeout=-1"),
+    case(lambda at: PromptsEnv(rows=[PROMPT], skip_bad=-1), ValueError, "skip_bad=-1"),
+    case(lambda at: PromptsEnv(rows=[PROMPT], skip_bad=2), ValueError, "skip_bad=2"),
+    case(lambda at: wrap(max_tool_reward=-1), ValueError, "max_tool_reward=-1"),
+    case(lambda at: wrap(max_uses=-1), ValueError, "max_uses=-1"),
     case(load_a_run_that_is_nearly_named, ValueError, "'quickstart'"),
 ]  # fmt: skip
 

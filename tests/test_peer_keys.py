@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import warnings
+from functools import reduce
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -18,6 +20,7 @@ from graft.recipe.peer_keys import (
     meant,
     translated,
 )
+from graft.recipe.peer_values import TRL_DEFAULTS, VERL_DEFAULTS
 
 
 def test_every_entry_names_a_key_that_exists_and_none_that_is_ours():
@@ -165,13 +168,24 @@ def test_the_command_line_answers_an_option_with_the_setting(monkeypatch, capsys
     )
 
 
-@pytest.mark.peer
-def test_entries_for_trl_are_names_that_trl_has():
-    """And of the settings that people change first, every one has an entry or is spelled like ours."""
+def trl_settings() -> dict[str, Any]:
+    """TRL's settings with their defaults."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         config = pytest.importorskip("trl").GRPOConfig
-    names = {field.name for field in dataclasses.fields(config)}
+    return {field.name: field.default for field in dataclasses.fields(config)}
+
+
+def verl_settings() -> dict[str, Any]:
+    verl = pytest.importorskip("verl")
+    page = Path(str(verl.__file__)).parent / "trainer/config/_generated_ppo_trainer.yaml"
+    return yaml.safe_load(page.read_text())
+
+
+@pytest.mark.peer
+def test_entries_for_trl_are_names_that_trl_has():
+    """And of the settings that people change first, every one has an entry or is spelled like ours."""
+    names = set(trl_settings())
     first = {
         "learning_rate", "num_generations", "per_device_train_batch_size", "max_completion_length",
         "beta", "epsilon", "epsilon_high", "delta", "max_steps", "num_train_epochs", "output_dir",
@@ -192,14 +206,8 @@ def test_entries_for_trl_are_names_that_trl_has():
 @pytest.mark.peer
 def test_keys_of_verl_are_answered_from_the_table_or_not_at_all():
     """Of verl's 900 keys none is answered by its spelling; those of its examples have an answer."""
-    verl = pytest.importorskip("verl")
-    page = Path(str(verl.__file__)).parent / "trainer/config/_generated_ppo_trainer.yaml"
     known = keys()
-    theirs = [
-        key
-        for name, value in yaml.safe_load(page.read_text()).items()
-        for key in leaves_of(name, value)
-    ]
+    theirs = [key for name, value in verl_settings().items() for key in leaves_of(name, value)]
     guesses = [
         key for key in theirs if "did you mean" in meant(key, known) and not translated(key, known)
     ]
@@ -222,3 +230,11 @@ def test_keys_of_verl_are_answered_from_the_table_or_not_at_all():
     }  # fmt: skip
     assert first <= set(theirs)
     assert [key for key in first if not translated(key, known)] == []
+
+
+@pytest.mark.peer
+def test_the_defaults_are_those_of_the_libraries():
+    fields, theirs = trl_settings(), verl_settings()
+    assert {name: fields[name] for name in TRL_DEFAULTS} == TRL_DEFAULTS
+    for key, value in VERL_DEFAULTS.items():
+        assert reduce(dict.__getitem__, key.split("."), theirs) == value, key

@@ -6,18 +6,13 @@ Each makes the attempts of one process: the same rewards, the same tokens.
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.gateway.test_agent_runs import COMMAND, FUNCTION, ROOT, attempt_claimed, recipe
+from tests.gateway.test_agent_runs import COMMAND, FUNCTION, attempt_claimed, recipe, started
 from tests.training import train_recipe
 
 pytest.importorskip("uvicorn")
@@ -36,22 +31,6 @@ def written(folder: Path, agent: Any) -> Path:
     return file
 
 
-@contextmanager
-def started(*words: str, **variables: str) -> Iterator[subprocess.Popen[str]]:
-    with subprocess.Popen(
-        [sys.executable, *words],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **variables},
-    ) as process:
-        try:
-            yield process
-        finally:
-            process.terminate()
-
-
 def steps_of(folder: Path, name: str) -> list[list[float]]:
     rows = [json.loads(one) for one in (folder / name / "metrics.jsonl").read_text().splitlines()]
     assert len(rows) == 2 and all(row["rollout/failed"] == 0.0 for row in rows)
@@ -66,6 +45,18 @@ def alone(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     return folder
 
 
+def check_same(alone: Path, name: str, *words: str) -> None:
+    """A run of these processes makes the attempts of the run of one process."""
+    recipe = str(alone / "recipe.json")
+    with started(
+        *words[:-1], "train", recipe, "--trust", f"run.name={name}", *words[-1].split()
+    ) as run:
+        screen, _ = run.communicate(timeout=300)
+    assert run.returncode == 0, screen
+    for ours, theirs in zip(steps_of(alone, name), steps_of(alone, "agents"), strict=True):
+        assert ours == pytest.approx(theirs, abs=1e-4)
+
+
 @pytest.mark.parametrize(
     ("alone", "layout"),
     [(FUNCTION, "engine.tp=1"), (FUNCTION, "engine.tp=2"), (COMMAND, "engine.tp=1")],
@@ -73,32 +64,14 @@ def alone(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     indirect=["alone"],
 )
 def test_torchrun_makes_the_attempts_of_one_process(alone: Path, layout: str):
-    name = f"two-{layout[-1]}"
-    words = [
-        "-m",
-        "graft",
-        "train",
-        str(alone / "recipe.json"),
-        "--trust",
-        f"run.name={name}",
-        layout,
-    ]
-    with started(*TORCHRUN, *words) as run:
-        screen, _ = run.communicate(timeout=200)
-    assert run.returncode == 0, screen
-    for ours, theirs in zip(steps_of(alone, name), steps_of(alone, "agents"), strict=True):
-        assert ours == pytest.approx(theirs, abs=1e-4)
+    check_same(alone, f"two-{layout[-1]}", *TORCHRUN, "-m", "graft", layout)
 
 
+@pytest.mark.parametrize("alone", [FUNCTION], ids=["function"], indirect=True)
 def test_ray_workers_make_the_attempts_of_one_process(alone: Path):
     pytest.importorskip("ray")
-    words = ["-m", "graft", "train", str(alone / "recipe.json"), "--trust", "run.name=ray"]
-    cluster = ["cluster.address=local", "cluster.workers=2", "cluster.cpus=0.25"]
-    with started(*words, *cluster) as run:
-        screen, _ = run.communicate(timeout=300)
-    assert run.returncode == 0, screen
-    for ours, theirs in zip(steps_of(alone, "ray"), steps_of(alone, "agents"), strict=True):
-        assert ours == pytest.approx(theirs, abs=1e-4)
+    cluster = "cluster.address=local cluster.workers=2 cluster.cpus=0.25"
+    check_same(alone, "ray", "-m", "graft", cluster)
 
 
 def test_agents_elsewhere_claim_from_two_processes_that_hold_one_engine(tmp_path: Path):

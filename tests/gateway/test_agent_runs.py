@@ -72,19 +72,23 @@ def test_a_run_trains_on_attempts_of_agents(tmp_path: Path, agent: Any, rollout:
 
 
 @contextmanager
-def serving(*words: str, **variables: str) -> Iterator[subprocess.Popen[str]]:
-    """`graft serve agent ...` while the block lasts."""
+def started(*words: str, **variables: str) -> Iterator[subprocess.Popen[str]]:
+    """`python ...` while the block lasts."""
     with subprocess.Popen(
-        [sys.executable, "-m", "graft", "serve", "agent", *words],
+        [sys.executable, *words],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "GRAFT_AGENT_TOKEN": "", **variables},
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **variables},
     ) as process:
         try:
             yield process
         finally:
-            process.kill()
+            process.terminate()
+
+
+SERVE = ("-m", "graft", "serve", "agent")
 
 
 def found_in(process: subprocess.Popen[str], pattern: str) -> re.Match[str]:
@@ -113,7 +117,7 @@ def test_agents_elsewhere_claim_the_attempts_of_a_run(tmp_path: Path):
     given = recipe(tmp_path, "external")
     del given["run"]["eval_tasks"]
     file.write_text(json.dumps(given))
-    with serving(str(file), "train.steps=1") as run:
+    with started(*SERVE, str(file), "train.steps=1", GRAFT_AGENT_TOKEN="") as run:
         url, token = found_in(run, r"POST (\S+)/graft/sessions\?token=(\S+)").groups()
         found_in(run, "agents claim")
         tasks = [attempt_claimed(url, token, number % 2) for number in range(8)]
@@ -138,7 +142,8 @@ def test_a_run_is_evaluated_by_its_agent_and_served_to_others(tmp_path: Path):
         evaluate_model(str(folder), tasks=1, tools=False, trust=True)
 
     out = tmp_path / "episodes.jsonl"
-    with serving(str(folder), "--out", str(out), "--max-tokens", "5") as served:
+    options = ["--out", str(out), "--max-tokens", "5"]
+    with started(*SERVE, str(folder), *options, GRAFT_AGENT_TOKEN="") as served:
         key = found_in(served, r"OPENAI_BASE_URL=(\S+) OPENAI_API_KEY=(\S+)").groups()
         anthropic, own = found_in(served, r"BASE_URL=(\S+) ANTHROPIC_API_KEY=(\S+)").groups()
         url, token = found_in(served, r"'(\S+)/graft/sessions\?token=(\S+)'").groups()

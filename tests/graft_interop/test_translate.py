@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
-import warnings
 from pathlib import Path
 
 import pytest
@@ -14,7 +12,7 @@ from typer.testing import CliRunner
 from graft.cli import app
 from graft.config import check, keys
 from graft_interop.recipes.peer_text import PeerSettings, read_settings, read_value
-from graft_interop.recipes.peer_values import RULES, TRL_DEFAULTS, VERL_DEFAULTS
+from graft_interop.recipes.peer_values import RULES
 from graft_interop.recipes.translate import translate
 
 VERL = r"""
@@ -186,20 +184,3 @@ def test_every_rule_is_about_a_setting_of_the_table():
 
     own = {"model", "overlong_buffer.enable", "actor.strategy"}
     assert {name for name in RULES if name not in PEER_KEYS} <= own
-
-
-@pytest.mark.peer
-def test_the_defaults_are_those_of_the_libraries():
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        config = pytest.importorskip("trl").GRPOConfig
-    fields = {one.name: one.default for one in dataclasses.fields(config)}
-    assert {name: fields[name] for name in TRL_DEFAULTS} == TRL_DEFAULTS
-    verl = pytest.importorskip("verl")
-    page = Path(str(verl.__file__)).parent / "trainer/config/_generated_ppo_trainer.yaml"
-    theirs = yaml.safe_load(page.read_text())
-    for key, value in VERL_DEFAULTS.items():
-        found = theirs
-        for part in key.split("."):
-            found = found[part]
-        assert found == value, key

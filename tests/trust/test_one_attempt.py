@@ -36,7 +36,7 @@ def quiet(caplog: pytest.LogCaptureFixture) -> None:
 
 
 @settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(place=st.sampled_from(list(PLACES)), oddity=values)
 def test_whatever_an_attempt_returns_the_run_goes_on(place: str, oddity: object):
@@ -44,7 +44,7 @@ def test_whatever_an_attempt_returns_the_run_goes_on(place: str, oddity: object)
 
 
 @settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(place=st.sampled_from(list(PLACES)), number=numbers)
 def test_whatever_an_attempt_raises_or_makes_up_the_run_goes_on(place: str, number: int):
@@ -70,7 +70,7 @@ def test_what_would_end_a_program_fails_an_attempt(place: str, error: BaseExcept
 
 def test_planted_faults_are_found(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(places, "give", lambda oddity: 0.5)  # nothing odd happens
-    (row, *_) = [row for row in one_attempt.run(40, seed=1) if row.group == "reward"]
+    (row, *_) = [row for row in one_attempt.run(20, seed=1) if row.group == "reward"]
     assert row.ok
     monkeypatch.setitem(PLACES, "reward", lambda oddity: exit(3))
     assert "the run ended: SystemExit" in fault_of("reward", math.nan)
