@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from dialect_kit import ANSWERS, CALLING, SCHEMA, STOPPED, TOOL, data_of
 
-from graft.gateway.dialects import anthropic, fields, openai_chat
+from graft.gateway.dialects import anthropic, fields, openai_chat, openai_responses
 from graft.gateway.dialects.dialect import DIALECTS, answer_id
 from graft.gateway.request import AgentRequest, PolicyAnswer, RefusedRequest
 
@@ -150,69 +150,71 @@ def test_a_header_names_the_sub_agent():
         assert dialect.read(body, {}).agent == ""
 
 
-@pytest.mark.parametrize(
-    "more, param, why",
-    [
-        ({"response_format": {"type": "json_object"}}, "response_format", "not constrained"),
-        ({"logit_bias": {"5": 1}}, "logit_bias", "own distribution"),
-        ({"guided_regex": "a+"}, "guided_regex", "not constrained"),
-        ({"presence_penalty": 0.5}, "presence_penalty", "own distribution"),
-        ({"top_logprobs": 3, "logprobs": True}, "top_logprobs", "sampled tokens only"),
-        ({"functions": [{"name": "f"}]}, "functions", "use tools"),
-        ({"n": 0}, "n", "a whole number from 1 to 128"),
-        ({"n": True}, "n", "a whole number"),
-        ({"temperature": "hot"}, "temperature", "must be a number from 0 to 2, not 'hot'"),
-        ({"stop": [""]}, "stop", "not empty"),
-        ({"stream": 1}, "stream", "must be true or false"),
-        ({"tools": [{"type": "web_search"}]}, "tools.0.type", "function"),
-        ({"tool_choice": "f"}, "tool_choice", "the tools are []"),
-        ({"messages": []}, "messages", "at least one"),
-        ({"messages": ["x"]}, "messages.0", "must be a JSON object, not 'x'"),
-        ({"messages": [{"role": "poet", "content": ""}]}, "messages.0.role", "'poet'"),
-        ({"messages": [{"role": "tool", "content": ""}]}, "messages.0.tool_call_id", "required"),
-        (
-            {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
-            "messages.0.content.0.type",
-            "text only",
-        ),
-        ({"seed": 2**70}, None, "63 bits"),
-        ({"user": "\ud800"}, None, "surrogate"),
-    ],
-)
-def test_what_a_chat_of_openai_cannot_ask_for(more: dict[str, Any], param: str | None, why: str):
-    with pytest.raises(RefusedRequest) as caught:
-        openai_chat.read({**CHAT, **more}, {})
-    assert why in str(caught.value) and caught.value.param == param
-    status, body = openai_chat.error(caught.value)
-    assert (status, body["error"]["type"]) == (400, "invalid_request_error")
+CHAT_REFUSED = [
+    ({"response_format": {"type": "json_object"}}, "response_format", "not constrained"),
+    ({"logit_bias": {"5": 1}}, "logit_bias", "own distribution"),
+    ({"guided_regex": "a+"}, "guided_regex", "not constrained"),
+    ({"presence_penalty": 0.5}, "presence_penalty", "own distribution"),
+    ({"top_logprobs": 3, "logprobs": True}, "top_logprobs", "sampled tokens only"),
+    ({"functions": [{"name": "f"}]}, "functions", "use tools"),
+    ({"n": 0}, "n", "a whole number from 1 to 128"),
+    ({"n": True}, "n", "a whole number"),
+    ({"temperature": "hot"}, "temperature", "must be a number from 0 to 2, not 'hot'"),
+    ({"stop": [""]}, "stop", "not empty"),
+    ({"stream": 1}, "stream", "must be true or false"),
+    ({"tools": [{"type": "web_search"}]}, "tools.0.type", "function"),
+    ({"tool_choice": "f"}, "tool_choice", "the tools are []"),
+    ({"messages": []}, "messages", "at least one"),
+    ({"messages": ["x"]}, "messages.0", "must be a JSON object, not 'x'"),
+    ({"messages": [{"role": "poet", "content": ""}]}, "messages.0.role", "'poet'"),
+    ({"messages": [{"role": "tool", "content": ""}]}, "messages.0.tool_call_id", "required"),
+    ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
+     "messages.0.content.0.type", "text only"),
+    ({"seed": 2**70}, None, "63 bits"),
+    ({"user": "\ud800"}, None, "surrogate"),
+]  # fmt: skip
+MESSAGES_REFUSED = [
+    ({"max_tokens": None}, "max_tokens", "is required"),
+    ({"output_config": {"format": {}}}, "output_config.format", "not constrained"),
+    ({"mcp_servers": [{}]}, "mcp_servers", "in the agent"),
+    ({"tools": [{"type": "bash_20250124", "name": "bash"}]}, "tools.0.type", "provider"),
+    ({"tool_choice": {"type": "tool", "name": "f"}}, "tool_choice", "the tools are []"),
+    ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]},
+     "messages.0.content.0.type", "text only"),
+    ({"messages": [{"role": "assistant", "content": [{"type": "redacted_thinking"}]}]},
+     "messages.0.content.0.type", "redacted_thinking"),
+]  # fmt: skip
+RESPONSES_REFUSED = [
+    ({"input": None}, "input", "is required"),
+    ({"input": []}, "messages", "at least one"),
+    ({"previous_response_id": "resp_x"}, "previous_response_id", "whole conversation"),
+    ({"tools": [{"type": "web_search"}]}, "tools.0.type", "no tools of the provider"),
+    ({"text": {"format": {"type": "json_schema"}}}, "text.format", "not constrained"),
+    ({"truncation": "auto"}, "truncation", "nothing is dropped"),
+    ({"background": True}, "background", "waited for"),
+    ({"conversation": "c"}, "conversation", "not kept"),
+    ({"top_logprobs": 2}, "top_logprobs", "sampled tokens only"),
+    ({"input": [{"type": "item_reference", "id": "x"}]}, "input.0.type", "not kept here"),
+    ({"input": [{"type": "web_search_call", "id": "x"}]}, "input.0.type", "cannot read"),
+    ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]},
+     "input.0.content.0.type", "text only"),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(
-    "more, param, why",
+    ("dialect", "body", "more", "param", "why"),
     [
-        ({"max_tokens": None}, "max_tokens", "is required"),
-        ({"output_config": {"format": {}}}, "output_config.format", "not constrained"),
-        ({"mcp_servers": [{}]}, "mcp_servers", "in the agent"),
-        ({"tools": [{"type": "bash_20250124", "name": "bash"}]}, "tools.0.type", "provider"),
-        ({"tool_choice": {"type": "tool", "name": "f"}}, "tool_choice", "the tools are []"),
-        (
-            {"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]},
-            "messages.0.content.0.type",
-            "text only",
-        ),
-        (
-            {"messages": [{"role": "assistant", "content": [{"type": "redacted_thinking"}]}]},
-            "messages.0.content.0.type",
-            "redacted_thinking",
-        ),
+        *((openai_chat, CHAT, *row) for row in CHAT_REFUSED),
+        *((anthropic, MESSAGES, *row) for row in MESSAGES_REFUSED),
+        *((openai_responses, {"model": "m", "input": "x"}, *row) for row in RESPONSES_REFUSED),
     ],
 )
-def test_what_a_chat_of_anthropic_cannot_ask_for(more: dict[str, Any], param: str, why: str):
+def test_what_cannot_be_asked_for(dialect: Any, body: Any, more: Any, param: str | None, why: str):
     with pytest.raises(RefusedRequest) as caught:
-        anthropic.read({**MESSAGES, **more}, {})
+        dialect.read({**body, **more}, {})
     assert why in str(caught.value) and caught.value.param == param
-    status, body = anthropic.error(caught.value)
-    assert status == 400 and body["error"]["type"] == "invalid_request_error"
+    status, answer = dialect.error(caught.value)
+    assert (status, answer["error"]["type"]) == (400, "invalid_request_error")
 
 
 def test_count_tokens_needs_no_limit():
@@ -330,14 +332,14 @@ def test_an_answer_that_comes_back_is_the_message_that_was_sent(kind: str):
     answer, request = ANSWERS[kind], AgentRequest((ASK,))
     message = openai_chat.answer(request, [answer])["choices"][0]["message"]
     blocks = anthropic.answer(request, [answer])["content"]
+    output = openai_responses.answer(request, [answer])["output"]
+    read = openai_responses.read({"model": "m", "input": [ASK, *output]}, {}).messages
     openai, claude_ = chat(ASK, message), claude(ASK, {"role": "assistant", "content": blocks})
     assert openai.messages == claude_.messages
-    last = openai.messages[-1]
-    assert (last["content"], last.get("reasoning_content", "")) == (
-        answer.content,
-        answer.reasoning,
-    )
-    assert len(last.get("tool_calls", ())) == len(answer.calls)
+    for last in (openai.messages[-1], read[-1]):
+        reasoning = last.get("reasoning_content", "")
+        assert (last["content"], reasoning) == (answer.content, answer.reasoning)
+        assert [call["id"] for call in last.get("tool_calls", ())] == [c.id for c in answer.calls]
 
 
 def test_the_id_of_an_answer():
