@@ -213,6 +213,7 @@ def test_a_failed_attempt_is_a_status(agent: Any, status: Status, error: str):
     (episode,), _ = attempts(agent, max_turns=3, agents={"seconds": 0.5 if agent is slow else 30})
     assert [leaf.status for leaf in episode.leaves] == [status] * 2
     assert all(error in leaf.info["error"] for leaf in episode.leaves)
+    assert (error in commonest_failure([episode])) == (status is not Status.TRUNCATED)
 
 
 def test_a_wrong_result_of_an_agent_stops_the_run():
@@ -375,14 +376,6 @@ def test_a_program_that_is_killed_by_a_signal_is_a_status_that_names_it():
     assert "traceback" not in str(told.value)  # a program leaves none here
 
 
-def test_an_agent_that_makes_no_call_is_a_failure_with_a_reason():
-    async def idle(task: Task, client: Any) -> float:
-        return 1.0
-
-    (episode,), _ = attempts(idle)
-    assert commonest_failure([episode]) == "the agent ended without a call that was answered"
-
-
 def test_rewards_of_a_function_are_finite_numbers():
     async def lost(task: Task, client: Any) -> None:
         await client.chat("hello")
@@ -440,20 +433,19 @@ def test_at_most_so_many_attempts_run_at_a_time():
 
 
 def test_placeholders_are_parts_of_arguments_and_unknown_ones_are_refused():
-    with pytest.raises(ConfigError, match=r"names \{task.question\}; a task has \{task.id\}"):
-        make_program("agent --ask {task.question}")
-    with pytest.raises(ConfigError, match=r"names \{prompt\}.*did you mean \{task.prompt\}"):
-        make_program("agent {prompt}")
-    with pytest.raises(ConfigError, match=r"did you mean \{base_url\}"):
-        make_program("agent --url={url}/v1")
+    for program, *named in (
+        ("agent --ask {task.question}", "{task.question}", "{task.id}"),
+        ("agent {prompt}", "{prompt}", "{task.prompt}"),
+        ("agent --url={url}/v1", "{url}", "{base_url}"),
+        (lambda task, client, more: 1.0, "'more'"),
+        ([], "empty"),
+        ("agent 'unbalanced", "'unbalanced"),
+    ):
+        with pytest.raises(ConfigError) as error:
+            make_program(program)
+        assert all(name in str(error.value) for name in named), str(error.value)
     make_program("sh -c 'echo ${key} {print}'")  # of a shell, of awk
-    with pytest.raises(ConfigError, match="needs the argument 'more'"):
-        make_program(lambda task, client, more: 1.0)
     make_program(lambda task, client, more=3: 1.0)
-    with pytest.raises(ConfigError, match="empty command"):
-        make_program([])
-    with pytest.raises(ConfigError, match="is not a command"):
-        make_program("agent 'unbalanced")
     made = make_program("agent --json '{\"a\": {}}' {task.meta.level}")
     assert isinstance(made, CommandAgent) and made.words[2] == '{"a": {}}'
     assert isinstance(make_program("json:dumps"), FunctionAgent)

@@ -37,20 +37,10 @@ def test_calls_have_numbers_for_ids():
     assert [one["role"] for one in made] == [
         "system", "user", "assistant", "tool", "user", "assistant", "tool", "tool"
     ]  # fmt: skip
-    assert [one["tool_calls"][0]["id"] for one in made if "tool_calls" in one] == [
-        "call00000",
-        "call00001",
-    ]
-    assert [one["tool_call_id"] for one in made if one["role"] == "tool"] == [
-        "call00000",
-        "call00001",
-        "call00000",
-    ]
-    assert (made[3]["name"], made[5]["thinking"], made[5]["reasoning_content"]) == (
-        "add",
-        "hm",
-        "hm",
-    )
+    ids = [one["tool_calls"][0]["id"] for one in made if "tool_calls" in one]
+    results = [one["tool_call_id"] for one in made if one["role"] == "tool"]
+    assert ids == ["call00000", "call00001"] and results == [*ids, "call00000"]
+    assert made[3]["name"] == "add" and made[5]["thinking"] == made[5]["reasoning_content"] == "hm"
     both = template_messages([{**called("x", {}, "So"), "reasoning_content": "hm"}], "user", True)
     assert "thinking" not in both[0]
     assert messages[2] == called("x", {"a": 1})  # they stay as they were
