@@ -21,7 +21,6 @@ from benchmarks.fleet.scaling import (
     HOST,
     LAUNCH,
     TRAINED,
-    Learning,
     Replica,
     TrainingJob,
     learn_seconds,
@@ -111,11 +110,6 @@ def test_gathered_bytes_are_twice_the_weights_and_once_the_fp32_sums_for_each_mi
     assert found.gather == pytest.approx(2 * size * 7 / 8 / 450e9)
 
 
-def test_nine_tenths_of_the_shorter_hide_behind_the_longer():
-    assert Learning(10.0, 2.0, 0.5, 0.1).seconds == pytest.approx(10 + 0.2 + 0.6)
-    assert Learning(2.0, 10.0, 0.5, 0.1).seconds == pytest.approx(10 + 0.2 + 0.6)
-
-
 @pytest.mark.parametrize("gpus", [8, 24])
 def test_a_step_never_takes_longer_when_a_link_gets_faster(gpus: int):
     nvlink, network = 10 ** np.random.default_rng(gpus).uniform(10, 12, 2)
@@ -159,13 +153,6 @@ def test_a_decoding_step_reads_weights_and_what_was_written():
     moved = 10 * (weights + logits + per_token * (100 + 5))
     found = rollout_seconds(wanted, rates, Replica(1, 1, 1024), host=0.0)
     assert found == pytest.approx(moved / 1e12, rel=1e-4)
-
-
-def test_two_replicas_halve_the_time_of_two_waves():
-    wanted, rates = job(), rates_on(H200, SMALL)
-    one = rollout_seconds(wanted, rates, Replica(1, 64, 256))
-    two = rollout_seconds(wanted, rates, Replica(1, 32, 256))
-    assert two == pytest.approx(one / 2, rel=1e-3)
 
 
 def test_the_longest_answer_keeps_all_others_waiting():

@@ -95,31 +95,31 @@ def test_the_watchdog_reports_at_30_seconds_and_then_after_1_2_and_4_minutes(now
     assert late == [False, False, False, True, True, True]
 
 
-def test_a_late_watchdog_does_not_catch_up(now):
+def notes_at(
+    now: list[float], *turns: float, deadline: float | None = None, **options
+) -> list[str]:
+    """What a watchdog says of one wait; it looks after so many more seconds each time."""
     notes: list[str] = []
-    dog = Watchdog(notes.append)
-    with waiting("a"):
-        now[0] += 130
-        dog.check()
-        now[0] += 100
-        dog.check()
-        assert len(notes) == 1
-        now[0] += 11
-        dog.check()
-        assert len(notes) == 2
+    dog = Watchdog(notes.append, **options)
+    with waiting("a", deadline) if deadline else waiting("a"):
+        for seconds in turns:
+            now[0] += seconds
+            dog.check()
+    return notes
+
+
+def test_a_late_watchdog_does_not_catch_up(now):
+    assert [len(notes_at(now, *turns)) for turns in ((130,), (130, 100), (130, 100, 11))] == [
+        1,
+        1,
+        2,
+    ]
 
 
 def test_a_deadline_shorter_than_the_patience_is_reported_when_it_passes(now):
-    notes: list[str] = []
-    dog = Watchdog(notes.append, after=30)
-    with waiting("an answer", deadline=5):
-        now[0] += 5.9  # the waiting code has a second to enforce the deadline
-        dog.check()
-        assert notes == []
-        now[0] += 0.2
-        dog.check()
-    assert len(notes) == 1
-    assert notes[0].startswith("waiting for an answer since 0:06, past its deadline of 0:05, in ")
+    assert notes_at(now, 5.9, deadline=5) == []  # the waiting code has a second to enforce it
+    (note,) = notes_at(now, 5.9, 0.2, deadline=5, after=30)
+    assert note.startswith("waiting for a since 0:06, past its deadline of 0:05, in ")
 
 
 def test_the_next_wait_of_the_same_name_is_a_new_one(now):
@@ -133,25 +133,14 @@ def test_the_next_wait_of_the_same_name_is_a_new_one(now):
 
 
 def test_the_state_of_the_peers_is_reported_too(now):
-    notes: list[str] = []
-    dog = Watchdog(notes.append, peers=lambda: {"rank 1": "is sampling, step 12, since 0:42"})
-    with waiting("a"):
-        now[0] += 31
-        dog.check()
-        assert notes[0].splitlines()[1] == "rank 1 is sampling, step 12, since 0:42"
+    (note,) = notes_at(now, 31, peers=lambda: {"rank 1": "is sampling, step 12, since 0:42"})
+    assert note.splitlines()[1] == "rank 1 is sampling, step 12, since 0:42"
 
 
 def test_a_wait_is_not_reported_while_another_process_reports_it(now):
-    notes: list[str] = []
-    is_elsewhere = True
-    dog = Watchdog(notes.append, is_reported_elsewhere=lambda wait: is_elsewhere)
-    with waiting("a"):
-        now[0] += 31
-        dog.check()
-        assert notes == []
-        is_elsewhere = False
-        dog.check()
-        assert len(notes) == 1
+    is_elsewhere = iter([True, False])
+    notes = notes_at(now, 31, 1, is_reported_elsewhere=lambda wait: next(is_elsewhere))
+    assert len(notes) == 1 and "0:32" in notes[0]
 
 
 def sleep_deep(seconds: float) -> None:
