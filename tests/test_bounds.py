@@ -71,20 +71,19 @@ def test_tokenizers_have_some_thousand_special_tokens(monkeypatch: pytest.Monkey
         FastTokenizer.bytes()
 
 
-def test_a_pipe_under_the_name_of_episodes_is_not_opened(tmp_path: Path):
+def test_a_pipe_under_the_name_of_a_record_is_not_opened(tmp_path: Path):
     (tmp_path / "episodes").mkdir()
-    os.mkfifo(tmp_path / "episodes" / "step_000001.jsonl")
+    for name in ("episodes/step_000001.jsonl", "metrics.jsonl", "train.jsonl"):
+        os.mkfifo(tmp_path / name)
     with pytest.raises(CannotReplay, match="step 1 are missing"):
         _ = RecordedStep(tmp_path, 1, {}).episodes
-
-
-def test_a_pipe_under_the_name_of_metrics_is_not_opened(tmp_path: Path):
-    os.mkfifo(tmp_path / "metrics.jsonl")
     with pytest.raises(OutOfBounds, match="a device or a pipe"):
         read_metrics(tmp_path / "metrics.jsonl")
     assert list(GrowingJsonl(tmp_path / "metrics.jsonl").new()) == []
-    assert list(lines_from_the_end(tmp_path / "metrics.jsonl")) == []
-    assert list(lines_from_the_end(Path("/dev/zero"))) == []
+    for file in (tmp_path / "metrics.jsonl", Path("/dev/zero")):
+        assert list(lines_from_the_end(file)) == []
+    (tmp_path / "test.jsonl").write_text('{"question": "1", "answer": "1"}\n')
+    assert len(read_table(tmp_path)) == 1
 
 
 def test_interpolations_are_counted_before_they_are_written():
@@ -259,12 +258,6 @@ def test_compressed_arrow_is_measured_first(tmp_path: Path):
             writer.write_table(table)
     with pytest.raises(DataError, match="stands for 600,"):
         read_table(tmp_path / "rows.arrow")
-
-
-def test_pipes_in_a_folder_of_rows_are_left_out(tmp_path: Path):
-    os.mkfifo(tmp_path / "train.jsonl")
-    (tmp_path / "test.jsonl").write_text('{"question": "1", "answer": "1"}\n')
-    assert len(read_table(tmp_path)) == 1
 
 
 # models
