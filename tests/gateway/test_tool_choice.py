@@ -87,7 +87,7 @@ def test_other_values_are_refused(dialect: str, body: dict[str, Any]) -> None:
 
 @pytest.fixture
 def policy(monkeypatch: pytest.MonkeyPatch) -> Iterator[WrittenPolicy]:
-    made = WrittenPolicy(monkeypatch, RULES)
+    made = WrittenPolicy(monkeypatch, RULES, kv_tokens=1 << 14)
     yield made
     made.engine.close()
 

@@ -74,7 +74,9 @@ class Sampled(NamedTuple):
 class WrittenPolicy:
     """An engine and a tokenizer; `rules` say what is written, `samples` is what the engine did."""
 
-    def __init__(self, patch: pytest.MonkeyPatch, rules: Sequence[Rule]) -> None:
+    def __init__(
+        self, patch: pytest.MonkeyPatch, rules: Sequence[Rule], kv_tokens: int = 1 << 19
+    ) -> None:
         self.tokenizer = merging_tokenizer()
         self.rules = list(rules)
         self.samples: list[Sampled] = []
@@ -91,7 +93,7 @@ class WrittenPolicy:
             max_positions=MAX_CONTEXT,
         )
         self.engine = NativeEngine(
-            Decoder(shape).initialise(3), tokenizer=self.tokenizer, kv_tokens=1 << 19
+            Decoder(shape).initialise(3), tokenizer=self.tokenizer, kv_tokens=kv_tokens
         )
         self._patch(patch)
 
