@@ -18,6 +18,7 @@ import yaml
 
 import graft
 from graft.cli import main
+from graft.config import ConfigError
 from graft.envs.base import BaseEnv
 from graft.envs.dataset.prompts import PromptsEnv
 from graft.envs.tool_env import ToolEnv
@@ -231,6 +232,10 @@ def write(task, trajectory):
     return "1.0"
 
 
+def one_per_row(advantages, batch):
+    return batch.reward
+
+
 async def fail(task, client):
     return task.meta["gold"]
 
@@ -402,6 +407,9 @@ CALLS = [
     case(lambda at: PromptsEnv(rows=[PROMPT], skip_bad=2), ValueError, "skip_bad=2"),
     case(lambda at: wrap(max_tool_reward=-1), ValueError, "max_tool_reward=-1"),
     case(lambda at: wrap(max_uses=-1), ValueError, "max_uses=-1"),
+    case(lambda at: graft.train("quickstart", ["train.lr=1"]), ConfigError, "a list of 1", "'train.lr=1e-4'"),
+    case(lambda at: at.learner(credit=one_per_row).step(at.collect()), ValueError, "one_per_row",
+         "of shape [16]", "reward[:, None] * batch.mask"),
     case(load_a_run_that_is_nearly_named, ValueError, "'quickstart'"),
 ]  # fmt: skip
 
@@ -683,6 +691,8 @@ MODULES = [
             ("no answer to compare with", "column answer", "self.answer"), {"task.reward": "exact_match"}),
     Mistake("without a call", "class Mine(Env):\n    pass\n\n\nclass Score:\n    pass",
             ("reward Score (FILE.py:", "__call__(self, task, trajectory)"), {"task.reward": "MINE:Score"}),
+    reward("of three", "return 1", "score(prompt, completion, answer)", "(task, trajectory)",
+           head="def score(prompt, completion, answer):"),
     reward("too large", "return -1e30", "reward score (FILE.py:", "-1e+30", "from -1e12 to 1e12"),
     reward("NaN", "return math.nan", "reward score", "nan", "a finite number"),
     reward("tensor", "return torch.ones(3)", "reward score", "Tensor of shape [3]", "finite number"),
@@ -758,6 +768,7 @@ MODULES = [
     tool("generator", "yield 1", "tool poke", "generator", "JSON"),
     tool("coroutine", "return asyncio.sleep(0)", "tool poke", "coroutine", "JSON"),
     tool("variadic", "return '1'", "tool 'poke'", "*x", "name every parameter", parameters=", *x: str"),
+    tool("option", "return '1'", "@tool", "'nam'", "did you mean 'name'", mark="@graft.tool(nam='x')"),
     tool("property", "return '1'", "@tool", "property", mark="@graft.tool\n    @property"),
     wrapper("wrapper None", "def around(env):\n    Wrapper(env)", "wrapper around (FILE.py:", "None"),
     wrapper("wrapper raises", "def around(env):\n    return env.nothing", "around (FILE.py:",
