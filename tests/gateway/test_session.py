@@ -54,11 +54,8 @@ async def test_what_clients_rewrite_still_continues(session):
     names = names_of([SYSTEM, {"role": "user", "content": "2+3?"}, message], [CALCULATOR])
     session.history._ends[names[-1]] = done
     again = {"name": "add", "arguments": {"a": 2.0, "b": [1, "x"]}}
-    text = {
-        "role": "assistant",
-        "content": None,
-        "tool_calls": [{"id": "q", "function": again}],
-    }
+    calls = [{"id": "q", "function": again}]
+    text = {"role": "assistant", "content": None, "tool_calls": calls}
     result = {"role": "tool", "content": "5", "tool_call_id": "q", "name": "add"}
     await session.answer(asks(SYSTEM, "2+3?", text, result, tools=(CALCULATOR,)))
     assert session.counts["roots/first"] == 1 and len(session.contexts) == 1
@@ -91,14 +88,8 @@ async def test_new_roots_have_reasons_and_share_their_first_tokens():
     answers = [a, b, c, d, e, f, g]
     session.end()
     reasons = {name: n for name, n in session.counts.items() if name.startswith("roots/")}
-    assert reasons == {
-        "roots/first": 1,
-        "roots/sub-agent": 2,
-        "roots/other tools": 1,
-        "roots/rewritten history": 1,
-        "roots/new conversation": 1,
-        "roots/compaction": 1,
-    }
+    once = ("first", "other tools", "rewritten history", "new conversation", "compaction")
+    assert reasons == {"roots/sub-agent": 2, **{f"roots/{reason}": 1 for reason in once}}
     episode = session.forest.episode()
     assert len(episode.leaves[0].tips) == 7
     roots = [span for span in episode.spans if span.parent is None]

@@ -71,12 +71,8 @@ def test_a_script_of_verl_becomes_a_recipe_that_loads():
         "kl_coef": 0.005,
         "kl_kind": "k3",
     }
-    assert recipe["rollout"] == {
-        "tasks": 256,
-        "max_context": 1536,
-        "max_tokens": 1024,
-        "samples": 5,
-    }
+    lengths = {"max_context": 1536, "max_tokens": 1024}
+    assert recipe["rollout"] == {"tasks": 256, "samples": 5, **lengths}
     assert recipe["train"] == {
         "lr": 2e-6, "weight_decay": 0.01, "betas": [0.9, 0.999], "minibatches": 4, "steps": 40,
     }  # fmt: skip
@@ -137,18 +133,14 @@ def test_a_value_is_read_and_never_evaluated(text, value):
     assert read_value(text) == value
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [
-        "per_device_train_batch_size=3",  # 3 attempts are no 8 of one task
-        "lr_scheduler_type=polynomial",
-        "loss_type=strange",
-        "learning_rate_typo=3",
-        "report_to=mlflow",
-        "warmup_ratio=0.1",
-        "num_generations=text",
-    ],
-)
+# 3 attempts are no 8 of one task
+UNKNOWN = """
+per_device_train_batch_size=3 lr_scheduler_type=polynomial loss_type=strange learning_rate_typo=3
+report_to=mlflow warmup_ratio=0.1 num_generations=text
+"""
+
+
+@pytest.mark.parametrize("settings", UNKNOWN.split())
 def test_what_cannot_be_translated_is_named_with_a_reason(settings):
     _, left = recipe_of(f"trl grpo --{settings}")
     key = settings.partition("=")[0]
