@@ -45,7 +45,9 @@ def output_of(*words: str) -> str:
 def test_daemons_end_with_their_program(name: str, method: str):
     assert run_script(f"{DAEMONS[name]} sleep 0.1; exit 3", seconds=20) == 3
     assert sleeping() == []
-    assert not (parent := supervision.cgroup_parent()) or not [*parent.glob("graft-agent-*")]
+    assert not (parent := supervision.cgroup_parent()) or not [
+        *parent.glob(f"graft-agent-{os.getpid()}-*")
+    ]
 
 
 def test_daemons_end_at_the_deadline_of_the_program(method: str):
