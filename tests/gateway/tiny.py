@@ -46,7 +46,7 @@ def tiny_engine(tokenizer: FastTokenizer, **settings: Any) -> NativeEngine:
         Decoder(shape).initialise(3),
         tokenizer=tokenizer,
         eos_ids=(tokenizer.eos_id,),
-        kv_tokens=16384,
+        kv_tokens=65536,
         **settings,
     )
 
