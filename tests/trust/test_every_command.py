@@ -84,19 +84,6 @@ HOSTILE: dict[str, dict[str, Any]] = {
 }
 
 
-WITHOUT_SETTINGS = {
-    "envs", "recipes", "play", "explain", "init", "runs", "view", "watch", "report", "serve search",
-    "data show", "data make", "data cache import", "data cache export",
-}  # fmt: skip
-"""Commands that act on no setting: all that is hostile stands in one run, and in one with links."""
-HOSTILE["all"] = {key: value for kind in HOSTILE.values() for key, value in kind.items()}
-TRIED = [
-    (command, kind)
-    for command in COMMANDS
-    for kind in (("all", "links") if command in WITHOUT_SETTINGS else [*HOSTILE][:-1])
-]
-
-
 def command_names(command: Any, name: str = "") -> Iterator[str]:
     """Every command of the program: "eval", "data cache import", ..."""
     if not hasattr(command, "commands"):
@@ -144,7 +131,8 @@ def prepare(world: Path, kind: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize(("command", "kind"), TRIED)
+@pytest.mark.parametrize("kind", HOSTILE)
+@pytest.mark.parametrize("command", COMMANDS)
 def test_no_command_does_more_than_show(world: Path, command: str, kind: str) -> None:
     prepare(world, kind)
     outcome = observe(world, [*command.split(), *COMMANDS[command]], WAITS.get(command, 60.0))
