@@ -178,12 +178,12 @@ def test_another_salt_draws_other_samples():
     [
         (lambda: Echo(KeyError("gone")), Status.ENV_ERROR, "KeyError: 'gone'"),
         (lambda: Echo(ToolError("server is down")), Status.TOOL_ERROR, "server is down"),
-        (lambda: Slow(seconds=5.0), Status.TIMEOUT, "waited 0.2 s for env echo step"),
+        (lambda: Slow(seconds=5.0), Status.TIMEOUT, "waited 1 s for env echo step"),
     ],
 )
 def test_a_failure_is_a_status_of_its_own_path(make_env, status, word):
     where = make_setup(
-        make_env, sampling=Sampling(max_tokens=64), deadline=0.2 if status is Status.TIMEOUT else 60
+        make_env, sampling=Sampling(max_tokens=64), deadline=1.0 if status is Status.TIMEOUT else 60
     )
     (episode,) = collect(TASKS[:1], where, independent(4))
     assert len(episode.leaves) == 4
