@@ -37,6 +37,8 @@ def render() -> str:
             "attention, each expert", "no: each process holds all", "no",
         )  # fmt: skip
         cells = experts if family.has_experts else plain
+        if name == "mistral":  # llama.cpp's files say so
+            cells = (*plain[:-1], "as `llama`")
         rows.append((f"`{name}`", f"`{ARCHITECTURES[name]}`", *cells))
     return "".join(f"| {' | '.join(row)} |\n" for row in rows)
 

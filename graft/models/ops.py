@@ -63,9 +63,11 @@ def add_norm(x: Tensor, delta: Tensor | None, weight: Tensor, eps: float) -> tup
 
 
 def _rotate(x: Tensor, cos: Tensor, sin: Tensor, sign: float) -> Tensor:
-    left, right = x.chunk(2, dim=-1)
     out = torch.empty_like(x, memory_format=torch.contiguous_format)
-    out_left, out_right = out.chunk(2, dim=-1)
+    size = 2 * cos.shape[-1]  # less than d where only a part of the head is rotated
+    out[..., size:] = x[..., size:]
+    left, right = x[..., :size].chunk(2, dim=-1)
+    out_left, out_right = out[..., :size].chunk(2, dim=-1)
     torch.mul(left, cos, out=out_left)
     out_left.addcmul_(right, sin, value=-sign)
     torch.mul(right, cos, out=out_right)

@@ -5,13 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Literal
 
 ARCHITECTURES = {
     "llama": "LlamaForCausalLM",
+    "mistral": "MistralForCausalLM",
     "qwen2": "Qwen2ForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
     "qwen3_moe": "Qwen3MoeForCausalLM",
+    "glm4_moe": "Glm4MoeForCausalLM",
 }
 """Families with a native decoder: model_type -> Hugging Face class."""
 
@@ -63,8 +65,33 @@ class Experts:
     """Width of one expert."""
     renormalise: bool = False
     """Whether the weights of a token's experts add up to 1."""
+    router: Literal["softmax", "sigmoid"] = "softmax"
+    """How scores become probabilities. sigmoid: a correction for each expert, which is not trained by
+    gradients, takes part in the choice and not in the weights."""
+    scaling: float = 1.0
+    """Factor on the weights of a token's experts."""
+    groups: int = 1
+    """Groups of equally many experts, of which a token's are in the `top_groups` best."""
+    top_groups: int = 1
+    shared_ff: int = 0
+    """Width of an MLP that every token passes through beside its experts; 0: none."""
 
     def __post_init__(self) -> None:
+        if self.router not in ("softmax", "sigmoid"):
+            raise UnsupportedModel(f"experts.router={self.router!r}: must be softmax or sigmoid")
+        if not 0 < self.scaling < math.inf:
+            raise UnsupportedModel(f"experts.scaling={self.scaling}: must be a number above 0")
+        if self.count % max(self.groups, 1) or not 1 <= self.top_groups <= self.groups:
+            raise UnsupportedModel(
+                f"experts.groups={self.groups}, top_groups={self.top_groups}: groups must divide the "
+                f"{self.count} experts, and a token chooses from 1 to all of them"
+            )
+        if self.groups > 1 and self.router != "sigmoid":
+            raise UnsupportedModel(
+                f"experts.groups={self.groups}: only a sigmoid router has groups"
+            )
+        if self.shared_ff:
+            check_size("experts.shared_ff", self.shared_ff, LARGEST["ff"])
         limits = {"count": 1 << 16, "top_k": self.count, "ff": LARGEST["ff"]}
         for name, limit in limits.items():
             check_size(f"experts.{name}", getattr(self, name), limit)
@@ -90,6 +117,8 @@ class ModelShape:
     norm_eps: float = 1e-6
     rope_theta: float = 10_000.0
     rope_scaling: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    rotary_share: float = 1.0
+    """Share of each head that is rotated by position; the rest of it is not."""
     max_positions: int = 4096
     experts: Experts | None = None
     """In place of the MLP, in all layers but `dense_layers`."""
@@ -113,9 +142,10 @@ class ModelShape:
                 f"heads={self.heads} is not a multiple of kv_heads={self.kv_heads}: each key-value "
                 "head serves the same number of query heads"
             )
-        if self.head_dim % 2:
+        if not 0 < self.rotary_share <= 1 or self.rotary_dim % 2 or not self.rotary_dim:
             raise UnsupportedModel(
-                f"head_dim={self.head_dim} is odd; rotary positions need an even number"
+                f"head_dim={self.head_dim} with rotary_share={self.rotary_share} rotates {self.rotary_dim} "
+                "numbers of a head by position, and these must be pairs"
             )
         if self.extra < 0:
             raise UnsupportedModel(f"extra={self.extra}: must be 0 or more")
@@ -150,7 +180,10 @@ class ModelShape:
     def active_ff(self) -> int:
         """Width of the MLP that a token passes through, or of its experts together, in the widest layer."""
         chosen = [self.experts_of(layer) for layer in self.kinds]
-        return max(self.ff if experts is None else experts.top_k * experts.ff for experts in chosen)
+        return max(
+            self.ff if experts is None else experts.top_k * experts.ff + experts.shared_ff
+            for experts in chosen
+        )
 
     @property
     def layer_key(self) -> str:
@@ -159,6 +192,10 @@ class ModelShape:
         return (
             f"{replace(self, layers=1, dense_layers=())}{' and plain layers' if with_both else ''}"
         )
+
+    @property
+    def rotary_dim(self) -> int:
+        return int(self.head_dim * self.rotary_share)
 
     @property
     def q_size(self) -> int:
@@ -187,7 +224,8 @@ class ModelShape:
             if experts is None:
                 total += 3 * self.width * self.ff
             else:
-                total += self.width * (experts.count + 3 * used(experts) * experts.ff)
+                width = used(experts) * experts.ff + experts.shared_ff
+                total += self.width * (experts.count + 3 * width)
         return total
 
 
@@ -197,7 +235,7 @@ def rope_frequencies(shape: ModelShape) -> tuple[list[float], float]:
     Unscaled: theta**(-2i/d). Scaling lowers some or all of them so that positions beyond the
     trained window get angles inside it.
     """
-    half = shape.head_dim // 2
+    half = shape.rotary_dim // 2
     if shape.rope_theta <= 0:
         raise UnsupportedModel(f"rope_theta={shape.rope_theta}: need a number above 0")
     plain = [shape.rope_theta ** (-i / half) for i in range(half)]
@@ -258,7 +296,7 @@ def _yarn(shape: ModelShape, plain: list[float], factor: float) -> tuple[list[fl
     last = pair_turning(_positive({"beta_slow": scaling.get("beta_slow") or 1}, "beta_slow"))
     if scaling.get("truncate", True):
         first, last = math.floor(first), math.ceil(last)
-    first, last = max(first, 0), min(last, shape.head_dim - 1)
+    first, last = max(first, 0), min(last, shape.rotary_dim - 1)
     width = last - first or 1e-3  # negative where beta_fast < beta_slow, as in transformers
 
     def blend(i: int) -> float:

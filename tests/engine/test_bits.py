@@ -117,6 +117,15 @@ SHAPES: list[dict[str, Any]] = [
         "dense_layers": (1,),
         "tied": False,
     },
+    {
+        "family": "glm4_moe",
+        "experts": Experts(8, 3, 20, router="sigmoid", scaling=2.5, groups=2, shared_ff=20),
+        "layers": 3,
+        "dense_layers": (0,),
+        "rotary_share": 0.5,
+        "qk_norm": False,
+        "qkv_bias": True,
+    },
 ]
 
 

@@ -67,11 +67,33 @@ def softmax_experts(draw: random.Random) -> dict[str, Any]:
     }
 
 
+def sigmoid_experts(draw: random.Random) -> dict[str, Any]:
+    count = draw.choice([4, 8])
+    groups = draw.choice([1, 2])
+    return {
+        "attention_bias": draw.random() < 0.5,
+        "use_qk_norm": draw.random() < 0.5,
+        "n_routed_experts": count,
+        "num_experts_per_tok": draw.randint(1, count // 2),
+        "moe_intermediate_size": draw.choice([8, 12]),
+        "norm_topk_prob": draw.random() < 0.5,
+        "routed_scaling_factor": draw.choice([1.0, 2.5]),
+        "n_group": groups,
+        "topk_group": draw.randint(1, groups),
+        "n_shared_experts": draw.choice([1, 2]),
+        "first_k_dense_replace": draw.choice([0, 1]),
+        "num_mtp_layers": 0,
+        "partial_rotary_factor": draw.choice([0.5, 1.0]),
+    }
+
+
 OWN = {
     "llama": biased,
+    "mistral": lambda draw: {"sliding_window": draw.choice([None, 128, 4096])},
     "qwen2": lambda draw: {},
     "qwen3": lambda draw: {"attention_bias": draw.random() < 0.5},
     "qwen3_moe": softmax_experts,
+    "glm4_moe": sigmoid_experts,
 }
 """The entries of each family, drawn at random."""
 
@@ -86,6 +108,9 @@ def peer(family: str, number: int) -> Any:
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.normal_(0.0, 0.4, generator=generator)
+        for name, buffer in model.named_buffers():
+            if "correction" in name:  # part of the choice, not trained by gradients
+                buffer.normal_(0.0, 0.4, generator=generator)
     return model
 
 
@@ -95,6 +120,8 @@ def gradients_by_name(decoder: Decoder) -> dict[str, Tensor]:
     parameters = dict(decoder.named_parameters())
     for name, where in hf_rows(decoder.shape).items():
         grad = parameters[where.parameter].grad
+        if not parameters[where.parameter].requires_grad:
+            continue
         assert grad is not None, name
         before, is_expert, after = name.partition(".experts.")
         if is_expert:
@@ -259,6 +286,29 @@ def test_the_worked_case_of_a_router() -> None:
     torch.testing.assert_close(weights, torch.tensor([[0.6652, 0.2447]]), atol=1e-4, rtol=0)
     weights, _ = route(logits_TE, Experts(3, 2, 4, renormalise=True))
     torch.testing.assert_close(weights, torch.tensor([[0.7311, 0.2689]]), atol=1e-4, rtol=0)
+
+
+def test_groups_limit_the_choice_and_corrections_do_not_weigh() -> None:
+    """Four experts in two groups: 1 is best, but 2 and 3 are the better pair, by a correction of 3."""
+    experts = Experts(4, 2, 8, router="sigmoid", groups=2, top_groups=1, scaling=2.0)
+    logits_TE = torch.tensor([[0.0, 2.0, 1.5, 0.0]])
+    weights, chosen = route(logits_TE, experts, torch.tensor([0.0, 0.0, 0.0, 0.9]))
+    assert chosen.tolist() == [[3, 2]]  # 0.5 + 0.9 before 0.82
+    torch.testing.assert_close(weights, torch.tensor([[1.0, 1.6351]]), atol=1e-4, rtol=0)
+    _, chosen = route(logits_TE, experts, torch.zeros(4))
+    assert chosen.tolist() == [[1, 0]]  # 0.88 + 0.5 before 0.82 + 0.5
+
+
+def test_layers_that_predict_further_tokens_are_left_out(tmp_path: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    model = peer("glm4_moe", 3)
+    model.save_pretrained(tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    further = f"model.layers.{model.config.num_hidden_layers}.enorm.weight"
+    save_file(tensors | {further: torch.ones(4)}, tmp_path / "model.safetensors")
+    decoder = load_model(tmp_path)
+    assert decoder.shape.layers == model.config.num_hidden_layers
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ training does without) is no part of the function.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -52,9 +53,7 @@ def read_rope(config: Mapping[str, Any], positions: int) -> tuple[float, dict[st
     if nested := [name for name, value in rope.items() if isinstance(value, Mapping)]:
         raise wrong_entry(key, f"{{{', '.join(nested)}}}", ONE_FOR_ALL)
     rope = dict(rope)
-    partial = rope.pop("partial_rotary_factor", config.get("partial_rotary_factor"))
-    if partial not in (None, 1):
-        raise wrong_entry("partial_rotary_factor", partial, "only whole heads are rotated")
+    rope.pop("partial_rotary_factor", None)
     theta = rope.pop("rope_theta", config.get("rope_theta", 10_000.0))
     if not is_number(theta):
         raise wrong_entry("rope_theta", theta, "need a number above 0")
@@ -70,6 +69,21 @@ def read_rope(config: Mapping[str, Any], positions: int) -> tuple[float, dict[st
     if kind == "yarn" and rope["factor"] is None:
         rope["factor"] = positions / rope["original_max_position_embeddings"]
     return float(theta), rope
+
+
+def read_rotary_share(config: Mapping[str, Any], default: float | None) -> float:
+    """Share of a head that is rotated; None: the family rotates whole heads, and another share is refused."""
+    rope = config.get("rope_scaling") or config.get("rope_parameters")
+    beside = config.get("partial_rotary_factor")
+    share = rope.get("partial_rotary_factor", beside) if isinstance(rope, Mapping) else beside
+    if default is None:
+        if share not in (None, 1):
+            raise wrong_entry("partial_rotary_factor", share, "only whole heads are rotated")
+        return 1.0
+    share = default if share is None else share
+    if not is_number(share) or not 0 < share <= 1:
+        raise wrong_entry("partial_rotary_factor", share, "need a number above 0, up to 1")
+    return float(share)
 
 
 def refuse_quantised(config: Mapping[str, Any]) -> None:
@@ -143,8 +157,16 @@ def read_count(config: Mapping[str, Any], key: str, default: int | None = None) 
     return value
 
 
-def read_switch(config: Mapping[str, Any], key: str) -> bool:
-    value = config.get(key, False)
+def read_number(config: Mapping[str, Any], key: str, default: float) -> float:
+    """A number that is 0 or more; null counts as absent."""
+    value = default if config.get(key) is None else config[key]
+    if not is_number(value) or not 0 <= value < math.inf:
+        raise wrong_entry(key, value, "need a number that is 0 or more")
+    return value
+
+
+def read_switch(config: Mapping[str, Any], key: str, default: bool = False) -> bool:
+    value = config.get(key, default)
     if not isinstance(value, bool):
         raise wrong_entry(key, value, "need true or false")
     return value

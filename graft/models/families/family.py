@@ -21,6 +21,12 @@ class Family:
     write: Callable[[ModelShape], dict[str, Any]]
     """The entries that only this family's config.json has."""
     has_experts: bool = False
+    rotary_share: float | None = None
+    """transformers' default of partial_rotary_factor; None: whole heads are rotated."""
+    norm_eps: float = 1e-6
+    """transformers' default of rms_norm_eps."""
+    has_later_layers: bool = False
+    """Whether checkpoints may hold layers after the last one, for predicting several tokens: left out."""
     positions: int = 32_768
     """transformers' default of max_position_embeddings."""
     switches: Mapping[str, Any] = field(default_factory=dict[str, Any])

@@ -8,10 +8,11 @@ from typing import Any
 
 import torch
 
-from graft.models.families import llama, qwen2, qwen3, qwen3_moe
+from graft.models.families import glm4_moe, llama, mistral, qwen2, qwen3, qwen3_moe
 from graft.models.families.entries import (
     read_count,
     read_rope,
+    read_rotary_share,
     read_switch,
     refuse_what_is_not_computed,
     wrong_entry,
@@ -28,9 +29,11 @@ from graft.models.shape import (
 
 FAMILIES: dict[str, Family] = {
     "llama": llama.FAMILY,
+    "mistral": mistral.FAMILY,
     "qwen2": qwen2.FAMILY,
     "qwen3": qwen3.FAMILY,
     "qwen3_moe": qwen3_moe.FAMILY,
+    "glm4_moe": glm4_moe.FAMILY,
 }
 
 
@@ -59,7 +62,7 @@ def read_shape(config: Config) -> ModelShape:
     if "max_position_embeddings" in config:
         positions = read_count(config, "max_position_embeddings")
     theta, scaling = read_rope(config, positions)
-    eps = config.get("rms_norm_eps", 1e-6)
+    eps = config.get("rms_norm_eps", family.norm_eps)
     if not is_number(eps) or not 0 <= eps < math.inf:
         raise wrong_entry("rms_norm_eps", eps, "need a number that is 0 or more")
     common: dict[str, Any] = {
@@ -74,6 +77,7 @@ def read_shape(config: Config) -> ModelShape:
         "norm_eps": eps,
         "rope_theta": theta,
         "rope_scaling": scaling,
+        "rotary_share": read_rotary_share(config, family.rotary_share),
         "max_positions": positions,
     }
     common["head_dim"] = read_count(config, "head_dim", width // heads)
@@ -85,6 +89,8 @@ def read_shape(config: Config) -> ModelShape:
 def config_of(shape: ModelShape) -> dict[str, Any]:
     """The `config.json` from which graft and transformers build this decoder."""
     rope = {"rope_type": "default", **shape.rope_scaling, "rope_theta": shape.rope_theta}
+    if FAMILIES[shape.family].rotary_share is not None:
+        rope["partial_rotary_factor"] = shape.rotary_share
     return {
         "architectures": [ARCHITECTURES[shape.family]],
         "model_type": shape.family,
@@ -110,6 +116,8 @@ def make_shape(given: Mapping[str, Any], **more: Any) -> ModelShape:
     """A shape from plain values, as a recipe has them; what its family decides need not be said."""
     family = FAMILIES.get(str(given.get("family")))
     values = {**({} if family is None else family.switches), **given, **more}
+    if family is not None and family.rotary_share is not None:
+        values.setdefault("rotary_share", family.rotary_share)
     if family is not None and family.has_experts:
         values["experts"] = _make_experts(values.get("experts"))
     if "dense_layers" in values:

@@ -20,7 +20,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from graft.models.decoder import Decoder
-from graft.models.families.table import read_shape
+from graft.models.families.table import FAMILIES, read_shape
 from graft.models.io.tensors import ModelFileError, NotAModel, build_decoder, check_sizes
 from graft.models.shape import ModelShape, UnsupportedModel
 from graft.trust.bounds import parse_json, read_bytes
@@ -82,6 +82,13 @@ def open_model(path: Path) -> Iterator[StoredModel]:
     shape = shape_of(read_config(path), path / "config.json")
     with ExitStack() as stack:
         files = _open_weights(path, stack)
+        if FAMILIES[shape.family].has_later_layers:
+            later = re.compile(r"model\.layers\.(\d+)\.")
+            files = {
+                name: file
+                for name, file in files.items()
+                if not (found := later.match(name)) or int(found[1]) < shape.layers
+            }
         sizes = {name: tuple(file.get_slice(name).get_shape()) for name, file in files.items()}
         kind = files[EMBEDDING].get_slice(EMBEDDING).get_dtype() if EMBEDDING in files else ""
 

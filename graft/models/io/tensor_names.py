@@ -66,20 +66,24 @@ def _block_rows(shape: ModelShape, layer: int) -> dict[str, ParameterRows]:
     if experts is None:
         return rows | _mlp_rows("mlp", 0, shape.width, shape.ff, shape.mlp_bias)
     rows |= _linear("mlp.gate", "mlp.router", None, None, False)
+    if experts.router == "sigmoid":
+        rows["mlp.gate.e_score_correction_bias"] = ParameterRows("mlp.correction")
+    if experts.shared_ff:
+        rows |= _mlp_rows("mlp.shared_experts", 0, shape.width, experts.shared_ff, own="shared_")
     for number in range(experts.count):
         rows |= _mlp_rows(f"mlp.experts.{number}", number, shape.width, experts.ff)
     return rows
 
 
 def _mlp_rows(
-    name: str, number: int, width: int, ff: int, is_biased: bool = False
+    name: str, number: int, width: int, ff: int, is_biased: bool = False, own: str = ""
 ) -> dict[str, ParameterRows]:
-    """Gate, up and down of expert `number`; a plain MLP is number 0."""
-    first = number * 2 * ff
+    """Gate, up and down of expert `number`; a plain MLP is number 0, and so is the shared expert."""
+    first, gate_up, down = number * 2 * ff, f"mlp.{own}gate_up", f"mlp.{own}down"
     return (
-        _linear(f"{name}.gate_proj", "mlp.gate_up", first, first + ff, is_biased)
-        | _linear(f"{name}.up_proj", "mlp.gate_up", first + ff, first + 2 * ff, is_biased)
-        | _linear(f"{name}.down_proj", "mlp.down", number * width, (number + 1) * width, is_biased)
+        _linear(f"{name}.gate_proj", gate_up, first, first + ff, is_biased)
+        | _linear(f"{name}.up_proj", gate_up, first + ff, first + 2 * ff, is_biased)
+        | _linear(f"{name}.down_proj", down, number * width, (number + 1) * width, is_biased)
     )
 
 

@@ -32,6 +32,11 @@ class ExpertMLP(Sublayer):
         self.router = nn.Linear(shape.width, experts.count, bias=False)
         self.gate_up = nn.Linear(shape.width, experts.count * 2 * experts.ff, bias=False)
         self.down = nn.Linear(experts.ff, experts.count * shape.width, bias=False)
+        if experts.router == "sigmoid":
+            self.correction = nn.Parameter(torch.zeros(experts.count), requires_grad=False)
+        if experts.shared_ff:
+            self.shared_gate_up = nn.Linear(shape.width, 2 * experts.shared_ff, bias=False)
+            self.shared_down = nn.Linear(experts.shared_ff, shape.width, bias=False)
         self.load: Tensor | None = None
         """[E] rows of each expert in training, since `take_loads`."""
 
@@ -39,8 +44,12 @@ class ExpertMLP(Sublayer):
         """The stream and its pending addition."""
         x, normed = self.norm(x, delta)
         logits = self._product(normed.float(), self.router.weight.float())
-        weights_Tk, chosen_Tk = route(logits, self.experts)
-        return x, self._mix(normed, weights_Tk, chosen_Tk)
+        correction = self.correction.float() if self.experts.router == "sigmoid" else None
+        mixed = self._mix(normed, *route(logits, self.experts, correction))
+        if self.experts.shared_ff:
+            inner = self._product(normed, self.shared_gate_up.weight)
+            mixed = mixed + self._product(silu_gate(inner), self.shared_down.weight)
+        return x, mixed
 
     def _product(self, x: Tensor, weight: Tensor) -> Tensor:
         return linear(x, weight) if self.order is None else self.order.product(x, weight)
@@ -87,16 +96,36 @@ def take_loads(model: nn.Module) -> dict[str, float]:
     }
 
 
-def route(logits_TE: Tensor, experts: Experts) -> tuple[Tensor, Tensor]:
+def route(
+    logits_TE: Tensor, experts: Experts, correction_E: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """Weights [T, k] and numbers [T, k] of the experts of each token, the likeliest first.
 
     Logits 2, 0, 1 with k = 2: probabilities .67, .09, .24, so experts 0 and 2 with weights .67 and .24,
     or .73 and .27 where they are renormalised.
     """
-    scores_Tk, chosen_Tk = logits_TE.softmax(-1).topk(experts.top_k)
+    if correction_E is None:
+        scores_Tk, chosen_Tk = logits_TE.softmax(-1).topk(experts.top_k)
+    else:
+        scores_TE = logits_TE.sigmoid()
+        rated_TE = scores_TE.detach() + correction_E
+        if experts.groups > 1:
+            rated_TE = _keep_best_groups(rated_TE, experts)
+        chosen_Tk = rated_TE.topk(experts.top_k).indices
+        scores_Tk = scores_TE.gather(1, chosen_Tk)
     if experts.renormalise:
-        scores_Tk = scores_Tk / _sum_in_order(scores_Tk)
-    return scores_Tk, chosen_Tk
+        scores_Tk = scores_Tk / (_sum_in_order(scores_Tk) + 1e-20)
+    return scores_Tk if experts.scaling == 1 else scores_Tk * experts.scaling, chosen_Tk
+
+
+def _keep_best_groups(rated_TE: Tensor, experts: Experts) -> Tensor:
+    """-inf for experts outside the best groups; a group is as good as its two best experts together."""
+    by_group = rated_TE.unflatten(1, (experts.groups, -1))
+    best_two = by_group.topk(2, dim=-1).values
+    best = (best_two[..., 0] + best_two[..., 1]).topk(experts.top_groups).indices
+    is_kept = torch.zeros(by_group.shape[:2], dtype=torch.bool, device=rated_TE.device)
+    is_kept.scatter_(1, best, True)
+    return by_group.masked_fill(~is_kept[..., None], -torch.inf).flatten(1)
 
 
 def _sum_in_order(x_Tk: Tensor) -> Tensor:

@@ -223,6 +223,9 @@ def target_sizes(shape: ModelShape, targets: Sequence[str]) -> list[tuple[int, i
         count, ff = (1, shape.ff) if experts is None else (experts.count, experts.ff)
         inside = {"gate_proj": (ff, width), "up_proj": (ff, width), "down_proj": (width, ff)}
         found += [inside[name] for name in names if name in inside] * count
+        if experts is not None and (ff := experts.shared_ff):
+            shared = {"gate_proj": (ff, width), "up_proj": (ff, width), "down_proj": (width, ff)}
+            found += [shared[name] for name in names if name in shared]
     return [*found, (shape.vocab_size, width)] if HEAD in targets else found
 
 

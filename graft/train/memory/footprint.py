@@ -71,7 +71,10 @@ def num_parameters(shape: ModelShape) -> int:
     small = 2 * width + 2 * shape.head_dim * shape.qk_norm
     small += (q + 2 * kv) * shape.qkv_bias + width * shape.out_bias
     small += (2 * shape.ff + width) * shape.mlp_bias
-    return shape.num_params + shape.layers * small + width
+    experts = shape.experts
+    corrected = 0 if experts is None or experts.router != "sigmoid" else experts.count
+    routed = shape.layers - len(shape.dense_layers)
+    return shape.num_params + shape.layers * small + routed * corrected + width
 
 
 def kv_bytes(shape: ModelShape, dtype: torch.dtype) -> int:
