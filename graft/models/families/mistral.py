@@ -1,4 +1,4 @@
-"""Mistral: Llama without biases. A window that is shorter than the context is refused; newer models have none."""
+"""Mistral: Llama without biases. A window shorter than the context is refused; newer models have none."""
 
 from __future__ import annotations
 
