@@ -86,7 +86,7 @@ COMMANDS = [
     slip("train t.yaml algo.loss={clip:{lo:0.2}}", "clip:{lo:0.2}", "blank after the colon"),
     slip("train t.yaml task.args.operand=3", "'operand'", "'operands'"),
     slip("train t.yaml model.shape.widht=3", "widht", "'width'"),
-    slip("train t.yaml model.shape.heads=3 model.shape.kv_heads=2", "heads=3", "kv_heads=2", code=1),
+    slip("train t.yaml model.shape.heads=3 model.shape.kv_heads=2", "heads=3", "kv_heads=2"),
     slip("train t.yaml modle.path=x", "'modle.path'", "'model.path'"),
     slip("train l.yaml", "l.yaml", "a list", "task:", l_yaml="- a\n- b\n"),
     slip("train d.yaml", "d.yaml", "line 7", "train", "keep one",

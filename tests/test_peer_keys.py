@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import yaml
-from graft.recipe.peer_values import TRL_DEFAULTS, VERL_DEFAULTS
 
 from graft.config import ConfigError, keys, load_config
 from graft.recipe.peer_keys import (
@@ -21,6 +20,7 @@ from graft.recipe.peer_keys import (
     meant,
     translated,
 )
+from graft_interop.recipes.peer_values import TRL_DEFAULTS, VERL_DEFAULTS
 
 
 def test_every_entry_names_a_key_that_exists_and_none_that_is_ours():

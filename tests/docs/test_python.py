@@ -116,6 +116,6 @@ def test_the_first_change_of_contributing_works():
     names = {**vars(importlib.import_module("graft.rewards.answers"))}
     exec(reward, names)
     assert ast.literal_eval(f"{{{line}}}") == {"mentions": "graft.rewards.answers:mentions"}
-    names["trajectory"] = importlib.import_module("tests.rewards.test_answers").trajectory
+    names["attempt"] = importlib.import_module("tests.rewards.test_answers").attempt
     exec(test, names)
     names["test_an_answer_may_stand_inside_a_sentence"]()
