@@ -28,18 +28,25 @@ HEAD = (
 def render() -> str:
     """The table as Markdown."""
     rows = [HEAD, ("---",) * len(HEAD)]
+    on_gpu, elsewhere = "exact on Hopper", "by transformers, with vLLM or SGLang"
     for name, family in FAMILIES.items():
-        plain = (
-            "attention, MLP", "exact", "exact on Hopper", "every matrix", "FSDP2, tensor parallel", "yes",
-        )  # fmt: skip
-        experts = (
-            "attention, experts", "exact", "by transformers, with vLLM or SGLang",
-            "attention, each expert", "no: each process holds all", "no",
-        )  # fmt: skip
-        cells = experts if family.has_experts else plain
-        if name == "mistral":  # llama.cpp's files say so
-            cells = (*plain[:-1], "as `llama`")
-        rows.append((f"`{name}`", f"`{ARCHITECTURES[name]}`", *cells))
+        layers, gpu, adapters = "attention, MLP", on_gpu, "every matrix"
+        split, gguf = "FSDP2, tensor parallel", "yes"
+        if family.has_experts:
+            layers, gpu, adapters = "attention, experts", elsewhere, "attention, each expert"
+            split, gguf = "no: each process holds all", "no"
+        if name == "gemma3_text":
+            layers, gpu = "attention with and without window, MLP", elsewhere
+            split = "no: each process holds all"
+        if name == "mistral":  # llama.cpp's files say llama
+            layers, gpu, gguf = (
+                "attention, window in older models, MLP",
+                f"{on_gpu}, without window",
+                "as `llama`",
+            )
+        rows.append(
+            (f"`{name}`", f"`{ARCHITECTURES[name]}`", layers, "exact", gpu, adapters, split, gguf)
+        )
     return "".join(f"| {' | '.join(row)} |\n" for row in rows)
 
 

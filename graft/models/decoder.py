@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, Protocol
 
 import torch
@@ -44,7 +45,9 @@ class PackedTokens(Protocol):
     actions: Tensor
     modes: Tensor
 
-    def attention(self, heads: int, kv_heads: int, in_order: bool = False) -> Attend: ...
+    def attention(
+        self, heads: int, kv_heads: int, in_order: bool = False, windows: tuple[int, ...] = ()
+    ) -> Attend: ...
 
 
 BIAS_COLUMNS = 8
@@ -88,10 +91,13 @@ class Decoder(nn.Module):
         embedded = shape.head_rows if shape.tied else shape.vocab_size
         self.embed = nn.Embedding(embedded, shape.width)
         self.blocks = nn.ModuleList(Block(shape, i) for i in range(shape.layers))
-        self.norm = Norm(shape.width, shape.norm_eps)
+        self.norm = Norm(shape.width, shape.norm_eps, shape.norm_offset)
         self.head = None if shape.tied else nn.Linear(shape.width, shape.head_rows, bias=False)
         self.action_bias = nn.Parameter(torch.zeros(shape.extra)) if shape.extra_bias else None
-        self.angles = Angles(shape)
+        self.angles = self.local_angles = Angles(shape)
+        if shape.local_theta:
+            local = replace(shape, rope_theta=shape.local_theta, rope_scaling={})
+            self.local_angles = Angles(local)
         self.recompute = False  # activation checkpointing: a third more time, little memory
         self.order: RowOrder | None = None
 
@@ -164,12 +170,12 @@ class Decoder(nn.Module):
     def dtype(self) -> torch.dtype:
         return self.embed.weight.dtype
 
-    def rope(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+    def rope(self, positions: Tensor, layer: int = 0) -> tuple[Tensor, Tensor]:
         """cos and sin of every token's angles, [T, d/2]: in fp32 for kernels, else in the weights' dtype."""
+        angles = self.local_angles if self.shape.window_of(layer) else self.angles
         if has_kernels(positions.device):
-            return self.angles.look_up(positions)
-        is_ordered = self.order is not None
-        cos, sin = (self.angles.look_up if is_ordered else self.angles.compute)(positions)
+            return angles.look_up(positions)
+        cos, sin = (angles.compute if self.order is None else angles.look_up)(positions)
         return cos.to(self.dtype), sin.to(self.dtype)
 
     def forward(
@@ -196,10 +202,11 @@ class Decoder(nn.Module):
             tokens, positions = self.order.padded(tokens), self.order.padded(positions)
             rows = None if rows is None else self.order.padded(rows)
         x, delta = self._embed(tokens), None
-        cos, sin = self.rope(positions)
+        turns = {layer: self.rope(positions, layer) for layer in set(self._rope_layers)}
         last = self.blocks[-1]
-        for block in self.blocks:
-            others = cos, sin, attend, kv_slots, rows if block is last else None
+        for index, block in enumerate(self.blocks):
+            turn = turns[self._rope_layers[self.shape.window_of(index) > 0]]
+            others = *turn, attend, kv_slots, rows if block is last else None
             if self.recompute and torch.is_grad_enabled():
                 if delta is not None:  # their sum is kept for the backward pass, not both
                     x, delta = x + delta, None
@@ -211,8 +218,17 @@ class Decoder(nn.Module):
             hidden = hidden[:count]
         return hidden if then is None else then(hidden)
 
+    @property
+    def _rope_layers(self) -> tuple[int, int]:
+        """A layer without a window and one with it, where their rotations differ; else the first twice."""
+        if not self.shape.local_theta:
+            return 0, 0
+        first = {self.shape.window_of(layer) > 0: layer for layer in self.shape.kinds}
+        return first.get(False, 0), first.get(True, 0)
+
     def _embed(self, tokens: Tensor) -> Tensor:
-        return embed(tokens, self.embed.weight)
+        x = embed(tokens, self.embed.weight)
+        return x * math.sqrt(self.shape.width) if self.shape.scales_embedding else x
 
     def action_logprobs(
         self,
@@ -243,7 +259,7 @@ class Decoder(nn.Module):
 
     def _over(self, forest: PackedTokens, then: Callable[[Tensor], Any]) -> Any:
         """`then` of the hidden states [U, D] before the scored actions of a forest."""
-        attention = forest.attention(*self.own_heads, self.order is not None)
+        attention = forest.attention(*self.own_heads, self.order is not None, self.shape.windows)
         return self(forest.tokens, forest.positions, attention, then=then, rows=forest.before)
 
     @torch.no_grad()

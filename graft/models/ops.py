@@ -145,6 +145,12 @@ def silu_gate(gate_up: Tensor) -> Tensor:
     return _Gate.apply(gate_up)
 
 
+def gelu_gate(gate_up: Tensor) -> Tensor:
+    """gelu(gate) * up by its tanh approximation, [T, 2F] -> [T, F]"""
+    gate, up = gate_up.chunk(2, dim=-1)
+    return F.gelu(gate, approximate="tanh") * up
+
+
 FEW_ROWS = 4
 """Most rows for which a matrix product is bound by reading its weights; see `kernels.skinny`."""
 

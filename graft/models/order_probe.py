@@ -95,11 +95,13 @@ def _block_rows(decoder: Decoder, layer: int) -> Callable[[int, int], Tensor]:
     block, kv_heads = decoder.blocks[layer], shape.kv_heads
     stream = _noise(_num_rows(decoder, layer), shape.width, 0)
     cached: list[Tensor] = []
+    window = shape.window_of(layer)
 
     def compute(start: int, stop: int) -> Tensor:
         positions = torch.arange(start, stop)
         length = padded_length(stop)
-        seen = torch.arange(length) <= positions[:, None]
+        back = positions[:, None] - torch.arange(length)
+        seen = (back >= 0) & (back < window) if window else back >= 0
         bias = torch.zeros(seen.shape).masked_fill_(~seen, -torch.inf)
 
         def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -108,13 +110,12 @@ def _block_rows(decoder: Decoder, layer: int) -> Callable[[int, int], Tensor]:
             keys, values = (x[:length].transpose(0, 1)[None] for x in cached)
             rows = q.unflatten(1, (kv_heads, -1)).permute(1, 2, 0, 3)  # [K, G, T, d]
             group = rows.shape[1]
-            found = attend_rows(
-                rows.flatten(1, 2)[None], keys, values, bias.repeat(group, 1)[None, None]
-            )
+            by_head = bias.repeat(group, 1)[None, None]
+            found = attend_rows(rows.flatten(1, 2)[None], keys, values, by_head, window > 0)
             return found[0].unflatten(1, (group, -1)).permute(2, 0, 1, 3).flatten(1, 2)
 
         x = order.padded(stream[start:stop])
-        cos, sin = decoder.rope(order.padded(positions))
+        cos, sin = decoder.rope(order.padded(positions), layer)
         x, delta = block(x, None, cos, sin, order.padded_attend(attend, stop - start))
         return torch.cat(decoder.norm(x, delta), dim=1)[: stop - start]
 

@@ -14,6 +14,7 @@ ARCHITECTURES = {
     "qwen3": "Qwen3ForCausalLM",
     "qwen3_moe": "Qwen3MoeForCausalLM",
     "glm4_moe": "Glm4MoeForCausalLM",
+    "gemma3_text": "Gemma3ForCausalLM",
 }
 """Families with a native decoder: model_type -> Hugging Face class."""
 
@@ -123,6 +124,20 @@ class ModelShape:
     experts: Experts | None = None
     """In place of the MLP, in all layers but `dense_layers`."""
     dense_layers: tuple[int, ...] = ()
+    windows: tuple[int, ...] = ()
+    """How many positions each layer's tokens see, their own included; 0: all. Empty: all, in every layer."""
+    local_theta: float = 0.0
+    """`rope_theta` of layers with a window, without scaling; 0: they are rotated as the others."""
+    query_scale: float = 1.0
+    """Factor on normed queries, beside 1 / sqrt(head_dim)."""
+    activation: Literal["silu", "gelu_tanh"] = "silu"
+    """Of the gate of an MLP."""
+    norm_offset: bool = False
+    """Whether the weights of norms are stored as their distance from 1."""
+    sandwich: bool = False
+    """Whether the result of a sublayer is normed too, before it is added."""
+    scales_embedding: bool = False
+    """Whether embedded tokens are multiplied by sqrt(width)."""
     extra: int = 0
     """Actions beyond the vocabulary: rows of the head that are never embedded. They are not in
     `config.json`; `graft.models.extra_actions` adds them to a model."""
@@ -149,6 +164,20 @@ class ModelShape:
             )
         if self.extra < 0:
             raise UnsupportedModel(f"extra={self.extra}: must be 0 or more")
+        if self.windows and (
+            len(self.windows) != self.layers
+            or not all(isinstance(window, int) and window >= 0 for window in self.windows)
+        ):
+            raise UnsupportedModel(
+                f"windows={list(self.windows)[:20]}: need a number for each of the {self.layers} layers, 0 "
+                "where all positions are seen"
+            )
+        if self.query_scale != 1 and not self.qk_norm:
+            raise UnsupportedModel(
+                f"query_scale={self.query_scale}: only normed queries are scaled"
+            )
+        if self.activation not in ("silu", "gelu_tanh"):
+            raise UnsupportedModel(f"activation={self.activation!r}: must be silu or gelu_tanh")
         outside = [layer for layer in self.dense_layers if not 0 <= layer < self.layers]
         if outside or (self.dense_layers and self.experts is None):
             raise UnsupportedModel(
@@ -169,12 +198,26 @@ class ModelShape:
         """The experts of a layer; None: it has a plain MLP."""
         return None if layer in self.dense_layers else self.experts
 
+    def window_of(self, layer: int) -> int:
+        """How many positions the tokens of a layer see; 0: all."""
+        return self.windows[layer] if self.windows else 0
+
     @property
     def kinds(self) -> list[int]:
         """The first layer of each kind: what holds for these holds for all."""
-        return list(
-            {self.experts_of(layer): layer for layer in reversed(range(self.layers))}.values()
-        )
+        layers = reversed(range(self.layers))
+        return list({(self.experts_of(i), self.window_of(i)): i for i in layers}.values())
+
+    @property
+    def parts_without_kernels(self) -> list[str]:
+        """What our GPU kernels do not compute yet."""
+        parts = {
+            "experts": self.experts is not None,
+            "sliding windows": any(self.windows),
+            "partly rotated heads": self.rotary_share < 1,
+            "Gemma's norms": self.norm_offset or self.sandwich,
+        }
+        return [part for part, is_there in parts.items() if is_there]
 
     @property
     def active_ff(self) -> int:
@@ -188,10 +231,8 @@ class ModelShape:
     @property
     def layer_key(self) -> str:
         """The same text for shapes whose layers are of the same kinds."""
-        with_both = self.experts is not None and len(self.kinds) > 1
-        return (
-            f"{replace(self, layers=1, dense_layers=())}{' and plain layers' if with_both else ''}"
-        )
+        kinds = [(self.experts_of(layer), self.window_of(layer)) for layer in self.kinds]
+        return f"{replace(self, layers=1, dense_layers=(), windows=())} {kinds}"
 
     @property
     def rotary_dim(self) -> int:

@@ -44,10 +44,10 @@ def padded_length(length: int) -> int:
     return -(-length // LANES) * LANES
 
 
-def attend_rows(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
+def attend_rows(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, has_window: bool = False) -> Tensor:
     """[S, K, r, d] of q [S, K, r, d] over k, v [S, K, L, d]; bias [S, 1, r or 1, L] is 0 or -inf.
 
-    A row sees the first positions up to its own, at least one.
+    A row sees the first positions up to its own, at least one; with a window, only the last of these.
     """
     if q.device.type != "cpu" or q.dtype != torch.float32:
         return F.scaled_dot_product_attention(q, k, v, attn_mask=bias.to(q.dtype))
@@ -56,7 +56,7 @@ def attend_rows(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
     if k.shape[2] <= TILE:
         seen = F.scaled_dot_product_attention(q, k, v, attn_mask=bias)
     else:
-        seen = _Tiles.apply(q, k, v, bias)
+        seen = _Tiles.apply(q, k, v, bias, has_window)
     return seen if seen.shape[2] == rows else seen[:, :, :rows]
 
 
@@ -76,7 +76,9 @@ def pad_rows(x: Tensor) -> Tensor:
     return torch.cat([x, x[:, :, -1:].expand(-1, -1, missing, -1)], dim=2)
 
 
-def attend_tiles(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> list[Tile]:
+def attend_tiles(
+    q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, has_window: bool = False
+) -> list[Tile]:
     """Each tile alone; rows that see nothing of a tile have weight 0 in it. q as of `pad_rows`."""
     tiles: list[Tile] = []
     for start in range(0, k.shape[2], TILE):
@@ -85,7 +87,9 @@ def attend_tiles(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> list[T
         seen, log_sum = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
             q, k[:, :, part], v[:, :, part], attn_mask=mask
         )
-        if mask is not None and start:  # rows see the first positions: not this one, hence none
+        if mask is not None and has_window:
+            log_sum = log_sum.masked_fill(mask.amax(-1) < 0, -torch.inf)
+        elif mask is not None and start:  # rows see the first positions: not this one, hence none
             log_sum = log_sum.masked_fill(mask[..., 0] < 0, -torch.inf)
         tiles.append((seen, log_sum))
     return tiles
@@ -110,8 +114,10 @@ class _Tiles(torch.autograd.Function):
     """`attend_rows` over several tiles; each tile's gradients follow from the whole's result and sum."""
 
     @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:  # type: ignore[override]
-        seen, log_sum = merge_tiles(attend_tiles(q, k, v, bias))
+    def forward(  # type: ignore[override]
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, bias: Tensor, has_window: bool
+    ) -> Tensor:
+        seen, log_sum = merge_tiles(attend_tiles(q, k, v, bias, has_window))
         ctx.save_for_backward(q, k, v, bias, seen, log_sum)
         return seen
 
@@ -127,4 +133,4 @@ class _Tiles(torch.autograd.Function):
             found = backward(*of_tile, 0.0, False, attn_mask=bias[..., part])
             grad_q += found[0]
             grad_k[:, :, part], grad_v[:, :, part] = found[1:]
-        return grad_q, grad_k, grad_v, None
+        return grad_q, grad_k, grad_v, None, None

@@ -126,6 +126,18 @@ SHAPES: list[dict[str, Any]] = [
         "qk_norm": False,
         "qkv_bias": True,
     },
+    {"family": "mistral", "qk_norm": False, "windows": (7, 7)},
+    {
+        "family": "gemma3_text",
+        "layers": 3,
+        "windows": (9, 0, 9),
+        "local_theta": 100.0,
+        "query_scale": 0.7,
+        "activation": "gelu_tanh",
+        "norm_offset": True,
+        "sandwich": True,
+        "scales_embedding": True,
+    },
 ]
 
 
@@ -139,12 +151,13 @@ def test_the_log_probs_of_random_trees_have_the_learners_bits(changes: dict[str,
     assert total > 200 and unequal == 0
 
 
+@pytest.mark.parametrize("window", [0, 40, 200])
 def test_paths_of_several_tiles_and_shared_tiles_have_the_learners_bits(
-    monkeypatch: pytest.MonkeyPatch,
+    window: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for module in (tile_attention, decode_batch):  # short paths, so that the test is quick
         monkeypatch.setattr(module, "TILE", 128)
-    decoder, rng = ordered(layers=1), random.Random(2)
+    decoder, rng = ordered(layers=1, windows=(window,)), random.Random(2)
     engine = NativeEngine(decoder, kv_tokens=16_384, page_size=16)
     rows = Trees(engine, {}, rng, longest=150).grow(2)
     assert max(len(row.tokens) for row in rows) > 300

@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from graft.models.decoder import Decoder, causal
+from graft.models.decoder import Attend, Decoder, causal
 from graft.models.families.table import FAMILIES, config_of, read_shape, why_not_native
 from graft.models.io.load import load_model
 from graft.models.io.save import save_model
@@ -22,8 +22,9 @@ from graft.models.io.tensor_names import hf_rows
 from graft.models.layers.experts import route, take_loads
 from graft.models.lora.training import TARGETS, Lora, num_trained
 from graft.models.shape import Experts, ModelShape, UnsupportedModel
+from graft.models.tree.attention import attention_over
 from graft.models.tree.forest import Forest
-from graft.models.tree.packing import pack
+from graft.models.tree.packing import TokenRun, pack
 from graft.train.memory.footprint import num_parameters
 from tests.trees import random_tree
 
@@ -87,13 +88,29 @@ def sigmoid_experts(draw: random.Random) -> dict[str, Any]:
     }
 
 
+def gemma(draw: random.Random) -> dict[str, Any]:
+    full: dict[str, Any] = {"rope_type": "default", "rope_theta": draw.choice([500.0, 1e6])}
+    if draw.random() < 0.3:
+        full |= {"rope_type": "linear", "factor": 8.0}
+    local = {"rope_type": "default", "rope_theta": draw.choice([100.0, 1e4])}
+    return {
+        "pad_token_id": None,  # torch gives the row of a padding token no gradient
+        "sliding_window": draw.choice([3, 8, 30]),
+        "sliding_window_pattern": draw.choice([1, 2, 3]),
+        "query_pre_attn_scalar": draw.choice([4, 8, 16]),
+        "rope_parameters": {"full_attention": full, "sliding_attention": local},
+        "attention_bias": draw.random() < 0.3,
+    }
+
+
 OWN = {
     "llama": biased,
-    "mistral": lambda draw: {"sliding_window": draw.choice([None, 128, 4096])},
+    "mistral": lambda draw: {"sliding_window": draw.choice([None, 5, 13, 128, 4096])},
     "qwen2": lambda draw: {},
     "qwen3": lambda draw: {"attention_bias": draw.random() < 0.5},
     "qwen3_moe": softmax_experts,
     "glm4_moe": sigmoid_experts,
+    "gemma3_text": gemma,
 }
 """The entries of each family, drawn at random."""
 
@@ -135,6 +152,13 @@ def gradients_by_name(decoder: Decoder) -> dict[str, Tensor]:
     return found
 
 
+def one_sequence(decoder: Decoder, length: int) -> Attend:
+    """`causal`, for layers with windows too."""
+    run, ends = TokenRun(0, length, []), torch.full((length,), length)
+    heads = decoder.shape.heads, decoder.shape.kv_heads
+    return attention_over([run], ends, *heads, decoder.device, windows=decoder.shape.windows)
+
+
 def test_every_family_is_drawn() -> None:
     assert set(OWN) == set(FAMILIES)
 
@@ -151,7 +175,8 @@ def test_logits_and_gradients_are_transformers(family: str, number: int, tmp_pat
     tokens_T = torch.randint(0, VOCABULARY, [LENGTH], generator=generator)
     weight_TV = torch.randn(LENGTH, VOCABULARY, generator=generator)
     theirs_TV = model(tokens_T[None]).logits[0]
-    ours_TV = decoder.logits(decoder(tokens_T, torch.arange(LENGTH), causal))
+    attend = one_sequence(decoder, LENGTH)
+    ours_TV = decoder.logits(decoder(tokens_T, torch.arange(LENGTH), attend))
     torch.testing.assert_close(ours_TV, theirs_TV, atol=2e-4, rtol=2e-4)
 
     (theirs_TV.log_softmax(-1) * weight_TV).sum().backward()
@@ -225,7 +250,8 @@ def test_recomputed_blocks_have_the_same_gradients(family: str) -> None:
     found = []
     for decoder.recompute in (False, True):
         decoder.zero_grad()
-        hidden_TD = decoder(tokens_T, torch.arange(LENGTH), causal)
+        attend = one_sequence(decoder, LENGTH)
+        hidden_TD = decoder(tokens_T, torch.arange(LENGTH), attend)
         decoder.logits(hidden_TD).log_softmax(-1)[:, 3].sum().backward()
         found.append([p.grad.clone() for p in decoder.parameters() if p.grad is not None])
     for plain, again in zip(*found, strict=True):
@@ -260,10 +286,10 @@ def test_adapters_of_an_expert_get_its_gradient() -> None:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_where_a_family_is_native(family: str) -> None:
     """A GPU computes all but experts; a run then says so, and names the engines that can train it."""
-    config = {"model_type": family}
-    assert not why_not_native(config, torch.device("cpu"))
-    why = why_not_native(config, torch.device("cuda"))
-    assert bool(why) == FAMILIES[family].has_experts
+    shape = drawn_shape(family)
+    assert not why_not_native(config_of(shape), torch.device("cpu"))
+    why = why_not_native(config_of(shape), torch.device("cuda"))
+    assert bool(why) == bool(shape.parts_without_kernels)
     assert not why or family in why
 
 

@@ -68,7 +68,8 @@ def write_gguf(
     import gguf
 
     shape = decoder.shape
-    writer = gguf.GGUFWriter(path, shape.family)
+    family = {"gemma3_text": "gemma3"}.get(shape.family, shape.family)
+    writer = gguf.GGUFWriter(path, family)
     metadata = {
         "block_count": shape.layers,
         "context_length": shape.max_positions,
@@ -83,7 +84,7 @@ def write_gguf(
     } | (entries or {})
     tensors: dict[str, Tensor] = metadata.pop("tensors", {})
     for key, value in metadata.items():
-        name = key if key.startswith("split.") else f"{shape.family}.{key}"
+        name = key if key.startswith("split.") else f"{family}.{key}"
         if isinstance(value, str):
             writer.add_string(name, value)
         elif isinstance(value, list):
@@ -98,6 +99,8 @@ def write_gguf(
             tensor = pair_rows(tensor, shape.heads)
         if shape.family == "llama" and "k_proj" in name:
             tensor = pair_rows(tensor, shape.kv_heads)
+        if shape.norm_offset and name.endswith("norm.weight"):
+            tensor = tensor + 1
         tensors[names[name]] = tensor
     for name, tensor in tensors.items():
         kind = gguf.GGMLQuantizationType[quantisation if tensor.ndim == 2 else "F32"]
@@ -150,6 +153,21 @@ def test_unquantised_files_come_back_to_the_bit(shape: ModelShape, tmp_path: Pat
     assert loaded.shape == shape
     for name, tensor in decoder.state_dict().items():
         assert torch.equal(loaded.state_dict()[name], tensor), name
+
+
+@pytest.mark.peer
+def test_a_file_of_gemma_3_has_its_windows_and_norms(tmp_path: Path) -> None:
+    pytest.importorskip("gguf")
+    shape = replace(
+        QWEN3, family="gemma3_text", layers=7, windows=(8, 8, 8, 8, 8, 0, 8), local_theta=10_000.0,
+        activation="gelu_tanh", norm_offset=True, sandwich=True, scales_embedding=True,
+    )  # fmt: skip
+    decoder = random_decoder(shape)
+    entries = {"attention.sliding_window": 8}
+    loaded = load_model(write_gguf(decoder, tmp_path / "tiny.gguf", entries=entries))
+    assert loaded.shape == shape
+    for name, tensor in decoder.state_dict().items():
+        torch.testing.assert_close(loaded.state_dict()[name], tensor, atol=1e-6, rtol=0)
 
 
 @pytest.mark.peer
@@ -248,11 +266,11 @@ def test_files_that_we_cannot_compute_are_refused(tmp_path: Path) -> None:
 def test_other_architectures_and_broken_files_are_named(tmp_path: Path) -> None:
     gguf = pytest.importorskip("gguf")
     path = tmp_path / "gemma.gguf"
-    writer = gguf.GGUFWriter(path, "gemma3")
+    writer = gguf.GGUFWriter(path, "gemma2")
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.close()
-    with pytest.raises(UnsupportedModel, match="architecture 'gemma3' has no native decoder"):
+    with pytest.raises(UnsupportedModel, match="architecture 'gemma2' has no native decoder"):
         load_model(path)
     whole = write_gguf(random_decoder(LLAMA), tmp_path / "whole.gguf").read_bytes()
     for kept in (3, 30, 400, len(whole) // 2):

@@ -127,7 +127,7 @@ def test_attention_is_prepared_once_for_a_forest(monkeypatch):
     samples = rows([random_tree(seed) for seed in range(3)])
     made = []
 
-    def counted(runs, ends, heads, kv_heads, device, in_order):
+    def counted(runs, ends, heads, kv_heads, device, *more):
         made.append((heads, kv_heads))
         return TreeAttention(runs, heads, kv_heads, device)
 

@@ -142,7 +142,8 @@ def _score_part(
         device,
     )
     ends, in_order = torch.tensor(rows.ends), decoder.order is not None
-    attend = attention_over(rows.runs, ends, *decoder.own_heads, device, in_order)
+    how = device, in_order, decoder.shape.windows
+    attend = attention_over(rows.runs, ends, *decoder.own_heads, *how)
     before = decoder(moved["tokens"], moved["positions"], attend, rows=moved["before"])
     logp, _ = decoder.score_hidden(
         before,

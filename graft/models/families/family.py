@@ -20,6 +20,8 @@ class Family:
     """The fields of ModelShape that this family's own entries decide."""
     write: Callable[[ModelShape], dict[str, Any]]
     """The entries that only this family's config.json has."""
+    prepare: Callable[[Config], Config] = dict
+    """The config as the readers of common entries understand it."""
     has_experts: bool = False
     rotary_share: float | None = None
     """transformers' default of partial_rotary_factor; None: whole heads are rotated."""

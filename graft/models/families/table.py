@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from graft.models.families import glm4_moe, llama, mistral, qwen2, qwen3, qwen3_moe
+from graft.models.families import gemma3, glm4_moe, llama, mistral, qwen2, qwen3, qwen3_moe
 from graft.models.families.entries import (
     read_count,
     read_rope,
@@ -34,6 +34,7 @@ FAMILIES: dict[str, Family] = {
     "qwen3": qwen3.FAMILY,
     "qwen3_moe": qwen3_moe.FAMILY,
     "glm4_moe": glm4_moe.FAMILY,
+    "gemma3_text": gemma3.FAMILY,
 }
 
 
@@ -42,8 +43,14 @@ def why_not_native(config: Config, device: torch.device) -> str:
     name = str(config.get("model_type", ""))
     if name not in FAMILIES:
         return f"a {name} model, and the native decoder computes {', '.join(FAMILIES)}"
-    if FAMILIES[name].has_experts and device.type != "cpu":
-        return f"a {name} model, and the native decoder computes experts on a CPU only so far"
+    if device.type == "cpu":
+        return ""
+    try:
+        parts = read_shape(config).parts_without_kernels
+    except (UnsupportedModel, KeyError):  # said where the model is loaded
+        return ""
+    if parts:
+        return f"a {name} model, and {' and '.join(parts)} are computed by the native decoder on a CPU only"
     return ""
 
 
@@ -54,7 +61,8 @@ def read_shape(config: Config) -> ModelShape:
         raise UnsupportedModel(
             f"model_type {name!r} has no native decoder; known: {', '.join(FAMILIES)}"
         )
-    family = FAMILIES[name]
+    family, whole = FAMILIES[name], config
+    config = family.prepare(config)
     refuse_what_is_not_computed(config)
     vocab_size, width = read_count(config, "vocab_size"), read_count(config, "hidden_size")
     heads = read_count(config, "num_attention_heads")
@@ -81,7 +89,7 @@ def read_shape(config: Config) -> ModelShape:
         "max_positions": positions,
     }
     common["head_dim"] = read_count(config, "head_dim", width // heads)
-    shape = ModelShape(**common | family.read(config))
+    shape = ModelShape(**common | family.read(whole))
     rope_frequencies(shape)  # a scaling that is not computed should fail now, not in the first step
     return shape
 
@@ -120,8 +128,9 @@ def make_shape(given: Mapping[str, Any], **more: Any) -> ModelShape:
         values.setdefault("rotary_share", family.rotary_share)
     if family is not None and family.has_experts:
         values["experts"] = _make_experts(values.get("experts"))
-    if "dense_layers" in values:
-        values["dense_layers"] = tuple(values["dense_layers"])
+    for name in ("dense_layers", "windows"):
+        if name in values:
+            values[name] = tuple(values[name])
     shape = ModelShape(**values)
     check_described(shape, config_of(shape))
     return shape

@@ -5,7 +5,9 @@ Weights are dequantised while they are read; the result is an ordinary decoder.
 
 from __future__ import annotations
 
+import math
 import os
+from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
@@ -19,7 +21,7 @@ from graft.models.io.gguf_check import check_gguf
 from graft.models.io.gguf_tokenizer import build_backend, special_token
 from graft.models.io.tensor_names import hf_rows
 from graft.models.io.tensors import ModelFileError, build_decoder, first_line
-from graft.models.shape import ARCHITECTURES, ModelShape, UnsupportedModel, rope_frequencies
+from graft.models.shape import ModelShape, UnsupportedModel, rope_frequencies
 from graft.text.tokenizer import FastTokenizer
 
 if TYPE_CHECKING:
@@ -27,6 +29,9 @@ if TYPE_CHECKING:
 
 DAMAGED = (ValueError, IndexError, KeyError, TypeError, OverflowError, ZeroDivisionError, OSError)
 """What the gguf package raises for files that are not whole."""
+GEMMA = "gemma3"
+FAMILIES = {"llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3", GEMMA: "gemma3_text"}
+"""llama.cpp's architectures -> our families. Mistral's files say llama."""
 ROPE_FACTORS = "rope_freqs.weight"
 ENDS = ("eos", "eot", "eom")
 """Ends of a text, a turn and a message: sampling stops at each."""
@@ -66,7 +71,7 @@ def load_gguf(
     dtype: torch.dtype = torch.float32,
     device: torch.device | str = "cpu",
 ) -> Decoder:
-    """The decoder in a GGUF file of the llama, qwen2 or qwen3 architecture, dequantised."""
+    """The decoder in a GGUF file of one of `FAMILIES`, dequantised."""
     path = Path(path)
     reader = open_gguf(path)
     tensors = {tensor.name: tensor for tensor in reader.tensors}
@@ -79,6 +84,8 @@ def load_gguf(
 
     def read(name: str) -> Tensor:
         weight, heads = dequantise(named[name], path), paired_heads(shape, name)
+        if shape.norm_offset and name.endswith("norm.weight"):
+            return weight - 1  # llama.cpp stores what rows are multiplied by
         return unpair_rows(weight, heads) if heads else weight
 
     try:
@@ -133,10 +140,9 @@ def _opened(path: Path, size: int, changed: int) -> GGUFReader:
 def gguf_shape(reader: GGUFReader, path: Path) -> ModelShape:
     """The ModelShape that the metadata and the list of tensors describe."""
     family = _value(reader, "general.architecture", "")
-    if family not in ARCHITECTURES:
+    if family not in FAMILIES:
         raise UnsupportedModel(
-            f"'{path}': architecture {family!r} has no native decoder; "
-            f"known: {', '.join(ARCHITECTURES)}"
+            f"'{path}': architecture {family!r} has no native decoder; known: {', '.join(FAMILIES)}"
         )
 
     def get(key: str, default: Any = None) -> Any:
@@ -159,7 +165,8 @@ def gguf_shape(reader: GGUFReader, path: Path) -> ModelShape:
                 f"'{path}': {family}.{key}={value} changes what the model computes, and the native "
                 "decoder does not support it; use another model"
             )
-    if 0 < (window := get("attention.sliding_window", 0)) < get("context_length"):
+    window = get("attention.sliding_window", 0)
+    if family != GEMMA and 0 < window < get("context_length"):
         raise UnsupportedModel(
             f"'{path}': {family}.attention.sliding_window={window}; only full attention is supported"
         )
@@ -175,7 +182,7 @@ def gguf_shape(reader: GGUFReader, path: Path) -> ModelShape:
             )
     is_biased = "blk.0.attn_q.bias" in tensors
     shape = ModelShape(
-        family=family,
+        family=FAMILIES[family],
         # rows, not the metadata: some files pad the embedding beyond the tokenizer
         vocab_size=int(tensors["token_embd.weight"].shape[1]),
         width=width,
@@ -185,13 +192,14 @@ def gguf_shape(reader: GGUFReader, path: Path) -> ModelShape:
         head_dim=head_dim,
         ff=get("feed_forward_length"),
         tied="output.weight" not in tensors,
-        qk_norm=family == "qwen3",
+        qk_norm=family in ("qwen3", GEMMA),
         qkv_bias=is_biased or family == "qwen2",
         out_bias=is_biased and family != "qwen2",
         mlp_bias="blk.0.ffn_gate.bias" in tensors,
         norm_eps=_shortest(get("attention.layer_norm_rms_epsilon")),
         rope_theta=_shortest(get("rope.freq_base", 10_000.0)),
         max_positions=get("context_length"),
+        **(_gemma_fields(get, window) if family == GEMMA else {}),
     )
     # llama.cpp treats a factor without a type as linear
     is_scaled = get("rope.scaling.factor", 0.0) not in (0.0, 1.0)
@@ -213,6 +221,23 @@ def gguf_shape(reader: GGUFReader, path: Path) -> ModelShape:
             "beta_slow": _shortest(get("rope.scaling.yarn_beta_slow", 1.0)),
         }
     return replace(shape, rope_scaling=rope)
+
+
+def _gemma_fields(get: Callable[..., Any], window: int) -> dict[str, Any]:
+    """What llama.cpp knows of Gemma 3 without an entry: every sixth layer sees all."""
+    layers, width, heads = (
+        get(k) for k in ("block_count", "embedding_length", "attention.head_count")
+    )
+    is_27b = layers == 62  # the only size whose queries are not scaled by the head's
+    return {
+        "windows": tuple(window if (layer + 1) % 6 else 0 for layer in range(layers)),
+        "local_theta": _shortest(get("rope.freq_base_swa", 10_000.0)),
+        "query_scale": math.sqrt(get("attention.key_length") * heads / width) if is_27b else 1.0,
+        "activation": "gelu_tanh",
+        "norm_offset": True,
+        "sandwich": True,
+        "scales_embedding": True,
+    }
 
 
 def _llama3_scaling(shape: ModelShape, factors: list[float], path: Path) -> dict[str, Any]:
@@ -247,7 +272,8 @@ def gguf_names(shape: ModelShape) -> dict[str, str]:
     """
     from gguf import MODEL_ARCH, get_tensor_name_map
 
-    known = get_tensor_name_map(MODEL_ARCH[shape.family.upper()], shape.layers)
+    theirs = next(name for name, ours in FAMILIES.items() if ours == shape.family)
+    known = get_tensor_name_map(MODEL_ARCH[theirs.upper()], shape.layers)
     return {name: str(known.get_name(name, (".weight", ".bias"))) for name in hf_rows(shape)}
 
 

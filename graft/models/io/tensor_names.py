@@ -61,7 +61,12 @@ def _block_rows(shape: ModelShape, layer: int) -> dict[str, ParameterRows]:
     if shape.qk_norm:
         rows["self_attn.q_norm.weight"] = ParameterRows("attention.q_norm.weight")
         rows["self_attn.k_norm.weight"] = ParameterRows("attention.k_norm.weight")
-    rows["post_attention_layernorm.weight"] = ParameterRows("mlp.norm.weight")
+    if shape.sandwich:
+        rows["post_attention_layernorm.weight"] = ParameterRows("attention.post_norm.weight")
+        rows["pre_feedforward_layernorm.weight"] = ParameterRows("mlp.norm.weight")
+        rows["post_feedforward_layernorm.weight"] = ParameterRows("mlp.post_norm.weight")
+    else:
+        rows["post_attention_layernorm.weight"] = ParameterRows("mlp.norm.weight")
     experts = shape.experts_of(layer)
     if experts is None:
         return rows | _mlp_rows("mlp", 0, shape.width, shape.ff, shape.mlp_bias)

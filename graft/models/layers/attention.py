@@ -30,8 +30,8 @@ class Attention(Sublayer):
         self.index, self.shape = index, shape
         qkv_size = shape.q_size + 2 * shape.kv_size
         self.qkv = nn.Linear(shape.width, qkv_size, bias=shape.qkv_bias)
-        self.q_norm = Norm(shape.head_dim, shape.norm_eps) if shape.qk_norm else None
-        self.k_norm = Norm(shape.head_dim, shape.norm_eps) if shape.qk_norm else None
+        norms = [Norm(shape.head_dim, shape.norm_eps, shape.norm_offset) for _ in range(2)]
+        self.q_norm, self.k_norm = norms if shape.qk_norm else (None, None)
         self.out = nn.Linear(shape.q_size, shape.width, bias=shape.out_bias)
 
     def forward(
@@ -56,8 +56,10 @@ class Attention(Sublayer):
     ) -> Tensor:
         """[T, H*d]: the output of the heads."""
         shape = self.shape
-        q_weight = None if self.q_norm is None else self.q_norm.weight
-        k_weight = None if self.k_norm is None else self.k_norm.weight
+        q_weight = None if self.q_norm is None else self.q_norm.scale
+        k_weight = None if self.k_norm is None else self.k_norm.scale
+        if q_weight is not None and shape.query_scale != 1:
+            q_weight = q_weight * shape.query_scale
         heads = (shape.heads, shape.kv_heads)
         how = HeadRotation(q_weight, k_weight, shape.norm_eps, cos, sin, *heads)
         if kv_slots is None:

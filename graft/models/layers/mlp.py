@@ -1,11 +1,11 @@
-"""The gated MLP: down(silu(gate(x)) * up(x)), with gate|up stored row-concatenated."""
+"""The gated MLP: down(silu(gate(x)) * up(x)), or with gelu, with gate|up stored row-concatenated."""
 
 from __future__ import annotations
 
 from torch import Tensor, nn
 
 from graft.models.layers.sublayer import Sublayer
-from graft.models.ops import can_gate_inside
+from graft.models.ops import can_gate_inside, gelu_gate
 from graft.models.shape import ModelShape
 
 
@@ -14,11 +14,15 @@ class GatedMLP(Sublayer):
 
     def __init__(self, shape: ModelShape) -> None:
         super().__init__(shape)
+        self.activation = shape.activation
         self.gate_up = nn.Linear(shape.width, 2 * shape.ff, bias=shape.mlp_bias)
         self.down = nn.Linear(shape.ff, shape.width, bias=shape.mlp_bias)
 
     def forward(self, x: Tensor, delta: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """The stream and its pending addition."""
+        if self.activation == "gelu_tanh":
+            x, gate_up = self.norm_linear(x, delta, self.gate_up)
+            return self.add_linear(x, gelu_gate(gate_up), self.down)
         is_inside = can_gate_inside(x, self.order)
         x, inner = self.norm_linear(x, delta, self.gate_up, gate=is_inside)
         return self.add_linear(x, inner, self.down, gate=not is_inside)

@@ -11,22 +11,27 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from graft.models.ops import add_linear, add_norm, norm_linear
+from graft.models import ops
 from graft.models.row_order import RowOrder
 from graft.models.shape import ModelShape
 
 
 class Norm(nn.Module):
-    """The weight of a root-mean-square norm."""
+    """The weight of a root-mean-square norm, or with `offset` its distance from 1."""
 
-    def __init__(self, size: int, eps: float) -> None:
+    def __init__(self, size: int, eps: float, offset: bool = False) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.ones(size))
-        self.eps = eps
+        self.weight = nn.Parameter(torch.zeros(size) if offset else torch.ones(size))
+        self.eps, self.offset = eps, offset
+
+    @property
+    def scale(self) -> Tensor:
+        """What rows are multiplied by."""
+        return 1 + self.weight if self.offset else self.weight
 
     def forward(self, x: Tensor, delta: Tensor | None) -> tuple[Tensor, Tensor]:
         """The stream with `delta` added to it, and its norm."""
-        return add_norm(x, delta, self.weight, self.eps)
+        return ops.add_norm(x, delta, self.scale, self.eps)
 
 
 class Sublayer(nn.Module):
@@ -34,18 +39,24 @@ class Sublayer(nn.Module):
 
     def __init__(self, shape: ModelShape) -> None:
         super().__init__()
-        self.norm = Norm(shape.width, shape.norm_eps)
+        self.norm = Norm(shape.width, shape.norm_eps, shape.norm_offset)
+        self.post_norm = None
+        if shape.sandwich:
+            self.post_norm = Norm(shape.width, shape.norm_eps, shape.norm_offset)
         self.order: RowOrder | None = None
 
     def norm_linear(
         self, x: Tensor, delta: Tensor | None, linear: nn.Linear, gate: bool = False
     ) -> tuple[Tensor, Tensor]:
         """x + delta, and the product of its norm; with a gate, silu(gate) * up of that product."""
-        how = self.norm.weight, self.norm.eps, linear.weight, linear.bias
-        return norm_linear(x, delta, *how, self.order, gate)
+        how = self.norm.scale, self.norm.eps, linear.weight, linear.bias
+        return ops.norm_linear(x, delta, *how, self.order, gate)
 
     def add_linear(
         self, x: Tensor, y: Tensor, linear: nn.Linear, gate: bool = False
     ) -> tuple[Tensor, Tensor | None]:
         """The stream and its pending addition, of y's product."""
-        return add_linear(x, y, linear.weight, linear.bias, gate, self.order)
+        if self.post_norm is not None:
+            result = ops.linear(y, linear.weight, linear.bias, gate, self.order)
+            return x, self.post_norm(result, None)[1]
+        return ops.add_linear(x, y, linear.weight, linear.bias, gate, self.order)

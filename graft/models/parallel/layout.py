@@ -40,9 +40,9 @@ def check_mesh(shape: ModelShape, mesh: DeviceMesh) -> None:
 
 def check_sizes(shape: ModelShape, dp: int, tp: int) -> None:
     """Raise unless `tp` processes can share a layer of this shape, and `dp` groups its weights."""
-    if shape.experts is not None:
+    if parts := shape.parts_without_kernels:
         raise UnsupportedModel(
-            f"a model with {shape.experts.count} experts cannot be split over processes yet; leave "
+            f"a {shape.family} model ({', '.join(parts)}) cannot be split over processes yet; leave "
             "parallel.tp at 1 and set parallel.shard=false, so that each process has all of it"
         )
     sizes = {"heads": shape.heads, "KV heads": shape.kv_heads, "MLP columns": shape.ff}

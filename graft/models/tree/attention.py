@@ -29,14 +29,16 @@ def attention_over(
     kv_heads: int,
     device: torch.device,
     in_order: bool = False,
+    windows: tuple[int, ...] = (),
 ) -> Attend:
     """`attend` for the forest of these runs; `ends` [L] of its tokens, on the CPU.
 
     in_order   kernels add keys in the order of `kernels.path_attention`, as the engine does
+    windows    how many positions the tokens of each layer see, 0 for all; empty: all, in every layer
     """
-    if has_kernels(device) and len(ends):
+    if has_kernels(device) and len(ends) and not any(windows):
         return KernelAttention(runs, ends, heads, kv_heads, device, in_order)
-    return TreeAttention(runs, heads, kv_heads, device)
+    return TreeAttention(runs, heads, kv_heads, device, windows)
 
 
 class KernelAttention:
@@ -100,11 +102,16 @@ class TreeAttention:
     """
 
     def __init__(
-        self, runs: list[TokenRun], heads: int, kv_heads: int, device: torch.device
+        self,
+        runs: list[TokenRun],
+        heads: int,
+        kv_heads: int,
+        device: torch.device,
+        windows: tuple[int, ...] = (),
     ) -> None:
-        self.groups = heads // kv_heads
+        self.groups, self.windows = heads // kv_heads, windows
         total = sum(run.stop - run.start for run in runs)
-        self.buckets: list[tuple[Tensor, Tensor, Tensor]] = []
+        self.buckets: list[tuple[Tensor, Tensor, dict[int, Tensor]]] = []
         order: list[Tensor] = []
         offset = 0
         for bucket in _similar(runs):
@@ -114,10 +121,16 @@ class TreeAttention:
             key, query = keys[:, None, :], queries[:, :, None]
             # a path holds ancestors only: of the interval rule, key <= query is left to check
             seen = (key >= 0) & (key <= query)
-            seen[..., 0] |= query[..., 0] < 0  # a padding query sees one key: no empty softmax
-            bias = torch.zeros(seen.shape, device=device).masked_fill_(~seen, -torch.inf)
-            bias = bias.repeat(1, self.groups, 1)[:, None]  # [S, 1, G*m, n]
-            self.buckets.append((queries.clamp(min=0), keys.clamp(min=0), bias))
+            depth = torch.tensor([run.depth for run in bucket], device=device)[:, None, None]
+            position = depth + torch.arange(queries.shape[1], device=device)[:, None]  # [S, m, 1]
+            back = position - torch.arange(keys.shape[1], device=device)  # a path begins at 0
+            biases: dict[int, Tensor] = {}
+            for window in set(windows or (0,)):
+                near = seen & (back < window) if window else seen.clone()
+                near[..., 0] |= query[..., 0] < 0  # a padding query sees one key: no empty softmax
+                bias = torch.zeros(seen.shape, device=device).masked_fill_(~near, -torch.inf)
+                biases[window] = bias.repeat(1, self.groups, 1)[:, None]  # [S, 1, G*m, n]
+            self.buckets.append((queries.clamp(min=0), keys.clamp(min=0), biases))
             flat = queries.flatten()
             rows = torch.full((total,), -1, dtype=torch.long, device=device)
             at = torch.arange(len(flat), device=device)[flat >= 0]
@@ -130,7 +143,8 @@ class TreeAttention:
         _, heads, size = q.shape
         kv_heads = k.shape[1]
         outputs: list[Tensor] = []
-        for queries, keys, bias in self.buckets:
+        window = self.windows[layer] if self.windows else 0
+        for queries, keys, biases in self.buckets:
             count, m = queries.shape
             # [S, m, K*G, d] -> [S, K, G*m, d]: the G heads of a group are more rows of one product
             q_rows = gather_rows(q, queries.flatten()).view(count, m, kv_heads, self.groups, size)
@@ -139,7 +153,7 @@ class TreeAttention:
                 gather_rows(x, keys.flatten()).view(count, -1, kv_heads, size).transpose(1, 2)
                 for x in (k, v)
             )
-            found = attend_rows(q_rows, k_rows, v_rows, bias)
+            found = attend_rows(q_rows, k_rows, v_rows, biases[window], window > 0)
             found = found.unflatten(2, (self.groups, m)).permute(0, 3, 1, 2, 4)
             outputs.append(found.reshape(count * m, heads, size))
         return gather_rows(torch.cat(outputs), self.inverse) if outputs else q

@@ -61,14 +61,16 @@ class Forest:
         self.slots_NT = moved["slots"]  # U, the index of a zero, where nothing is trained
         self.runs = shorten(packed.runs, new_row)
         self.ends = new_row[packed.ends[kept]]  # [K] on the CPU
-        self._attentions: dict[tuple[int, int, bool], Attend] = {}
+        self._attentions: dict[tuple[int, int, bool, tuple[int, ...]], Attend] = {}
 
-    def attention(self, heads: int, kv_heads: int, in_order: bool = False) -> Attend:
+    def attention(
+        self, heads: int, kv_heads: int, in_order: bool = False, windows: tuple[int, ...] = ()
+    ) -> Attend:
         """Attention among these tokens, for a model with this many heads; see `attention_over`."""
-        key = heads, kv_heads, in_order
+        key = heads, kv_heads, in_order, windows
         if key not in self._attentions:
             self._attentions[key] = attention_over(
-                self.runs, self.ends, heads, kv_heads, self.tokens.device, in_order
+                self.runs, self.ends, heads, kv_heads, self.tokens.device, in_order, windows
             )
         return self._attentions[key]
 
@@ -117,5 +119,5 @@ class Forest:
 
     def values(self, critic: Critic) -> Tensor:
         """The critic's value of the state before each decision, [N, T]."""
-        attention = self.attention(*critic.body.own_heads)
+        attention = self.attention(*critic.body.own_heads, windows=critic.body.shape.windows)
         return self._grid(critic(self.tokens, self.positions, attention, self.before))

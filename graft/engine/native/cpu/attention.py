@@ -80,8 +80,8 @@ class Extend:
     padding: Padding
     tiles: Tensor
     """[S*K, P], see `Pages.gather`."""
-    bias: Tensor
-    """[S, 1, G*m, L], 0 or -inf."""
+    biases: dict[int, Tensor]
+    """By window: [S, 1, G*m, L], 0 or -inf."""
 
     def attend(self, pages: Pages, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         rows, m, heads, size = self.padding.rows, self.padding.m, q.shape[1], q.shape[2]
@@ -90,7 +90,8 @@ class Extend:
         q = q.permute(0, 2, 3, 1, 4).reshape(rows, pages.kv_heads, group * m, size)
         k = pages.gather(layer, 0, self.tiles).view(rows, pages.kv_heads, -1, size)
         v = pages.gather(layer, 1, self.tiles).view(rows, pages.kv_heads, -1, size)
-        seen = attend_rows(q, k, v, self.bias)
+        window = pages.window(layer)
+        seen = attend_rows(q, k, v, self.biases[window], window > 0)
         seen = seen.unflatten(2, (group, m)).permute(0, 3, 1, 2, 4)
         return self.padding.unpad(seen.reshape(rows, m, heads, size))
 

@@ -96,6 +96,10 @@ class StepBatcher:
         position = np.tile(
             start[:, None] + np.arange(count.max()), (1, self.layout.group_size)
         )  # [S, G*m]
-        seen = np.arange(table.shape[1] * self.tree.pages.size) <= position[:, :, None]
-        bias = self.layout.bias(seen)[:, None].to(self.tree.pages.pool.dtype)
-        return Extend(int(count.sum()), self.layout.padding(count), self.layout.tiles(table), bias)
+        pages, tiles = self.tree.pages, self.layout.tiles(table)
+        back = position[:, :, None] - np.arange(table.shape[1] * pages.size)
+        biases: dict[int, Tensor] = {}
+        for window in set(pages.windows or (0,)):
+            seen = (back >= 0) & (back < window) if window else back >= 0
+            biases[window] = self.layout.bias(seen)[:, None].to(pages.pool.dtype)
+        return Extend(int(count.sum()), self.layout.padding(count), tiles, biases)

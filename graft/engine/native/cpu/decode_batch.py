@@ -61,10 +61,21 @@ class SharedPrefix:
     """[g*K, P], see `Pages.gather`."""
     dense: dict[int, Dense] = field(default_factory=dict[int, Dense])
 
-    def attend(self, q: Tensor, keys: Tensor, values: Tensor) -> list[Tile]:
-        """Compute the attention of q [S, K, G, d] over keys and values [g, K, L, d]."""
+    def attend(
+        self, q: Tensor, keys: Tensor, values: Tensor, first: Tensor | None = None
+    ) -> list[Tile]:
+        """Compute the attention of q [S, K, G, d] over keys and values [g, K, L, d].
+
+        first   [S] the first position that each slot sees; None: all see the whole prefix
+        """
         rows = pad_rows(self.siblings.pad(q).transpose(1, 2).flatten(2, 3))  # [g, K, R*G, d]
-        found = attend_tiles(rows, keys, values, None)
+        bias = None
+        if first is not None:
+            is_before = torch.arange(keys.shape[2], device=q.device) < first[:, None]
+            bias = torch.zeros(is_before.shape, device=q.device).masked_fill_(is_before, -torch.inf)
+            by_head = self.siblings.pad(bias).repeat_interleave(q.shape[2], 1)  # [g, R*G, L]
+            bias = _pad_bias(by_head, rows.shape[2])
+        found = attend_tiles(rows, keys, values, bias, first is not None)
         return [
             (
                 self._to_slots(seen, q.shape[2]),
@@ -82,13 +93,21 @@ class SharedPrefix:
 class DecodeBatch:
     """Sequences that decode together; a bucket that is kept for many steps.
 
-    `starts` [S] is the first position in the slot's own part; those before are in `prefix`.
+    `starts` [S] is the first position in the slot's own part; those before are in `prefix`. `positions` [S]
+    are those of the tokens that decode now.
     """
 
     def __init__(
-        self, starts: Ints, tiles: Tensor, bias: Tensor, prefix: SharedPrefix | None, keep: bool
+        self,
+        starts: Ints,
+        positions: Ints,
+        tiles: Tensor,
+        bias: Tensor,
+        prefix: SharedPrefix | None,
+        keep: bool,
     ) -> None:
-        self.starts, self.prefix = starts, prefix
+        self.starts, self.positions, self.prefix = starts, positions, prefix
+        self._windowed: dict[int, tuple[Tensor, Tensor]] = {}
         self.tokens = len(starts)  # slots in use, each one row of the step
         self.tiles = tiles
         """[S*K, P], see `Pages.gather`."""
@@ -108,6 +127,8 @@ class DecodeBatch:
     def advance(self, slots: Ints, positions: Ints, heads: int) -> None:
         """Prepare the next step: `slots` continue, each with a token at its position."""
         device = self.bias.device
+        self.positions[slots] = positions
+        self._windowed.clear()
         own = positions - self.starts[slots]
         rows = (slots[:, None] * heads + np.arange(heads)) * self.length + own[:, None]
         self._rows = torch.from_numpy(rows.ravel()).to(device)
@@ -126,16 +147,28 @@ class DecodeBatch:
             q = q.index_select(0, self._row_of_slot)
         rows = q.unflatten(1, (pages.kv_heads, -1))  # [S, K, G, d]
         keys, values = self._dense(pages, layer, k, v)
+        window = pages.window(layer)
+        bias, first = self._in_window(window) if window else (self.bias, None)
         if self.prefix is None:
-            seen = attend_rows(rows, keys, values, self.bias)
+            seen = attend_rows(rows, keys, values, bias, window > 0)
         else:
-            shared = self.prefix.attend(rows, *self._prefix(pages, layer, self.prefix))
-            own = attend_tiles(pad_rows(rows), keys, values, self.bias)
+            shared = self.prefix.attend(rows, *self._prefix(pages, layer, self.prefix), first)
+            own = attend_tiles(pad_rows(rows), keys, values, bias, window > 0)
             group = rows.shape[2]
             shared += [(seen[:, :, :group], log_sum[..., :group]) for seen, log_sum in own]
             seen = merge_tiles(shared)[0]
         seen = seen.reshape(q.shape)
         return seen if self._used is None else seen.index_select(0, self._used)
+
+    def _in_window(self, window: int) -> tuple[Tensor, Tensor]:
+        """The bias of the slots' own parts, and the first position [S] that each slot sees."""
+        if window not in self._windowed:
+            first, device = self.positions - window + 1, self.bias.device
+            is_before = np.arange(self.length) < (first - self.starts)[:, None]
+            mask = torch.from_numpy(is_before).to(device)[:, None, None]
+            bias = self.bias.masked_fill(mask, -torch.inf)
+            self._windowed[window] = bias, torch.from_numpy(first).to(device)
+        return self._windowed[window]
 
     def _prefix(self, pages: Pages, layer: int, prefix: SharedPrefix) -> Dense:
         dense = prefix.dense.get(layer) or _gather(pages, layer, prefix.tiles)
@@ -155,6 +188,12 @@ class DecodeBatch:
         if self.keep:
             self._kept[layer] = dense
         return dense
+
+
+def _pad_bias(bias: Tensor, rows: int) -> Tensor:
+    """[g, 1, rows, L] of a bias [g, r, L]: its last row repeated, as `pad_rows` repeats queries."""
+    more = bias[:, -1:].expand(-1, rows - bias.shape[1], -1)
+    return torch.cat([bias, more], dim=1)[:, None]
 
 
 def _gather(pages: Pages, layer: int, tiles: Tensor) -> Dense:
@@ -253,7 +292,8 @@ class DecodeCache:
             table = layout.table([group.members[0] for group in groups])[:, :skip]
             prefix = SharedPrefix(layout.padding(sizes), layout.tiles(table))
         starts = np.full(len(members), skip * layout.tree.pages.size)
-        return DecodeBatch(starts, *self._suffix_tiles(members, skip), prefix, keep)
+        positions = np.array([sequence.cached for sequence in members])
+        return DecodeBatch(starts, positions, *self._suffix_tiles(members, skip), prefix, keep)
 
     def _suffix_tiles(self, sequences: list[Sequence], skip: int) -> tuple[Tensor, Tensor]:
         """Tiles [S*K, P] and bias [S, 1, 1, L] of the pages after the first `skip` of each."""

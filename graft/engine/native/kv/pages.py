@@ -38,6 +38,7 @@ class Pages:
     ) -> None:
         self.size, self.total = page_size, num_pages
         self.kv_heads, self.head_dim = shape.kv_heads, shape.head_dim
+        self.windows = shape.windows
         # zeros, not empty: a masked key has weight 0, and 0 * NaN would still be NaN
         self.pool = torch.zeros(
             (shape.layers, 2, num_pages + 1, shape.kv_heads, page_size, shape.head_dim),
@@ -49,6 +50,10 @@ class Pages:
         self._free = list(range(num_pages, 0, -1))  # pop() takes low numbers first
         self._ref_counts = [0] * (num_pages + 1)
         self._copies: list[tuple[int, int]] = []
+
+    def window(self, layer: int) -> int:
+        """How many positions the tokens of a layer see; 0: all."""
+        return self.windows[layer] if self.windows else 0
 
     @property
     def free(self) -> int:
