@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import json
 import math
 import os
@@ -10,6 +11,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -231,9 +233,15 @@ def test_users_bring_their_own_tracker(tmp_path):
         assert [type(t).__name__ for t in track._trackers.values()] == ["Broken"]
 
 
-def test_tensorboard_holds_one_curve_per_metric_and_phase_and_hides_what_was_redone(tmp_path):
+def test_tensorboard_holds_one_curve_per_metric_and_phase_and_hides_what_was_redone(
+    tmp_path, monkeypatch
+):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    from tensorboard.summary.writer import event_file_writer
 
+    # file names are sorted, and 10 comes before 8: those of the first log are 8 and 9
+    numbers = SimpleNamespace(get=itertools.count(8).__next__)
+    monkeypatch.setattr(event_file_writer, "_global_uid", numbers)
     with MetricsLog(tmp_path, ["tensorboard"]) as track:
         track.log(7, {"loss": 2.0}, phase="sft")
         for step in (1, 2, 3):
@@ -266,7 +274,6 @@ class StandInRun:
 
 def test_wandb_gets_a_step_per_phase_and_resumes_under_the_same_id(tmp_path, monkeypatch):
     """Against a stand-in with the three calls we use: the real one needs an account."""
-    from types import SimpleNamespace
 
     run, inits, ids = StandInRun(), [], iter(["abc123", "another"])
     stand_in = SimpleNamespace(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -38,6 +39,8 @@ class TensorBoard:
 
     def log(self, step: int, metrics: Mapping[str, float], phase: Phase) -> None:
         if phase not in self._writers:
+            if phase in self._purge:
+                _wait_for_a_new_second(self._folder / phase)
             self._writers[phase] = self._open(
                 str(self._folder / phase), purge_step=self._purge.get(phase), flush_secs=10
             )
@@ -54,6 +57,17 @@ class TensorBoard:
         for writer in self._writers.values():
             writer.close()
         self._writers.clear()
+
+
+def _wait_for_a_new_second(folder: Path) -> None:
+    """Wait until the clock is past the second of the newest event file.
+
+    Files are read in the order of their names: a second, the host, a process number, a counter. Of one
+    second the counter 10 comes before 9, and a purge that is read first hides nothing.
+    """
+    seconds = [int(path.name.split(".")[3]) for path in folder.glob("events.out.tfevents.*")]
+    if seconds and max(seconds) == int(time.time()):
+        time.sleep(max(seconds) + 1 - time.time())
 
 
 class Wandb:
