@@ -51,6 +51,9 @@ from graft.types import Author, Episode, Leaf, Sampling, Span, Task, Trajectory
 Orders = dict[str, RowOrder | None]
 """By mode, "on" and "off"."""
 
+MAX_TRAINED = 20_000_000_000
+"""Parameters; of a larger model only attention has gradients, so that they fit beside it."""
+
 NUM_ACTIONS = 8
 """Of `expa`: each writes three tokens."""
 
@@ -210,14 +213,18 @@ def once(
 
 
 def measure(
-    bench: Bench, shape: str, load: Load, note: Callable[[str], None]
+    bench: Bench, shape: str, load: Load, note: Callable[[str], None], modes: str = "on,off"
 ) -> dict[str, Measured]:
-    """Both modes, with the same weights."""
+    """These modes, with the same weights."""
     extra = NUM_ACTIONS if load.actions else 0
     decoder = random_decoder(replace(SHAPES[shape], extra=extra), bench.device, bench.dtype)
+    if decoder.shape.num_params > MAX_TRAINED:
+        for name, parameter in decoder.named_parameters():
+            parameter.requires_grad_(".attention." in name)
     order = find_order(decoder)
     note(find_kernel_order(decoder)[1] if bench.device.type == "cuda" else f"order: {order}")
     orders: Orders = {"on": order, "off": None} if order is not None else {"off": None}
+    orders = {mode: its for mode, its in orders.items() if mode in modes} or orders
     found = {mode: Measured() for mode in orders}
     for mode, its in orders.items():  # engines hold graphs of one order
         decoder.use_order(its)
@@ -268,6 +275,7 @@ def main(arguments: list[str] | None = None) -> dict[str, dict[str, Measured]]:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--micro", type=int, default=16_384, help="tokens per micro-batch")
     parser.add_argument("--prompts", type=int, help="of a load, instead of its own number")
+    parser.add_argument("--modes", default="on,off", help="on alone: many tokens in little time")
     parser.add_argument("--quick", action="store_true", help="one round of small loads")
     args = parser.parse_args(arguments)
     device = choose_device(args.device)
@@ -281,7 +289,8 @@ def main(arguments: list[str] | None = None) -> dict[str, dict[str, Measured]]:
             parser.error(f"unknown load {name!r}; known: {', '.join(LOADS)}")
         load = (QUICK if args.quick else LOADS)[name]
         load = replace(load, prompts=args.prompts or load.prompts)
-        found[name] = measure(bench, args.shape, load, lambda text, n=name: print(f"{n}: {text}"))
+        note = partial(print, f"{name}:")
+        found[name] = measure(bench, args.shape, load, note, args.modes)
         new = [measured.line(name, mode) for mode, measured in found[name].items()]
         lines += new
         print("\n".join(new), flush=True)

@@ -10,20 +10,31 @@ from torch import nn
 from benchmarks.fleet import hardware as fleet
 from graft.models.decoder import Decoder
 from graft.models.order_probe import find_order
-from graft.models.shape import ModelShape
+from graft.models.shape import Experts, ModelShape
 
 SHAPES = {
     **{
         name: fleet.SHAPES[name]
         for name in ("0.5B", "0.6B", "1.5B", "1.7B", "3B", "4B", "7B", "8B", "135M")
     },
+    "30B-A3B": ModelShape(  # Qwen3's
+        "qwen3_moe", 151_936, 2048, 48, 32, 4, 128, 6144, tied=False, rope_theta=1e6,
+        max_positions=40_960, experts=Experts(128, top_k=8, ff=768, renormalise=True),
+    ),
+    "7B-A1B": ModelShape(  # OLMoE's sizes, with the layers of Qwen3
+        "qwen3_moe", 50_304, 2048, 16, 16, 16, 128, 1024, tied=False,
+        experts=Experts(64, top_k=8, ff=1024),
+    ),
     "small": ModelShape(  # the quickstart's, with a larger vocabulary
         vocab_size=4096, width=192, layers=3, heads=6, kv_heads=6, head_dim=32, ff=384
     ),
     "tiny": ModelShape(  # to try the benchmark itself, on a CPU
         vocab_size=512, width=64, layers=2, heads=4, kv_heads=2, head_dim=16, ff=128
     ),
-}
+    "tiny-experts": ModelShape(
+        "qwen3_moe", 512, 64, 2, 4, 2, 16, 128, experts=Experts(8, top_k=2, ff=32)
+    ),
+}  # fmt: skip
 
 
 def kv_bytes(shape: ModelShape, dtype: torch.dtype) -> int:
@@ -43,8 +54,12 @@ def random_decoder(
 ) -> Decoder:
     """As `Decoder.initialise`, but drawn where the weights live: 4B normals take a CPU a minute. It
     computes as with `model.exact`, the default."""
-    with torch.device(device):
+    with torch.device("meta"):
         decoder = Decoder(shape).to(dtype)
+    decoder.to_empty(device=device)
+    for parameter in decoder.parameters():  # norms; what is multiplied is drawn below
+        if parameter.ndim == 1:
+            parameter.fill_(1.0)
     generator = torch.Generator(device).manual_seed(seed)
     for name, module in decoder.named_modules():
         if not isinstance(module, (nn.Linear, nn.Embedding)):

@@ -28,6 +28,7 @@ from benchmarks.expa.cost import calls_row
 from benchmarks.gpu import attention, peers, rollouts, training
 from benchmarks.gpu.agents import agents
 from benchmarks.gpu.bench import Bench
+from benchmarks.gpu.packing import packing
 from benchmarks.gpu.report import Report, Row
 from benchmarks.gpu.roofs import roofs
 from benchmarks.gpu.start import start
@@ -59,6 +60,7 @@ def jobs_of(shapes: list[str]) -> dict[str, Job]:
     add(f"calls {main}", calls_row, main)
     add(f"training {main}", training.training, main, anchor)
     add(f"step {main}", training.step, main, anchor)
+    add(f"packing {main}", packing, main)
     add(f"forks {main}", rollouts.forks, main)
     add(f"sync {main}", training.sync, main)
     if "1.7B" in others:  # it has a goal

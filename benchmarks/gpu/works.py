@@ -12,6 +12,7 @@ import torch
 
 from benchmarks.shapes import kv_bytes
 from graft.models.shape import ModelShape
+from graft.planning.step_time import read_parameters
 
 SPARE = 128
 """Pool tokens per sample beyond its response: the copied last page of the prompt, and the page it
@@ -57,7 +58,8 @@ class Work:
         Logits count as bf16 written once and read once. `is_shared` reads a prompt once per group
         and step, else every sample reads its own.
         """
-        weights = shape.num_params * dtype.itemsize
+        ends = shape.head_rows * shape.width
+        weights = (read_parameters(shape, self.sequences) + ends) * dtype.itemsize
         readers = self.prompts if is_shared else self.sequences
         private = self.sequences * (self.response - 1) / 2  # the mean over the steps
         kv = kv_bytes(shape, dtype) * (readers * self.prompt + private)
@@ -89,6 +91,10 @@ GOALS: dict[tuple[str, Work], tuple[float, float]] = {
     ("0.6B", SINGLE): (1400, 2000),
     ("0.6B", WIDE): (40e3, 60e3),
     ("1.7B", ANCHOR): (50e3, 75e3),
+    ("30B-A3B", ANCHOR): (20e3, 25e3),
+    ("30B-A3B", LONG): (9e3, 11e3),
+    ("30B-A3B", SMALL): (3.6e3, 4.2e3),
+    ("30B-A3B", SINGLE): (300, 450),
 }
 """Tokens a second: what rollouts must reach, what they aim at."""
 

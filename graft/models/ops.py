@@ -212,6 +212,16 @@ def linear(
     return _product(silu_gate(x) if gate else x, weight, bias, order)
 
 
+def router_logits(x: Tensor, weight: Tensor, order: RowOrder | None = None) -> Tensor:
+    """x @ weight.T in fp32 for any dtype of both, [T, E]."""
+    if has_kernels(x.device):
+        from graft.models.kernels import products
+
+        return products.router_logits(x, weight)
+    wide = weight.float()
+    return F.linear(x.float(), wide) if order is None else order.product(x.float(), wide)
+
+
 def _product(x: Tensor, weight: Tensor, bias: Tensor | None, order: RowOrder | None) -> Tensor:
     if order is not None and order.block is not None:
         return order.product(x, weight, bias)

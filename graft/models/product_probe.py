@@ -1,17 +1,18 @@
 """Finds on this GPU which matrix products must be our own so that no row depends on the number of rows.
 
-Each weight of the first block, and the head, is multiplied by many random rows at once and by 1, 2, ...,
+Each weight of a block of each kind, and the head, is multiplied by many random rows at once and by 1, 2, ...,
 6,144 of them, from several places. A library that divides K between programs for few rows adds in another
 order there. Our own product (`kernels.fixed_product`) then takes its place: below the number of rows from
 which the library's bits are those of all rows, if ours are too; else for any number. For few rows it also
-replaces a library that holds, which is slower there.
+replaces a library that holds, which is slower there. The products of experts and their router are always
+our own (`kernels.experts`), and only checked.
 Shapes and GPU decide, so this runs at every start; it takes the time of some thousand products.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -19,6 +20,8 @@ from torch import Tensor
 
 from graft.models.decoder import Decoder
 from graft.models.device import HOPPER
+from graft.models.layers.experts import ExpertMLP
+from graft.models.layers.mlp import GatedMLP
 from graft.models.ops import FEW_ROWS
 from graft.models.row_order import NEVER, RowOrder
 from graft.models.tree.attention import why_no_kernel
@@ -39,6 +42,7 @@ FEW_CHAINED, SMALL_BYTES = 64, 16_000_000
 which a product takes not much longer than its launch (12.6 MB were measured). Else it is as many rows as
 `kernels.skinny` takes without an order."""
 
+MLP = TypeVar("MLP", GatedMLP, ExpertMLP)
 Product = Callable[[Tensor], Tensor]
 
 
@@ -66,8 +70,6 @@ def why_not(decoder: Decoder) -> str:
     if (generation := torch.cuda.get_device_capability(decoder.device)) != HOPPER:
         number = ".".join(map(str, generation))
         return f"this GPU's compute capability is {number}, and bits were compared on 9.0 (Hopper) only"
-    if decoder.shape.experts is not None:
-        return "experts are computed in one order on a CPU only"
     size = decoder.shape.head_dim
     if size & (size - 1):
         return f"head size {size} is no power of two, and only such were compared on a GPU"
@@ -98,6 +100,8 @@ def _search(decoder: Decoder) -> tuple[RowOrder | None, str]:
             )
         if rows:
             fixed[shape] = rows
+    if not all(_experts_hold(layer) for layer in _mlps(decoder, ExpertMLP)):
+        return None, "model.exact has no effect: a token's experts depend on the tokens beside it"
     names = ", ".join(
         f"{n} x {k} " + ("for any number of rows" if rows == NEVER else f"below {rows} rows")
         for (n, k), rows in sorted(fixed.items())
@@ -133,12 +137,12 @@ def _products(decoder: Decoder) -> Iterator[tuple[tuple[int, int], Rivals]]:
 
     is_chained = chained(decoder.device)["CHAINED"]
     block: Any = decoder.blocks[0]
-    for linear in (
-        block.attention.qkv,
-        block.attention.out,
-        block.mlp.gate_up,
-        block.mlp.down,
-    ):
+    linears = [block.attention.qkv, block.attention.out]
+    for mlp in _mlps(decoder, GatedMLP):
+        linears += [mlp.gate_up, mlp.down]
+    for mlp in _mlps(decoder, ExpertMLP):
+        linears += [mlp.shared_gate_up, mlp.shared_down] if mlp.experts.shared_ff else []
+    for linear in linears:
         weight, bias = linear.weight, linear.bias
         is_small = weight.numel() * weight.itemsize <= SMALL_BYTES
         yield (
@@ -163,13 +167,34 @@ def _products(decoder: Decoder) -> Iterator[tuple[tuple[int, int], Rivals]]:
     )
 
 
+def _mlps(decoder: Decoder, kind: type[MLP]) -> list[MLP]:
+    """One layer of this kind, or none."""
+    blocks: list[Any] = [decoder.blocks[layer] for layer in decoder.shape.kinds]
+    return [block.mlp for block in blocks if isinstance(block.mlp, kind)][:1]
+
+
+def _experts_hold(layer: ExpertMLP) -> bool:
+    """Whether tokens have the bits among any others that they have in training, where the gate is apart."""
+    rows = _noise(layer.router.weight)
+
+    def compute(x: Tensor) -> Tensor:
+        return layer(x.float(), None)[1]
+
+    with torch.enable_grad():
+        whole = compute(rows).detach()
+    layer.load = None  # that of random rows
+    return holds_from(compute, rows, whole) == 0
+
+
 def _gate_rows(decoder: Decoder, fixed: Mapping[tuple[int, int], int]) -> int:
     """Rows up to which our own product with gate|up has the gate inside; 0 if that changes a bit."""
     from graft.models.kernels.fixed_product import fixed_linear
     from graft.models.kernels.gate import gated
 
-    block: Any = decoder.blocks[0]
-    weight, bias = block.mlp.gate_up.weight, block.mlp.gate_up.bias
+    mlp = next(iter(_mlps(decoder, GatedMLP)), None)
+    if mlp is None:
+        return 0
+    weight, bias = mlp.gate_up.weight, mlp.gate_up.bias
     most = fixed.get((len(weight), weight.shape[1]), 1) - 1
     rows = _noise(weight)[: most + 1]
     whole = gated(fixed_linear(rows, weight, bias))

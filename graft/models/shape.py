@@ -212,7 +212,6 @@ class ModelShape:
     def parts_without_kernels(self) -> list[str]:
         """What our GPU kernels do not compute yet."""
         parts = {
-            "experts": self.experts is not None,
             "sliding windows": any(self.windows),
             "partly rotated heads": self.rotary_share < 1,
             "Gemma's norms": self.norm_offset or self.sandwich,

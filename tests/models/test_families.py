@@ -314,6 +314,14 @@ def test_the_worked_case_of_a_router() -> None:
     torch.testing.assert_close(weights, torch.tensor([[0.7311, 0.2689]]), atol=1e-4, rtol=0)
 
 
+def test_experts_of_no_tokens() -> None:
+    """An engine asks for no token of a prompt that is only appended."""
+    shape = ModelShape("qwen3_moe", width=16, experts=Experts(4, top_k=2, ff=8))
+    layer = Decoder(shape).initialise(0).blocks[0].mlp
+    x, delta = layer(torch.zeros(0, 16), None)
+    assert x.shape == delta.shape == (0, 16)
+
+
 def test_groups_limit_the_choice_and_corrections_do_not_weigh() -> None:
     """Four experts in two groups: 1 is best, but 2 and 3 are the better pair, by a correction of 3."""
     experts = Experts(4, 2, 8, router="sigmoid", groups=2, top_groups=1, scaling=2.0)

@@ -5,6 +5,8 @@
     gate      silu(gate) * up                           ops.silu_gate
     products  matrix products and their gradients       ops.norm_linear, ops.linear
     skinny    matrix products of a few rows             torch's own, after a norm or a gate
+    routing   which experts, and whose rows             layers.experts.route
+    experts   the MLPs of all experts                   layers.experts.ExpertMLP
     interval  attention over a packed forest            tree.attention.TreeAttention
     rotated_attention    rope and interval together     both
     head      log-probs and entropies from logits       logprobs

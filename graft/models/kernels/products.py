@@ -113,6 +113,34 @@ class _Linear(torch.autograd.Function):
         return grad_x, grad_weight, grad_bias, None, None
 
 
+class _RouterLogits(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:  # type: ignore[override]
+        ctx.save_for_backward(x, weight)
+        ctx.grad_sum = grad_sum_of(weight)
+        # always our own product: it has one order, and is fast enough for few outputs
+        out = torch.empty(len(x), len(weight), dtype=torch.float32, device=x.device)
+        return fixed_linear(x, weight, out=out)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
+        x, weight = ctx.saved_tensors
+        grad, has = grads[0], ctx.needs_input_grad
+        grad_x = (grad @ weight.float()).to(x.dtype) if has[0] else None
+        grad_weight = None
+        if has[1]:
+            known = grad.T @ x.float()
+            grad_weight = known.to(weight.dtype) if ctx.grad_sum is None else None
+            if ctx.grad_sum is not None:
+                ctx.grad_sum += known
+        return grad_x, grad_weight
+
+
+def router_logits(x: Tensor, weight: Tensor) -> Tensor:
+    """x @ weight.T in fp32, [T, E]."""
+    return _RouterLogits.apply(x, weight)
+
+
 class _Embed(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, tokens: Tensor, weight: Tensor) -> Tensor:  # type: ignore[override]

@@ -15,11 +15,14 @@ of one expert are plain slices of them.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
+from graft.models.device import has_kernels
 from graft.models.layers.sublayer import Sublayer
-from graft.models.ops import gather_rows, linear, silu_gate
+from graft.models.ops import gather_rows, linear, router_logits, silu_gate
 from graft.models.shape import Experts, ModelShape
 
 
@@ -43,13 +46,29 @@ class ExpertMLP(Sublayer):
     def forward(self, x: Tensor, delta: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """The stream and its pending addition."""
         x, normed = self.norm(x, delta)
-        logits = self._product(normed.float(), self.router.weight.float())
+        if not len(normed):  # the last block of a prompt of which no token is asked for
+            return x, normed
         correction = self.correction.float() if self.experts.router == "sigmoid" else None
-        mixed = self._mix(normed, *route(logits, self.experts, correction))
+        logits_TE = router_logits(normed, self.router.weight, self.order)
+        weights_Tk, chosen_Tk = route(logits_TE, self.experts, correction)
+        mix = self._mix_in_kernels if has_kernels(x.device) else self._mix
+        mixed = mix(normed, weights_Tk, chosen_Tk)
         if self.experts.shared_ff:
-            inner = self._product(normed, self.shared_gate_up.weight)
-            mixed = mixed + self._product(silu_gate(inner), self.shared_down.weight)
+            inner = linear(normed, self.shared_gate_up.weight, order=self.order)
+            mixed = mixed + linear(inner, self.shared_down.weight, gate=True, order=self.order)
         return x, mixed
+
+    def _count(self, load_E: Tensor) -> None:
+        self.load = load_E if self.load is None else self.load + load_E
+
+    def _mix_in_kernels(self, x: Tensor, weights_Tk: Tensor, chosen_Tk: Tensor) -> Tensor:
+        from graft.models.kernels.experts import mix_experts
+        from graft.models.kernels.routing import group_rows
+
+        groups = group_rows(chosen_Tk, self.experts.count)
+        if torch.is_grad_enabled():
+            self._count(groups.starts.diff())
+        return mix_experts(x, self.gate_up.weight, self.down.weight, weights_Tk, groups)
 
     def _product(self, x: Tensor, weight: Tensor) -> Tensor:
         return linear(x, weight) if self.order is None else self.order.product(x, weight)
@@ -60,7 +79,7 @@ class ExpertMLP(Sublayer):
         by_expert = flat.argsort(stable=True)
         counts_E = flat.bincount(minlength=self.experts.count)
         if torch.is_grad_enabled():
-            self.load = counts_E if self.load is None else self.load + counts_E
+            self._count(counts_E)
         inputs = gather_rows(x, by_expert // k).split(counts_E.tolist())
         # unbind, not an index each: its gradient is one tensor, not one as large as all for each expert
         gate_up = self.gate_up.weight.view(self.experts.count, -1, self.width).unbind()
@@ -104,18 +123,53 @@ def route(
     Logits 2, 0, 1 with k = 2: probabilities .67, .09, .24, so experts 0 and 2 with weights .67 and .24,
     or .73 and .27 where they are renormalised.
     """
-    if correction_E is None:
-        scores_Tk, chosen_Tk = logits_TE.softmax(-1).topk(experts.top_k)
-    else:
-        scores_TE = logits_TE.sigmoid()
-        rated_TE = scores_TE.detach() + correction_E
-        if experts.groups > 1:
-            rated_TE = _keep_best_groups(rated_TE, experts)
-        chosen_Tk = rated_TE.topk(experts.top_k).indices
-        scores_Tk = scores_TE.gather(1, chosen_Tk)
+    if has_kernels(logits_TE.device) and experts.groups == 1:
+        return _RouteInKernel.apply(logits_TE, experts, correction_E)
+    scores_TE = _scores(logits_TE, experts)
+    rated_TE = scores_TE.detach()
+    if correction_E is not None:
+        rated_TE = rated_TE + correction_E
+    if experts.groups > 1:
+        rated_TE = _keep_best_groups(rated_TE, experts)
+    chosen_Tk = rated_TE.topk(experts.top_k).indices
+    return _weigh(scores_TE, chosen_Tk, experts), chosen_Tk
+
+
+def _scores(logits_TE: Tensor, experts: Experts) -> Tensor:
+    return logits_TE.sigmoid() if experts.router == "sigmoid" else logits_TE.softmax(-1)
+
+
+def _weigh(scores_TE: Tensor, chosen_Tk: Tensor, experts: Experts) -> Tensor:
+    """The weights [T, k] of the chosen experts."""
+    scores_Tk = scores_TE.gather(1, chosen_Tk)
     if experts.renormalise:
         scores_Tk = scores_Tk / (_sum_in_order(scores_Tk) + 1e-20)
-    return scores_Tk if experts.scaling == 1 else scores_Tk * experts.scaling, chosen_Tk
+    return scores_Tk if experts.scaling == 1 else scores_Tk * experts.scaling
+
+
+class _RouteInKernel(torch.autograd.Function):
+    """`route` in one launch; its gradient is that of the plain form."""
+
+    @staticmethod
+    def forward(  # type: ignore[override]
+        ctx: Any, logits_TE: Tensor, experts: Experts, correction_E: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        from graft.models.kernels.routing import choose_and_weigh
+
+        how = experts.top_k, experts.renormalise, experts.scaling
+        weights_Tk, chosen_Tk = choose_and_weigh(logits_TE, correction_E, *how)
+        ctx.save_for_backward(logits_TE, chosen_Tk)
+        ctx.experts = experts
+        ctx.mark_non_differentiable(chosen_Tk)
+        return weights_Tk, chosen_Tk
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
+        logits_TE, chosen_Tk = ctx.saved_tensors
+        with torch.enable_grad():
+            logits_TE = logits_TE.detach().requires_grad_()
+            weights_Tk = _weigh(_scores(logits_TE, ctx.experts), chosen_Tk.long(), ctx.experts)
+        return *torch.autograd.grad(weights_Tk, logits_TE, grads[0]), None, None
 
 
 def _keep_best_groups(rated_TE: Tensor, experts: Experts) -> Tensor:

@@ -40,7 +40,7 @@ def check_mesh(shape: ModelShape, mesh: DeviceMesh) -> None:
 
 def check_sizes(shape: ModelShape, dp: int, tp: int) -> None:
     """Raise unless `tp` processes can share a layer of this shape, and `dp` groups its weights."""
-    if parts := shape.parts_without_kernels:
+    if parts := shape.parts_without_kernels + ["experts"] * (shape.experts is not None):
         raise UnsupportedModel(
             f"a {shape.family} model ({', '.join(parts)}) cannot be split over processes yet; leave "
             "parallel.tp at 1 and set parallel.shard=false, so that each process has all of it"
