@@ -1,10 +1,11 @@
-"""A step of adapters on trees, and on the same rows each with its own copy of the prompt.
+"""A step of adapters on trees, and on as many rows that each have a prompt of their own.
 
-Both sides are the learner's own step: what differs is whether samples share their prompt's tokens.
+Both sides are the learner's own step: what differs is whether samples share the tokens of a prompt.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from statistics import median
 
 from benchmarks.gpu.bench import Bench
@@ -17,7 +18,7 @@ from graft.models.lora.training import Lora
 from graft.rollout.batching import to_batch, trajectories_of
 from graft.train.learner import Learner
 from graft.train.optimizer import Optimizer, schedule
-from graft.types import Episode, Leaf
+from graft.types import Episode
 
 LONG_PROMPTS = Work(16, 8, 2048, 256)
 TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj")
@@ -33,14 +34,14 @@ def packing(bench: Bench, name: str) -> list[Row]:
     _, credit, loss, reduction = build("grpo")
     optimizer = Optimizer([lora], lr=1e-6, schedule=schedule("constant", 0, 1, 0.0))
     learner = Learner(policy, optimizer, loss, reduction, bench.tokens_per_micro, lora=lora)
-    trees = invented(work, policy.shape.vocab_size)
+    apart = replace(work, prompts=work.sequences, samples=1)
+    both = [invented(each, policy.shape.vocab_size) for each in (work, apart)]
 
     def seconds(episodes: list[Episode]) -> float:
         batch = to_batch(trajectories_of(episodes))
         batch = batch.replace(advantages=credit(batch.zeros(), batch))
         return bench.time(lambda: learner.update(batch))
 
-    both = trees, _apart(trees)
     for episodes in both:  # compiles what is to be compiled
         seconds(episodes)
     pairs = [tuple(map(seconds, both)) for _ in range(bench.rounds)]
@@ -49,16 +50,3 @@ def packing(bench: Bench, name: str) -> list[Row]:
     note = f"{packed:.2f} s for {work.unique:,} tokens, {rows:.2f} s in rows of their own"
     title = f"{name} step of adapters {work.title}, trees against rows"
     return [Row(title, "x as fast", median(ratios), 3, 4, rounds=ratios, note=note)]
-
-
-def _apart(trees: list[Episode]) -> list[Episode]:
-    """Every row as an episode of its own."""
-    episodes: list[Episode] = []
-    for tree in trees:
-        for leaf in tree.leaves:
-            episode = Episode(tree.task)
-            episode.append(tree.spans[0])
-            tip = episode.append(tree.spans[leaf.tips[-1]])
-            episode.leaves.append(Leaf((tip,), leaf.reward, leaf.status))
-            episodes.append(episode)
-    return episodes
