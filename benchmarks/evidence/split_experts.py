@@ -16,7 +16,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import os
 import subprocess
 import sys
 import tempfile
@@ -166,7 +165,7 @@ def main() -> None:
         model = str(policy.save(folder / "split"))
         for exact in (True, False):
             place = folder / f"exact-{exact}"
-            os.makedirs(place)
+            place.mkdir()
             found = train(model, place, exact, asked.overrides)
             found |= {"routes": routes(str(place / "run"), exact)}
             case = {"claim": "routes", "model": Path(asked.model).name, "count": asked.count,

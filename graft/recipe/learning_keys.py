@@ -131,6 +131,11 @@ class TrainSection(Section):
     freeze_router: bool = False
     """Leave the routers of a model with experts as they are: tokens keep their experts as far as the weights
     before them do. Adapters (lora.rank) never change routers."""
+    router_balance: float = Field(default=0.0, ge=0)
+    """Weight of the auxiliary loss that evens out the use of experts (Switch, as in transformers): 0.001 is
+    usual, 0: none. A step of several micro-batches or processes then has one more pass without gradients."""
+    router_z: float = Field(default=0.0, ge=0)
+    """Weight of the z-loss of routers, the mean of logsumexp(logits)^2: 0.001 is usual, 0: none."""
 
 
 class SftSection(Section):

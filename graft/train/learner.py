@@ -37,7 +37,8 @@ from graft.algos.losses.terms import value_loss
 from graft.models.action_rows import ActionRows
 from graft.models.critic import Critic
 from graft.models.decoder import Decoder
-from graft.models.layers.experts import take_loads
+from graft.models.layers.experts import describe_loads, take_loads
+from graft.models.layers.router_losses import chosen_shares, router_losses, watch_routers
 from graft.models.lora.training import Lora
 from graft.models.parallel.shards import is_sharded
 from graft.models.tree.forest import Forest
@@ -46,7 +47,14 @@ from graft.train.collisions import collisions
 from graft.train.micro_batches import mini_batches, share_out
 from graft.train.optimizer import NonFinite, Optimizer
 from graft.train.processes import SINGLE, Processes
-from graft.train.step_totals import IMPORTANCE, IS_EXACT, SAMPLING_GAP, step_totals
+from graft.train.step_totals import (
+    BALANCE_LOSS,
+    IMPORTANCE,
+    IS_EXACT,
+    SAMPLING_GAP,
+    Z_LOSS,
+    step_totals,
+)
 from graft.transfer import transfer
 
 
@@ -99,6 +107,10 @@ class Learner:
     """Whether old log-probs are computed for a single update too."""
     observation_coef: float = 0.0
     """Weight of the mean cross-entropy of the tokens that the environment wrote (ECHO)."""
+    router_balance: float = 0.0
+    """Weight of the loss that evens out the use of experts; see `models.layers.router_losses`."""
+    router_z: float = 0.0
+    """Weight of the loss that keeps the logits of routers small."""
     epochs: int = 1
     minibatches: int = 1
     seed: int = 0
@@ -112,6 +124,8 @@ class Learner:
     keeps_logprobs: bool = False
     """Whether `logprobs` is filled: the learner's own of the last batch, before any update, [N, T]."""
     logprobs: Tensor | None = None
+    loads: Tensor | None = None
+    """[L, E] rows of each expert in the last update, as multiples of its even share; None: no experts."""
     is_joint: bool = field(init=False)
     """Whether each process holds a part of the weights, so that all must compute together."""
 
@@ -271,8 +285,20 @@ class Learner:
         if (square := metrics.pop(f"{IMPORTANCE}/mean_square", 0.0)) > 0:
             metrics[f"{IMPORTANCE}/ess"] = metrics[f"{IMPORTANCE}/mean"] ** 2 / square
         metrics[IS_EXACT] = float(self._is_exact)
-        metrics |= take_loads(self.policy)
+        self.loads = self._even_loads()
+        metrics |= {} if self.loads is None else describe_loads(self.loads)
         return {**metrics, "optimizer_steps": float(len(steps))}
+
+    def _even_loads(self) -> Tensor | None:
+        load = take_loads(self.policy, self.policy.device)
+        if load is None:
+            return None
+        if (
+            self.processes.world > 1
+        ):  # those of a tp group have the same rows, and the share is the same
+            self.processes.add([load], "the rows of experts")
+        load = load.double().cpu()
+        return load / load.mean(1, keepdim=True).clamp(min=1e-9)
 
     @property
     def _is_exact(self) -> bool:
@@ -290,9 +316,15 @@ class Learner:
         observed = batch.observed if self.observation_coef else None
         if observed is not None:
             shares["observed"] = observed / observed.sum().clamp(min=1)
+        parts = self._micro_batches(batch)
+        chosen_E = None
+        if self.router_balance or self.router_z:
+            shares["routed"] = weights / weights.sum().clamp(min=1e-9)
+            if self.router_balance and (len(parts) > 1 or self.processes.dp_size > 1):
+                chosen_E = self._chosen_shares(batch, parts, shares["routed"])
         reports: list[dict[str, Tensor]] = []
         gaps: list[Tensor] = []
-        for part, is_real in self._micro_batches(batch):
+        for part, is_real in parts:
             number = torch.tensor(part)
             micro, device = batch.rows(number), self.policy.device
             wanted = micro.mask if observed is None else micro.mask | observed[number]
@@ -300,7 +332,7 @@ class Learner:
             own = {name: share[number] * float(is_real) for name, share in shares.items()}
             moved = transfer(own, device)
             with self._jointly("the gradients of a micro-batch"):
-                report, logp_NT, gap_NT = self._backward(forest, micro.to(device), moved)
+                report, logp_NT, gap_NT = self._backward(forest, micro.to(device), moved, chosen_E)
             if is_real:
                 reports.append(report)
                 gaps.append(gap_NT.flatten())
@@ -323,18 +355,51 @@ class Learner:
             totals |= {f"critic/{name}": value for name, value in stepped.items()}
         return totals
 
+    @torch.no_grad()
+    def _chosen_shares(
+        self, batch: Batch, parts: Sequence[tuple[list[int], bool]], weights_NT: Tensor
+    ) -> Tensor:
+        """[E] how much of the step each expert was chosen for: a pass before those with gradients.
+
+        Their gradient is that of the whole step only if each of them knows this, and then it does not
+        depend on micro-batches and processes.
+        """
+        policy, total = self.policy, []
+        for part, is_real in parts:
+            number = torch.tensor(part)
+            forest = Forest(
+                [batch.trajectories[i] for i in part], batch.mask[number], policy.device
+            )
+            weights = (weights_NT[number] * float(is_real)).to(policy.device)
+            with self._jointly("the experts of a micro-batch"), watch_routers(policy):
+                policy.states_before(forest)
+                total.append(chosen_shares(policy, forest.before, forest.add_rows(weights)))
+        found = torch.stack(total).sum(0)
+        self.complete(found)
+        return found
+
     def _backward(
-        self, forest: Forest, micro: Batch, shares: Mapping[str, Tensor]
+        self,
+        forest: Forest,
+        micro: Batch,
+        shares: Mapping[str, Tensor],
+        chosen_E: Tensor | None = None,
     ) -> tuple[dict[str, Tensor], Tensor, Tensor]:
         """Gradients of one micro-batch; sums over its trained tokens, to be divided by the count.
 
-        `shares` are the weights of tokens in the losses of policy, critic and observations. Also the
-        log-probs [N, T] and their distance from the engine's, -1 where nothing is trained.
+        `shares` are the weights of tokens in the losses of policy, critic, observations and routers. Also
+        the log-probs [N, T] and their distance from the engine's, -1 where nothing is trained.
         """
-        logp, entropy, micro = self._scored(forest, micro)
+        is_routed = "routed" in shares
+        with watch_routers(self.policy) if is_routed else nullcontext():
+            logp, entropy, micro = self._scored(forest, micro)
+            routed = self._router_losses(forest, shares["routed"], chosen_E) if is_routed else []
         loss_NT, metrics = check_loss(self.loss(logp, entropy, micro), logp, self.loss)
         loss = (loss_NT * shares["policy"]).sum()
         totals = {"loss": loss.detach()}
+        for name, coefficient, term in routed:
+            totals[name] = term.detach()
+            loss = loss + coefficient * term
         if self.critic is not None:
             value_NT = value_loss(forest.values(self.critic), micro, self.value_clip)
             value = (value_NT * shares.get("value", shares["policy"])).sum()
@@ -352,6 +417,17 @@ class Learner:
         totals[f"{SAMPLING_GAP}/mean"] = trained_NT.sum()
         totals[f"{SAMPLING_GAP}/max"] = trained_NT.max() if gap_NT.numel() else trained_NT.sum()
         return totals, logp.detach(), torch.where(micro.mask, gap_NT, -1.0)
+
+    def _router_losses(
+        self, forest: Forest, weights_NT: Tensor, chosen_E: Tensor | None
+    ) -> list[tuple[str, float, Tensor]]:
+        """Names, coefficients and values of the losses of routers in the pass just made."""
+        tokens = self.policy, forest.before, forest.add_rows(weights_NT)
+        balance, z = router_losses(
+            *tokens, chosen_shares(*tokens) if chosen_E is None else chosen_E
+        )
+        terms = (BALANCE_LOSS, self.router_balance, balance), (Z_LOSS, self.router_z, z)
+        return [term for term in terms if term[1]]
 
     def _scored(self, forest: Forest, micro: Batch) -> tuple[Tensor, Tensor, Batch]:
         """Log-probs and entropies, and the micro-batch with what else one forward pass gives."""

@@ -106,6 +106,8 @@ def make_learner(components: RunComponents, reference: Decoder | None) -> Learne
         old_is_engine=preset.old_policy == "engine",
         needs_old=needs_old_logprobs(preset),
         observation_coef=preset.observation_coef,
+        router_balance=train.router_balance,
+        router_z=train.router_z,
         epochs=train.epochs,
         minibatches=train.minibatches,
         seed=config.run.seed,
@@ -209,6 +211,8 @@ def sft_learner(components: RunComponents, steps: int, reference: Decoder | None
         lora=lora,
         anchor=lora.snapshot() if lora is not None and sft.kl_coef else None,
         rows=rows,
+        router_balance=config.train.router_balance,
+        router_z=config.train.router_z,
         processes=components.processes,
     )
     check_engine(components, learner)

@@ -130,6 +130,7 @@ def open_policy(
         may_hold = config.model.exact and is_whole and (device.type == "cpu" or not is_split)
         if device.type == "cuda" and config.engine.page_size not in (0, BLOCK):
             may_hold = False  # attention adds in blocks of this size
+        refuse_without_experts(config, shape)
         if config.train.freeze_router:
             freeze_router(policy)
         if may_hold and plain is not None:
@@ -144,15 +145,27 @@ def open_policy(
     return policy, copy.to(device=device, dtype=dtype), actions
 
 
+def _router_keys(config: Config) -> dict[str, Any]:
+    """Settings of routers that are on, by key."""
+    names = ("freeze_router", "router_balance", "router_z")
+    keys = {f"train.{name}": getattr(config.train, name) for name in names}
+    return {key: value for key, value in keys.items() if value}
+
+
+def refuse_without_experts(config: Config, shape: ModelShape) -> None:
+    """Refuse settings of routers for a model that has none."""
+    for key, value in _router_keys(config).items():
+        if shape.experts is None:
+            raise ConfigError(
+                f"{key}={value}: this {shape.family} model has no experts, so no router; leave it out"
+            )
+
+
 def freeze_router(policy: Decoder) -> None:
     """Leave the choice of experts out of training."""
-    routers = [layer.router for layer in policy.modules() if isinstance(layer, ExpertMLP)]
-    if not routers:
-        raise ConfigError(
-            f"train.freeze_router=true: this {policy.shape.family} model has no experts; leave it out"
-        )
-    for router in routers:
-        router.requires_grad_(False)
+    for layer in policy.modules():
+        if isinstance(layer, ExpertMLP):
+            layer.router.requires_grad_(False)
 
 
 @contextmanager
@@ -248,6 +261,7 @@ def open_transformers(
         "actions.file": config.actions.file,
         "lora.rank": config.lora.rank,
         "parallel.tp": config.parallel.tp if config.parallel.tp > 1 else 0,
+        **_router_keys(config),
     }
     for key, value in refused.items():
         if value:

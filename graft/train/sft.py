@@ -26,6 +26,7 @@ def sft_step(learner: Learner, episodes: Sequence[Episode]) -> dict[str, float]:
     seconds = time.perf_counter() - started
     return {
         **{name: updated[name] for name in keep if name in updated},
+        **{name: value for name, value in updated.items() if name.startswith("experts/")},
         "num_tokens": float(tokens),
         "num_trained_tokens": float(batch.num_tokens),
         "tokens_per_second": tokens / seconds,

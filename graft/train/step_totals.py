@@ -13,7 +13,9 @@ SAMPLING_GAP = "sampling/sampling_logp_difference"
 IS_EXACT = "sampling/exact"
 """1: engine and learner add in one order (`models.row_order`), so that the gap is 0; 0: as is fastest."""
 
-WEIGHTED = ("loss", "loss/value", "loss/observations")
+BALANCE_LOSS, Z_LOSS = "experts/balance_loss", "experts/z_loss"
+
+WEIGHTED = ("loss", "loss/value", "loss/observations", BALANCE_LOSS, Z_LOSS)
 """Metrics that are sums with the weights of a reduction; the others are means over trained tokens."""
 
 IMPORTANCE = "sampling/importance_sampling_ratio"

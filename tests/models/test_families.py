@@ -19,7 +19,7 @@ from graft.models.families.table import FAMILIES, config_of, read_shape, why_not
 from graft.models.io.load import load_model
 from graft.models.io.save import save_model
 from graft.models.io.tensor_names import hf_rows
-from graft.models.layers.experts import route, take_loads
+from graft.models.layers.experts import describe_loads, route, take_loads
 from graft.models.lora.training import TARGETS, Lora, num_trained
 from graft.models.shape import Experts, ModelShape, UnsupportedModel
 from graft.models.tree.attention import attention_over
@@ -30,6 +30,7 @@ from tests.trees import random_tree
 
 CONFIGS = range(30)
 VOCABULARY, LENGTH = 53, 24
+CPU = torch.device("cpu")
 
 
 def common(draw: random.Random) -> dict[str, Any]:
@@ -301,8 +302,11 @@ def test_the_worked_case_of_loads() -> None:
     shape = ModelShape(family="qwen3_moe", layers=1, experts=Experts(4, 1, 8))
     layer = Decoder(shape).blocks[0].mlp
     layer.load = torch.tensor([6, 2, 0, 0])
-    assert take_loads(layer) == {"experts/max_load": 3.0, "experts/unused": 0.5}
-    assert take_loads(layer) == {}
+    load_LE = take_loads(layer, CPU)
+    assert load_LE is not None and load_LE.tolist() == [[6, 2, 0, 0]]
+    assert not take_loads(layer, CPU).any()
+    assert describe_loads(load_LE / 2) == {"experts/max_load": 3.0, "experts/unused": 0.5}
+    assert take_loads(Decoder(ModelShape(layers=1)), CPU) is None
 
 
 def test_the_worked_case_of_a_router() -> None:

@@ -42,21 +42,33 @@ class ExpertMLP(Sublayer):
             self.shared_down = nn.Linear(experts.shared_ff, shape.width, bias=False)
         self.load: Tensor | None = None
         """[E] rows of each expert in training, since `take_loads`."""
+        self.is_watched = False
+        """Whether `choice` is kept; see `router_losses.watch_routers`."""
+        self.choice: tuple[Tensor, Tensor] | None = None
+        """Logits [T, E] and chosen experts [T, k] of the last pass."""
 
     def forward(self, x: Tensor, delta: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """The stream and its pending addition."""
         x, normed = self.norm(x, delta)
-        if not len(normed):  # the last block of a prompt of which no token is asked for
-            return x, normed
         correction = self.correction.float() if self.experts.router == "sigmoid" else None
         logits_TE = router_logits(normed, self.router.weight, self.order)
         weights_Tk, chosen_Tk = route(logits_TE, self.experts, correction)
+        if self.is_watched:
+            self.choice = logits_TE, chosen_Tk
+        return x, self.combine(normed, weights_Tk, chosen_Tk)
+
+    def combine(self, x: Tensor, weights_Tk: Tensor, chosen_Tk: Tensor) -> Tensor:
+        """The weighted sum of each token's experts, and the shared one, [T, D]."""
+        if not len(x) and not torch.is_grad_enabled():
+            return x
+        if not len(x):  # every weight still gets a gradient, of zeros, as in other layers
+            return x + sum(weight.sum() for weight in self.parameters()) * 0.0
         mix = self._mix_in_kernels if has_kernels(x.device) else self._mix
-        mixed = mix(normed, weights_Tk, chosen_Tk)
+        mixed = mix(x, weights_Tk, chosen_Tk)
         if self.experts.shared_ff:
-            inner = linear(normed, self.shared_gate_up.weight, order=self.order)
+            inner = linear(x, self.shared_gate_up.weight, order=self.order)
             mixed = mixed + linear(inner, self.shared_down.weight, gate=True, order=self.order)
-        return x, mixed
+        return mixed
 
     def _count(self, load_E: Tensor) -> None:
         self.load = load_E if self.load is None else self.load + load_E
@@ -95,23 +107,26 @@ class ExpertMLP(Sublayer):
         return sum_slots(outputs, weights_Tk.to(x.dtype))
 
 
-def take_loads(model: nn.Module) -> dict[str, float]:
-    """How evenly the experts of a model were used in training since the last call; empty without experts.
-
-    With loads 6, 2, 0, 0 of four experts: max_load 3, since the busiest has 3 times its even share, and
-    unused .5.
-    """
+def take_loads(model: nn.Module, device: torch.device) -> Tensor | None:
+    """[L, E] rows of each expert in training since the last call; None: no layer has experts."""
     layers = [layer for layer in model.modules() if isinstance(layer, ExpertMLP)]
-    loads = [layer.load for layer in layers if layer.load is not None]
+    if not layers:
+        return None
+    unused = torch.zeros(layers[0].experts.count, dtype=torch.int64, device=device)
+    loads = [unused if layer.load is None else layer.load for layer in layers]
     for layer in layers:
         layer.load = None
-    if not loads:
-        return {}
-    load_LE = torch.stack(loads).float()
-    even_LE = load_LE / load_LE.mean(1, keepdim=True).clamp(min=1e-9)
+    return torch.stack(loads)
+
+
+def describe_loads(even_LE: Tensor) -> dict[str, float]:
+    """How evenly experts were used; `even_LE` are multiples of their even share.
+
+    With 3, 1, 0, 0 of four experts (6, 2, 0, 0 rows): max_load 3, that of the busiest, and unused .5.
+    """
     return {
         "experts/max_load": float(even_LE.amax(1).mean()),
-        "experts/unused": float((load_LE == 0).float().mean()),
+        "experts/unused": float((even_LE == 0).float().mean()),
     }
 
 

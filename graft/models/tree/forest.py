@@ -78,6 +78,14 @@ class Forest:
         padded = torch.cat([values, values.new_zeros(1)])
         return gather_rows(padded, self.slots_NT.flatten()).view(self.slots_NT.shape)
 
+    def add_rows(self, grid_NT: Tensor) -> Tensor:
+        """[U] the sum of a grid over the rows that pass through each trained token."""
+        with (
+            torch.enable_grad()
+        ):  # the transpose of `_grid`, which its backward pass computes in one order
+            values = torch.zeros(len(self.actions), device=grid_NT.device, requires_grad=True)
+            return torch.autograd.grad(self._grid(values), values, grid_NT)[0]
+
     def logprobs(
         self,
         model: Decoder,
