@@ -227,8 +227,11 @@ class Decoder(nn.Module):
         return first.get(False, 0), first.get(True, 0)
 
     def _embed(self, tokens: Tensor) -> Tensor:
-        x = embed(tokens, self.embed.weight)
+        x = self._look_up(tokens)
         return x * math.sqrt(self.shape.width) if self.shape.scales_embedding else x
+
+    def _look_up(self, tokens: Tensor) -> Tensor:
+        return embed(tokens, self.embed.weight)
 
     def action_logprobs(
         self,

@@ -282,6 +282,8 @@ def learn_flops(config: Config, shape: ModelShape, work: Workload, recompute: bo
     if preset_of(config).needs_critic:
         total += train.epochs * train_flops(shape, work, recompute, with_head=False)
         total += forward_flops(shape, float(work.unique), mean_seen(work))
+    if train.router_balance:  # a pass that counts the tokens of each expert
+        total += train.epochs * forward_flops(shape, float(work.unique), mean_seen(work))
     return total
 
 

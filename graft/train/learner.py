@@ -364,19 +364,18 @@ class Learner:
         Their gradient is that of the whole step only if each of them knows this, and then it does not
         depend on micro-batches and processes.
         """
-        policy, total = self.policy, []
+        policy, experts = self.policy, self.policy.shape.experts
+        assert experts is not None
+        total_E = torch.zeros(experts.count, device=policy.device)
         for part, is_real in parts:
-            number = torch.tensor(part)
-            forest = Forest(
-                [batch.trajectories[i] for i in part], batch.mask[number], policy.device
-            )
-            weights = (weights_NT[number] * float(is_real)).to(policy.device)
+            rows = batch.rows(torch.tensor(part))
+            forest = Forest(rows.trajectories, rows.mask, policy.device)
+            weights = (weights_NT[torch.tensor(part)] * float(is_real)).to(policy.device)
             with self._jointly("the experts of a micro-batch"), watch_routers(policy):
                 policy.states_before(forest)
-                total.append(chosen_shares(policy, forest.before, forest.add_rows(weights)))
-        found = torch.stack(total).sum(0)
-        self.complete(found)
-        return found
+                total_E += chosen_shares(policy, forest.before, forest.add_rows(weights))
+        self.complete(total_E)
+        return total_E
 
     def _backward(
         self,

@@ -131,8 +131,9 @@ def open_policy(
         if device.type == "cuda" and config.engine.page_size not in (0, BLOCK):
             may_hold = False  # attention adds in blocks of this size
         refuse_without_experts(config, shape)
-        if config.train.freeze_router:
-            freeze_router(policy)
+        for layer in policy.modules() if config.train.freeze_router else ():
+            if isinstance(layer, ExpertMLP):
+                layer.freeze_router()
         if may_hold and plain is not None:
             policy.use_order(find_order(plain.to(device=device, dtype=dtype)))
         if not has_sampler or is_shared:
@@ -159,13 +160,6 @@ def refuse_without_experts(config: Config, shape: ModelShape) -> None:
             raise ConfigError(
                 f"{key}={value}: this {shape.family} model has no experts, so no router; leave it out"
             )
-
-
-def freeze_router(policy: Decoder) -> None:
-    """Leave the choice of experts out of training."""
-    for layer in policy.modules():
-        if isinstance(layer, ExpertMLP):
-            layer.router.requires_grad_(False)
 
 
 @contextmanager

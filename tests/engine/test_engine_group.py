@@ -23,6 +23,7 @@ from graft.models.decoder import Decoder
 from graft.models.extra_actions import extend
 from graft.models.io.tensor_names import weights_of
 from graft.models.parallel.sampler import SlicedDecoder
+from graft.models.shape import Experts
 from graft.types import Completion, Sampling
 from tests.conftest import _repair_interpreter
 from tests.engine.engine_kit import EXTRA, TOOLS, prompt, tiny_decoder, tools_space
@@ -48,9 +49,17 @@ def the_group() -> EngineGroup:
 
 
 def decoder_for(kind: str, seed: int = 0) -> Decoder:
-    """qwen3 tied, with biases and untied, or with actions beyond the vocabulary."""
+    """qwen3 tied, with biases and untied, or with actions beyond the vocabulary; other families."""
     if kind == "biases":
         return tiny_decoder(seed, tied=False, qkv_bias=True, out_bias=True, mlp_bias=True)
+    if kind == "experts":
+        experts = Experts(4, 2, 12, router="sigmoid", scaling=2.0, shared_ff=12)
+        family = {"family": "glm4_moe", "rotary_share": 0.5, "dense_layers": (0,)}
+        return tiny_decoder(seed, experts=experts, **family)
+    if kind == "windows":
+        norms = {"norm_offset": True, "sandwich": True, "scales_embedding": True}
+        family = {"family": "gemma3_text", "windows": (5, 0), "local_theta": 100.0, **norms}
+        return tiny_decoder(seed, activation="gelu_tanh", **family)
     decoder = tiny_decoder(seed)
     if kind == "actions":
         decoder = extend(decoder, [None] * EXTRA, bias=True)
@@ -149,6 +158,8 @@ SCENARIOS: dict[str, tuple[str, Callable[[NativeEngine], list[Any]]]] = {
     "cancelled, closed, stopped": ("tied", stops),
     "actions beyond the vocabulary": ("actions", calls),
     "scores": ("actions", scores),
+    "experts": ("experts", forks),
+    "windows": ("windows", forks),
 }
 
 

@@ -3,26 +3,33 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.device_mesh import init_device_mesh
 
 from graft.algos.batch import Batch
 from graft.algos.reductions import token
 from graft.config import ConfigError, load_config
 from graft.models.decoder import Decoder
 from graft.models.io.save import save_model
-from graft.models.io.tensor_names import hf_names
+from graft.models.io.tensor_names import hf_names, whole_views
 from graft.models.layers.router_losses import router_losses
+from graft.models.parallel.decoder import shard
+from graft.models.parallel.shards import gather
 from graft.models.shape import Experts, ModelShape
 from graft.rollout.batching import to_batch, trajectories_of
 from graft.train.learner import Learner
 from graft.train.model import refuse_without_experts
 from graft.train.optimizer import Optimizer, schedule
+from graft.train.processes import Processes
+from tests import processes as children
 from tests.trees import group, random_tree
 
 SOFTMAX = ModelShape(
@@ -46,6 +53,12 @@ SIGMOID = replace(
     experts=Experts(8, 3, 8, router="sigmoid", groups=2, scaling=2.5, shared_ff=8),
 )
 SHAPES = {"softmax": SOFTMAX, "sigmoid": SIGMOID}
+
+
+@pytest.fixture(scope="module")
+def pair() -> Iterator[children.Processes]:
+    with children.Processes(2) as group:
+        yield group
 
 
 def no_loss(logp_NT: Tensor, entropy_NT: Tensor, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
@@ -75,6 +88,62 @@ def take_gradients(learner: Learner, batch: Batch) -> tuple[dict[str, Tensor], d
 
     learner.optimizer.step = record  # type: ignore[method-assign]
     return taken, learner.update(batch)
+
+
+class Pair(Processes):
+    """The processes of a test, as a learner asks for them."""
+
+    def __init__(self, tp: int) -> None:
+        super().__init__()
+        self.rank, self.world, self._tp = dist.get_rank(), dist.get_world_size(), tp
+
+    def gather(self, value: Any, what: str) -> list[Any]:
+        values = [None] * self.world
+        dist.all_gather_object(values, value)
+        return values
+
+    def add(self, tensors: Iterable[Tensor], what: str) -> None:
+        for tensor in tensors:
+            dist.all_reduce(tensor)
+
+    def max_over_ranks(self, number: float, what: str) -> float:
+        return max(self.gather(number, what))
+
+
+def learn_together(shape: ModelShape, tp: int, is_split: bool, recompute: bool) -> Any:
+    """In a child: the gradients of this process's rows, added up, by names of a checkpoint."""
+    processes = Pair(tp)
+    learner = learner_for(shape, 40)
+    whole, weights = learner.policy, hf_names(learner.policy)
+    if is_split:
+        mesh = init_device_mesh("cpu", (2 // tp, tp), mesh_dim_names=("dp", "tp"))
+        policy = shard(shape, mesh, weights.__getitem__, dtype=torch.float32, recompute=recompute)
+        how = {"lr": 1e-2, "schedule": schedule("constant", 0, 1, 0.0), "processes": processes}
+        learner = replace(learner, policy=policy, optimizer=Optimizer([policy], **how))
+    learner = replace(learner, processes=processes)
+    found, metrics = take_gradients(learner, trees())
+    if is_split:
+        owners = dict(learner.policy.named_parameters())
+        names = {id(p): name for name, p in learner.policy.hf_parameters().items()}
+        return {names[id(owners[n])]: gather(g) for n, g in found.items()}, metrics, learner.loads
+    processes.add(found.values(), "")
+    return whole_views(whole.shape, found), metrics, learner.loads
+
+
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+@pytest.mark.parametrize(
+    ("tp", "is_split"), [(1, False), (1, True), (2, True)], ids=["replicas", "dp 2", "tp 2"]
+)
+def test_two_processes_have_the_gradient_of_one(
+    pair: Any, shape: ModelShape, tp: int, is_split: bool
+) -> None:
+    learner = learner_for(shape)
+    grads, metrics = take_gradients(learner, trees())
+    wanted = whole_views(shape, grads), metrics
+    for *found, loads in pair.run(learn_together, shape, tp, is_split, shape is SOFTMAX):
+        found[0] = {name: grad for name, grad in found[0].items() if name in wanted[0]}
+        assert_same(found, wanted)
+        assert loads is not None and loads.shape == learner.loads.shape  # type: ignore[union-attr]
 
 
 def trees() -> Batch:

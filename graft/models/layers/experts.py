@@ -47,6 +47,10 @@ class ExpertMLP(Sublayer):
         self.choice: tuple[Tensor, Tensor] | None = None
         """Logits [T, E] and chosen experts [T, k] of the last pass."""
 
+    def freeze_router(self) -> None:
+        """Leave the choice of experts out of training."""
+        self.router.requires_grad_(False)
+
     def forward(self, x: Tensor, delta: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """The stream and its pending addition."""
         x, normed = self.norm(x, delta)
@@ -62,7 +66,9 @@ class ExpertMLP(Sublayer):
         if not len(x) and not torch.is_grad_enabled():
             return x
         if not len(x):  # every weight still gets a gradient, of zeros, as in other layers
-            return x + sum(weight.sum() for weight in self.parameters()) * 0.0
+            used = [self.gate_up, self.down]
+            used += [self.shared_gate_up, self.shared_down] if self.experts.shared_ff else []
+            return x + sum((layer.weight.sum() for layer in used), weights_Tk.sum()) * 0.0
         mix = self._mix_in_kernels if has_kernels(x.device) else self._mix
         mixed = mix(x, weights_Tk, chosen_Tk)
         if self.experts.shared_ff:

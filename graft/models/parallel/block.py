@@ -1,38 +1,37 @@
-"""One block of a sharded decoder: this process's heads and its part of the MLP."""
+"""One block of a sharded decoder: this process's heads and its part of the MLP or of the experts."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor, nn
-from torch.distributed import ProcessGroup
-from torch.distributed.tensor import DTensor
 
 from graft.models.angles import HeadRotation
 from graft.models.decoder import Attend
 from graft.models.kv_slots import KVSlots
 from graft.models.layers.sublayer import Norm
-from graft.models.ops import add_linear, add_norm, attend_qkv, gather_rows, linear, norm_linear
-from graft.models.parallel.regions import enter, leave
+from graft.models.ops import (
+    add_linear,
+    add_norm,
+    attend_qkv,
+    gather_rows,
+    gelu_gate,
+    linear,
+    norm_linear,
+)
+from graft.models.parallel.experts import ShardedExperts
+from graft.models.parallel.regions import TensorParallelGroup, enter, leave
+from graft.models.parallel.shards import local_tensor
 from graft.models.row_order import RowOrder
 from graft.models.shape import ModelShape
-
-
-@dataclass(frozen=True, slots=True)
-class TensorParallelGroup:
-    """The processes that compute one forest together, and the index of this one."""
-
-    group: ProcessGroup
-    size: int
-    index: int
 
 
 class ShardedNorm(Norm):
     """The weight of a norm, replicated over tp."""
 
-    def forward(self, x: Tensor, delta: Tensor | None) -> tuple[Tensor, Tensor]:
-        return add_norm(x, delta, local_tensor(self.weight), self.eps)
+    @property
+    def scale(self) -> Tensor:
+        weight = local_tensor(self.weight)
+        return 1 + weight if self.offset else weight
 
 
 class ShardedBlock(nn.Module):
@@ -41,22 +40,30 @@ class ShardedBlock(nn.Module):
     def __init__(self, shape: ModelShape, index: int, tp: TensorParallelGroup) -> None:
         super().__init__()
         self.index, self.shape, self.tp = index, shape, tp
-        width = shape.width
-        self.attn_norm = ShardedNorm(width, shape.norm_eps)
+        width, experts = shape.width, shape.experts_of(index)
+        self.input_layernorm = _norm(shape, width)
         self.q_proj = nn.Linear(width, shape.q_size, bias=shape.qkv_bias)
         self.k_proj = nn.Linear(width, shape.kv_size, bias=shape.qkv_bias)
         self.v_proj = nn.Linear(width, shape.kv_size, bias=shape.qkv_bias)
-        self.q_norm = ShardedNorm(shape.head_dim, shape.norm_eps) if shape.qk_norm else None
-        self.k_norm = ShardedNorm(shape.head_dim, shape.norm_eps) if shape.qk_norm else None
+        self.q_norm = _norm(shape, shape.head_dim) if shape.qk_norm else None
+        self.k_norm = _norm(shape, shape.head_dim) if shape.qk_norm else None
         self.o_proj = nn.Linear(shape.q_size, width, bias=shape.out_bias)
-        self.mlp_norm = ShardedNorm(width, shape.norm_eps)
-        self.gate_proj = nn.Linear(width, shape.ff, bias=shape.mlp_bias)
-        self.up_proj = nn.Linear(width, shape.ff, bias=shape.mlp_bias)
-        self.down_proj = nn.Linear(shape.ff, width, bias=shape.mlp_bias)
+        self.post_attention_layernorm = mlp_norm = _norm(shape, width)
+        self.pre_feedforward_layernorm = self.post_feedforward_layernorm = None
+        if shape.sandwich:
+            self.pre_feedforward_layernorm = mlp_norm = _norm(shape, width)
+            self.post_feedforward_layernorm = _norm(shape, width)
+        self.mlp = None if experts is None else ShardedExperts(shape, experts, mlp_norm, tp)
+        if self.mlp is None:
+            self.gate_proj = nn.Linear(width, shape.ff, bias=shape.mlp_bias)
+            self.up_proj = nn.Linear(width, shape.ff, bias=shape.mlp_bias)
+            self.down_proj = nn.Linear(shape.ff, width, bias=shape.mlp_bias)
         self.order: RowOrder | None = None
 
     def use_order(self, order: RowOrder | None) -> None:
         self.order = order
+        if self.mlp is not None:
+            self.mlp.order = order
 
     def forward(
         self,
@@ -73,19 +80,27 @@ class ShardedBlock(nn.Module):
                 "a decoder that is sharded over processes cannot write keys and values to an engine's "
                 "pages; sample from a plain decoder with the same weights (`policy.host_copy`)"
             )
-        x, qkv = self._norm_project(x, delta, self.attn_norm, self.q_proj, self.k_proj, self.v_proj)
+        own = self.q_proj, self.k_proj, self.v_proj
+        x, qkv = self._norm_project(x, delta, self.input_layernorm, *own)
         attended = self._attend(qkv, cos, sin, attend)
         if rows is not None:
             x, attended = gather_rows(x, rows), gather_rows(attended, rows)
-        x, delta = self._project_out(x, attended, self.o_proj)
-        x, gate_up = self._norm_project(x, delta, self.mlp_norm, self.gate_proj, self.up_proj)
-        return self._project_out(x, gate_up, self.down_proj, gate=True)
+        after = self.post_attention_layernorm if self.shape.sandwich else None
+        x, delta = self._project_out(x, attended, self.o_proj, after)
+        return self._feed_forward(x, delta) if self.mlp is None else self.mlp(x, delta)
+
+    def _feed_forward(self, x: Tensor, delta: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        norm = self.pre_feedforward_layernorm or self.post_attention_layernorm
+        x, gate_up = self._norm_project(x, delta, norm, self.gate_proj, self.up_proj)
+        is_silu = self.shape.activation == "silu"
+        inner = gate_up if is_silu else gelu_gate(gate_up)
+        return self._project_out(x, inner, self.down_proj, self.post_feedforward_layernorm, is_silu)
 
     def _norm_project(
         self, x: Tensor, delta: Tensor | None, norm: Norm, *linears: nn.Linear
     ) -> tuple[Tensor, Tensor]:
         """x + delta, and the concatenated projections of its norm."""
-        scale = local_tensor(norm.weight)
+        scale = norm.scale
         weight = torch.cat([local_tensor(each.weight) for each in linears])
         has_bias = linears[0].bias is not None
         bias = torch.cat([local_tensor(each.bias) for each in linears]) if has_bias else None
@@ -96,30 +111,35 @@ class ShardedBlock(nn.Module):
         return x, linear(enter(normed, self.tp.group), weight, bias)
 
     def _project_out(
-        self, x: Tensor, y: Tensor, to: nn.Linear, gate: bool = False
+        self, x: Tensor, y: Tensor, to: nn.Linear, after: Norm | None, gate: bool = False
     ) -> tuple[Tensor, Tensor | None]:
+        """The stream and its pending addition, of y's product and the norm after it."""
         weight, bias = local_tensor(to.weight), None if to.bias is None else local_tensor(to.bias)
-        if self.tp.size == 1:
+        if self.tp.size > 1:
+            delta = leave(linear(y, weight, None, gate), self.tp.group)
+            delta = delta if bias is None else delta + bias
+        elif after is None:
             return add_linear(x, y, weight, bias, gate, self.order)
-        delta = leave(linear(y, weight, None, gate), self.tp.group)
-        return x, delta if bias is None else delta + bias
+        else:
+            delta = linear(y, weight, bias, gate, self.order)
+        return x, delta if after is None else after(delta, None)[1]
 
     def _attend(self, qkv: Tensor, cos: Tensor, sin: Tensor, attend: Attend) -> Tensor:
         """[T, H*d]: the output of this process's heads."""
         shape, size = self.shape, self.tp.size
         heads, kv_heads = shape.heads // size, shape.kv_heads // size
-        weights = self._head_norm(self.q_norm), self._head_norm(self.k_norm)
-        how = HeadRotation(*weights, shape.norm_eps, cos, sin, heads, kv_heads)
+        q_weight, k_weight = self._head_norm(self.q_norm), self._head_norm(self.k_norm)
+        if q_weight is not None and shape.query_scale != 1:
+            q_weight = q_weight * shape.query_scale
+        how = HeadRotation(q_weight, k_weight, shape.norm_eps, cos, sin, heads, kv_heads)
         output = attend_qkv(attend, self.index, qkv, how)
         return output.reshape(len(qkv), heads * shape.head_dim)
 
     def _head_norm(self, norm: Norm | None) -> Tensor | None:
         if norm is None or self.tp.size == 1:
-            return None if norm is None else local_tensor(norm.weight)
-        # each process has the gradient of its heads only
-        return enter(local_tensor(norm.weight), self.tp.group)
+            return None if norm is None else norm.scale
+        return enter(norm.scale, self.tp.group)  # each process has the gradient of its heads only
 
 
-def local_tensor(parameter: Tensor) -> Tensor:
-    """The tensor this process computes with, after FSDP has gathered a parameter; with autograd."""
-    return parameter.to_local() if isinstance(parameter, DTensor) else parameter
+def _norm(shape: ModelShape, size: int) -> ShardedNorm:
+    return ShardedNorm(size, shape.norm_eps, shape.norm_offset)

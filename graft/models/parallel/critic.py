@@ -8,9 +8,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Replicate
 
 from graft.models.decoder import Attend
-from graft.models.parallel.block import local_tensor
 from graft.models.parallel.decoder import ShardedDecoder, apply_fsdp, shard_over_tp
-from graft.models.parallel.shards import local
+from graft.models.parallel.shards import local, local_tensor
 
 
 class ValueHead(nn.Module):

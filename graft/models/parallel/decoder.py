@@ -35,11 +35,18 @@ from graft.models.io.tensor_names import ACTION_ROWS, hf_rows
 from graft.models.io.tensors import ModelFileError
 from graft.models.logprobs import likeliest, score_actions
 from graft.models.ops import embed
-from graft.models.parallel.block import ShardedBlock, ShardedNorm, TensorParallelGroup, local_tensor
+from graft.models.parallel.block import ShardedBlock, ShardedNorm
 from graft.models.parallel.layout import EMBEDDING, HEAD, check_mesh, our_name, placement_of
 from graft.models.parallel.module import shard_unit
-from graft.models.parallel.regions import enter
-from graft.models.parallel.shards import device_of, gather, local, local_slices, shard_range
+from graft.models.parallel.regions import TensorParallelGroup, enter
+from graft.models.parallel.shards import (
+    device_of,
+    gather,
+    local,
+    local_slices,
+    local_tensor,
+    shard_range,
+)
 from graft.models.parallel.vocabulary import embed_rows, likeliest_sharded, score_sharded
 from graft.models.shape import ModelShape
 
@@ -60,7 +67,7 @@ class ShardedDecoder(Decoder):
         with torch.device("meta"):
             super().__init__(shape)
             self.blocks = nn.ModuleList(ShardedBlock(shape, i, tp) for i in range(shape.layers))
-            self.norm = ShardedNorm(shape.width, shape.norm_eps)
+            self.norm = ShardedNorm(shape.width, shape.norm_eps, shape.norm_offset)
         self.mesh, self.tp, self.compute_dtype, self.offload = mesh, tp, dtype, offload
         # during a forward pass FSDP replaces the parameters by gathered tensors
         self.sharded_parameters: dict[str, nn.Parameter] = {}
@@ -83,7 +90,7 @@ class ShardedDecoder(Decoder):
         """What it computes in; its parameters are fp32."""
         return self.compute_dtype
 
-    def _embed(self, tokens: Tensor) -> Tensor:
+    def _look_up(self, tokens: Tensor) -> Tensor:
         weight = self.embed.weight
         if self.tp.size == 1:
             return embed(tokens, local_tensor(weight))
@@ -161,7 +168,8 @@ class _GatheredWeights(Mapping[str, Tensor]):
 
 def shard_over_tp(parameter: Tensor, mesh: DeviceMesh, placement: Placement) -> nn.Parameter:
     # src_data_rank=None: the parameter is on the meta device, so there is nothing to send
-    return nn.Parameter(distribute_tensor(parameter, mesh["tp"], [placement], src_data_rank=None))
+    sharded = distribute_tensor(parameter, mesh["tp"], [placement], src_data_rank=None)
+    return nn.Parameter(sharded, requires_grad=parameter.requires_grad)
 
 
 def _over_dp(parameter: nn.Parameter) -> Shard:

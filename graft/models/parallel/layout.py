@@ -2,6 +2,7 @@
 
 model.layers.0.self_attn.q_proj.weight   blocks.0.q_proj.weight      by rows
 model.layers.0.mlp.down_proj.weight      blocks.0.down_proj.weight   by columns
+model.layers.0.mlp.gate.weight           blocks.0.mlp.gate.weight    whole in each process: a router
 model.norm.weight                        norm.weight                 whole in each process
 """
 
@@ -22,10 +23,16 @@ OUR_NAMES = {
     "model.embed_tokens": "embed",
     "model.norm": "norm",
     "lm_head": "head",
-    "input_layernorm": "attn_norm",
-    "post_attention_layernorm": "mlp_norm",
 }
 """Names of modules in a checkpoint -> ours, where they differ."""
+COMPUTED = {
+    *("family", "vocab_size", "width", "layers", "heads", "kv_heads", "head_dim", "ff", "tied"),
+    *("qk_norm", "qkv_bias", "out_bias", "mlp_bias", "norm_eps", "max_positions", "rope_theta"),
+    *("rope_scaling", "rotary_share", "local_theta", "query_scale", "experts", "dense_layers"),
+    *("windows", "activation", "norm_offset", "sandwich", "scales_embedding"),
+    *("extra", "extra_bias"),
+}
+"""Fields of a shape that a split decoder computes; another one is refused unless it has its default."""
 
 
 def check_mesh(shape: ModelShape, mesh: DeviceMesh) -> None:
@@ -40,12 +47,18 @@ def check_mesh(shape: ModelShape, mesh: DeviceMesh) -> None:
 
 def check_sizes(shape: ModelShape, dp: int, tp: int) -> None:
     """Raise unless `tp` processes can share a layer of this shape, and `dp` groups its weights."""
-    if parts := shape.parts_without_kernels + ["experts"] * (shape.experts is not None):
+    plain = ModelShape()
+    others = [name for name in ModelShape.__dataclass_fields__ if name not in COMPUTED]
+    if parts := [name for name in others if getattr(shape, name) != getattr(plain, name)]:
         raise UnsupportedModel(
             f"a {shape.family} model ({', '.join(parts)}) cannot be split over processes yet; leave "
             "parallel.tp at 1 and set parallel.shard=false, so that each process has all of it"
         )
     sizes = {"heads": shape.heads, "KV heads": shape.kv_heads, "MLP columns": shape.ff}
+    if shape.experts is not None:
+        sizes["columns of an expert"] = shape.experts.ff
+        if shape.experts.shared_ff:
+            sizes["columns of the shared expert"] = shape.experts.shared_ff
     for what, size in sizes.items():
         if size % tp:
             most = math.gcd(*sizes.values())
@@ -74,8 +87,11 @@ def our_name(name: str) -> str:
     module, kind = name.rsplit(".", 1)
     if module in OUR_NAMES:
         return f"{OUR_NAMES[module]}.{kind}"
-    _, _, index, *inside = module.split(".")  # model.layers.0.self_attn.q_proj
-    return f"blocks.{index}.{OUR_NAMES.get(inside[-1], inside[-1])}.{kind}"
+    _, _, index, part, *inside = module.split(".")  # model.layers.0.self_attn.q_proj
+    if part == "mlp" and (len(inside) > 1 or inside == ["gate"]):  # a part of experts
+        path = ".".join(["mlp", *inside]).replace("mlp.experts", "mlp.all_experts")
+        return f"blocks.{index}.{path}.{kind}"
+    return f"blocks.{index}.{inside[-1] if inside else part}.{kind}"
 
 
 def placement_of(name: str) -> Placement:

@@ -13,12 +13,22 @@ and the same gradient of replicated weights.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup
+
+
+@dataclass(frozen=True, slots=True)
+class TensorParallelGroup:
+    """The processes that compute one forest together, and the index of this one."""
+
+    group: ProcessGroup
+    size: int
+    index: int
 
 
 class _Enter(torch.autograd.Function):

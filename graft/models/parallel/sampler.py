@@ -26,8 +26,10 @@ from graft.models import ops
 from graft.models.decoder import Block, Decoder
 from graft.models.io.tensor_names import ACTION_BIAS, ACTION_ROWS, hf_rows
 from graft.models.layers.attention import Attention
+from graft.models.layers.experts import ExpertMLP
 from graft.models.layers.mlp import GatedMLP
 from graft.models.layers.sublayer import Sublayer
+from graft.models.parallel.experts import slice_experts
 from graft.models.parallel.layout import BY_COLUMNS, BY_ROWS, EMBEDDING, HEAD, check_sizes
 from graft.models.parallel.regions import leave
 from graft.models.parallel.shards import join, shard_range
@@ -44,7 +46,8 @@ class Sliced(Sublayer):
         self, x: Tensor, y: Tensor, linear: nn.Linear, gate: bool = False
     ) -> tuple[Tensor, Tensor | None]:
         delta = leave(ops.linear(y, linear.weight, None, gate), self.group)
-        return x, delta if linear.bias is None else delta + linear.bias
+        delta = delta if linear.bias is None else delta + linear.bias
+        return x, delta if self.post_norm is None else self.post_norm(delta, None)[1]
 
 
 class SlicedAttention(Sliced, Attention):
@@ -55,12 +58,22 @@ class SlicedMLP(Sliced, GatedMLP):
     """Some of the columns."""
 
 
+class SlicedExperts(ExpertMLP):
+    """Some of the columns of every expert, and the whole router."""
+
+    group: ProcessGroup
+
+    def combine(self, x: Tensor, weights_Tk: Tensor, chosen_Tk: Tensor) -> Tensor:
+        return leave(super().combine(x, weights_Tk, chosen_Tk), self.group)
+
+
 class SlicedBlock(Block):
-    """A block with some of the heads and of the MLP; the group adds up what they contribute."""
+    """A block with some of the heads and of the MLP or experts; the group adds up their contributions."""
 
     def __init__(self, shape: ModelShape, index: int, group: ProcessGroup) -> None:
         super().__init__(shape, index)
-        self.attention, self.mlp = SlicedAttention(shape, index), SlicedMLP(shape)
+        experts, self.attention = shape.experts_of(index), SlicedAttention(shape, index)
+        self.mlp = SlicedMLP(shape) if experts is None else SlicedExperts(shape, experts)
         self.attention.group = self.mlp.group = group
 
 
@@ -122,7 +135,7 @@ class SlicedDecoder(Decoder):
         first = self.first_rows[self._head_name]
         return score_sharded(*self.biased(hidden), first, self.group, *of_actions)
 
-    def _embed(self, tokens: Tensor) -> Tensor:
+    def _look_up(self, tokens: Tensor) -> Tensor:
         return embed_rows(tokens, self.embed.weight, self.first_rows[EMBEDDING], self.group)
 
     def initialise(self, seed: int) -> Decoder:
@@ -195,6 +208,7 @@ def slice_of(shape: ModelShape, tp: int) -> ModelShape:
         heads=shape.heads // tp,
         kv_heads=shape.kv_heads // tp,
         ff=shape.ff // tp,
+        experts=None if shape.experts is None else slice_experts(shape.experts, tp),
         vocab_size=-(-shape.vocab_size // tp),
     )
 

@@ -24,6 +24,11 @@ def local(tensor: Any) -> Tensor:
         return tensor.to_local() if is_sharded(tensor) else tensor.detach()
 
 
+def local_tensor(parameter: Any) -> Tensor:
+    """The tensor this process computes with, after FSDP has gathered a parameter; with autograd."""
+    return parameter.to_local() if is_sharded(parameter) else parameter
+
+
 def num_replicas(tensor: Any) -> int:
     """Number of processes of the mesh that hold the same shard.
 
