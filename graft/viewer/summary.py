@@ -20,6 +20,7 @@ from graft.runs.curves import deviation, mean_of
 from graft.runs.settings import env_names
 from graft.train.monitor.formatting import clock_face, score
 from graft.train.monitor.labels import SCORE_COLUMNS
+from graft.viewer.expert_loads import expert_loads
 from graft.viewer.headline import WORDS, headline
 
 MAX_ROWS = 300
@@ -49,6 +50,7 @@ def summary(record: RunRecord, seeds: Sequence[RunRecord] = ()) -> dict[str, Any
         "state": _state(record),
         "written": _moment(record.last_activity),
         **headline(record, seeds),
+        "experts": expert_loads(record),
         "tables": [table for table in tables if table["rows"]],
     }
 

@@ -41,7 +41,11 @@ LLAMA = replace(
     QWEN2, family="llama", vocab_size=64, kv_heads=8, out_bias=True, mlp_bias=True, extra=2
 )
 QWEN3_MOE = replace(
-    QWEN3, family="qwen3_moe", layers=3, experts=Experts(5, 2, 8, renormalise=True), dense_layers=(1,)
+    QWEN3,
+    family="qwen3_moe",
+    layers=3,
+    experts=Experts(5, 2, 8, renormalise=True),
+    dense_layers=(1,),
 )
 GLM4_MOE = replace(
     QWEN2,

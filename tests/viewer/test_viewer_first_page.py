@@ -238,7 +238,7 @@ def test_no_word_is_broken_and_nothing_overflows_at_any_width(report):
 def test_the_report_has_headline_curve_attempts_alarms_and_settings_in_this_order(report):
     parts = report.locator("article [data-part]")
     assert parts.evaluate_all("all => all.map((one) => one.dataset.part)") == [
-        "head", "chart", "attempts", "alarms", "tables",
+        "head", "chart", "attempts", "alarms", "experts", "tables",
     ]  # fmt: skip
     assert report.locator("h1").inner_text().split() == ["made", "done"]
     assert report.locator(".lead").inner_text() == "The score rose from 0.300 to 0.800."

@@ -63,6 +63,7 @@ class RunHooks:
         self._evaluate(step, metrics)
         self._warn_of_full_contexts(metrics)
         run.journal.log(step, metrics, "rl", commonest_failure(rollouts.episodes, none=""))
+        run.journal.experts(step, self.learner, "rl")
         run.journal.keep(step, rollouts.episodes, result, self._record)
         self._clock()
         if run.is_save_due(step) or step == run.config.train.steps:

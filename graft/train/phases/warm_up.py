@@ -50,6 +50,7 @@ def warm_up(run: RunContext, resumed: Checkpoint | None) -> None:
                         metrics["epoch"] = min(step * dataset.passes, sft.epochs or math.inf)
                     metrics |= _held_out_metrics(run, learner, dataset, step)
                     run.journal.log(step, metrics, "sft")
+                    run.journal.experts(step, learner, "sft")
                     is_good_enough = metrics.get("accuracy", -1.0) >= sft.stop_at > 0
                     run.state["sft_done"] = step == dataset.steps or is_good_enough
                     clock()

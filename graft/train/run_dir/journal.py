@@ -13,12 +13,14 @@ from typing import Any
 from graft.config import Config
 from graft.files import append_text, write_text
 from graft.train.algorithm import preset_of
+from graft.train.learner import Learner
 from graft.train.monitor.alarms import Alarm, Alarms
 from graft.train.monitor.display import Display
 from graft.train.monitor.settings_check import compares_attempts
 from graft.train.optimizer import NonFinite
 from graft.train.rl import StepResult
 from graft.train.run_dir.checkpoint import Checkpoint
+from graft.train.run_dir.expert_loads import ExpertLoads
 from graft.train.run_dir.fingerprint import StepRecord
 from graft.train.run_dir.folder import RunFolder, RunStopped, out_of_disk
 from graft.train.run_dir.metrics_log import MetricsLog
@@ -41,6 +43,7 @@ class Journal:
         self.alarms = Alarms()
         self._metrics: MetricsLog | None = None
         self._traces: set[str] = set()
+        self._loads = ExpertLoads(folder.path)
 
     def __enter__(self) -> Journal:
         if self.is_first:
@@ -51,6 +54,8 @@ class Journal:
 
     def __exit__(self, *_: object) -> None:
         if self._metrics is not None:
+            with out_of_disk(self.folder.path):
+                self._loads.write()
             self._metrics.close()
 
     def resume(self, newest: Checkpoint | None, alarms: Mapping[str, Any], dtype: str) -> None:
@@ -90,6 +95,14 @@ class Journal:
             with out_of_disk(self.folder.path):
                 self._metrics.alarm(alarm.to_json() | {"phase": phase})
             self.display.alarm(alarm.text, alarm.level, step)
+
+    def experts(self, step: int, learner: Learner, phase: Phase) -> None:
+        """Record how many tokens each expert got in a step."""
+        if self._metrics is not None and learner.loads is not None:
+            shape = learner.policy.shape
+            layers = [i for i in range(shape.layers) if shape.experts_of(i) is not None]
+            with out_of_disk(self.folder.path):
+                self._loads.add(phase, step, layers, learner.loads)
 
     def failures(self, when: str, episodes: Sequence[Episode]) -> None:
         """Append tracebacks of environments and tools to `errors.log`, each once."""

@@ -35,7 +35,7 @@ function one(colour, share) {
 }
 
 /** Blue above, red below. */
-function two(share) {
+export function two(share) {
   const size = 0.75 * Math.min(Math.abs(share), 1);
   return rgba(share >= 0 ? "20, 110, 220" : "214, 40, 40", size);
 }

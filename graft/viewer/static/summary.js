@@ -6,6 +6,7 @@ import { showAttempt } from "./attempt.js";
 import { Chart } from "./chart.js";
 import { openStep, stepOf } from "./curves.js";
 import { dotOf, make, visible } from "./dom.js";
+import { loadPicture } from "./experts.js";
 import { saved } from "./saved.js";
 
 const INTERVAL = 1.96; // standard errors to either side
@@ -113,7 +114,7 @@ class Part {
 /** One run: the whole page, or folded below a comparison. */
 class RunPage {
   constructor(run, isAlone) {
-    this.parts = Object.fromEntries(["head", "chart", "attempts", "alarms", "tables"].map((name) => [name, new Part(name)]));
+    this.parts = Object.fromEntries(["head", "chart", "attempts", "alarms", "experts", "tables"].map((name) => [name, new Part(name)]));
     const parts = Object.values(this.parts).map((part) => part.element);
     this.title = make("summary", {});
     this.level = isAlone ? "h1" : "h2";
@@ -132,6 +133,7 @@ class RunPage {
     parts.head.fill([found.status, found.about, found.state, found.words, found.score, found.facts, found.leakage, found.written], () => head(run, found, this.level));
     parts.attempts.fill(found.attempts, () => [this.attempts()]);
     parts.alarms.fill([run.alarms, run.episodes], () => alarms(run));
+    parts.experts.fill(found.experts, () => (found.experts ? loadPicture(found.experts) : []));
     parts.tables.fill(found.tables, () => tables(found.tables));
   }
 
