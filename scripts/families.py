@@ -9,6 +9,7 @@ import re
 from pathlib import Path
 
 from graft.models.families.table import FAMILIES
+from graft.models.parallel.layout import COMPUTED
 from graft.models.shape import ARCHITECTURES
 
 PAGE = Path(__file__).parents[1] / "docs" / "models.md"
@@ -31,13 +32,13 @@ def render() -> str:
     on_gpu, elsewhere = "exact on Hopper", "by transformers, with vLLM or SGLang"
     for name, family in FAMILIES.items():
         layers, gpu, adapters = "attention, MLP", on_gpu, "every matrix"
-        split, gguf = "FSDP2, tensor parallel", "yes"
+        is_split = COMPUTED.issuperset(family.switches)
+        split, gguf = "FSDP2, tensor parallel" if is_split else "no: each process holds all", "yes"
         if family.has_experts:
             layers, gpu, adapters = "attention, experts", elsewhere, "attention, each expert"
-            split, gguf = "no: each process holds all", "no"
+            gguf = "no"
         if name == "gemma3_text":
             layers, gpu = "attention with and without window, MLP", elsewhere
-            split = "no: each process holds all"
         if name == "mistral":  # llama.cpp's files say llama
             layers, gpu, gguf = (
                 "attention, window in older models, MLP",

@@ -14,8 +14,8 @@ MAX_CELLS = 1 << 17
 
 def expert_loads(record: RunRecord) -> dict[str, Any] | None:
     """Steps, layers and loads; None: the model has no experts, or the file is not one of ours."""
-    found = read_object(record.path / FILE)
-    layers, loads = found.get("layers"), found.get("loads")
+    written = read_object(record.path / FILE)
+    layers, loads = written.get("layers"), written.get("loads")
     if not isinstance(layers, list) or not isinstance(loads, list) or len(layers) != len(loads):
         return None
     widths = {len(row) if isinstance(row, list) else 0 for row in loads}
@@ -23,12 +23,12 @@ def expert_loads(record: RunRecord) -> dict[str, Any] | None:
         return None
     numbers = [
         *layers,
-        found.get("first"),
-        found.get("last"),
+        written.get("first"),
+        written.get("last"),
         *(load for row in loads for load in row),
     ]
     if not all(isinstance(n, int | float) and math.isfinite(n) for n in numbers):
         return None
-    phase = "warm-up" if found.get("phase") == "sft" else "RL"
-    steps = f"{phase} steps {found['first']:g} to {found['last']:g}"
+    phase = "warm-up" if written.get("phase") == "sft" else "RL"
+    steps = f"{phase} steps {written['first']:g} to {written['last']:g}"
     return {"steps": steps, "layers": layers, "loads": loads}

@@ -80,8 +80,8 @@ class ShardedBlock(nn.Module):
                 "a decoder that is sharded over processes cannot write keys and values to an engine's "
                 "pages; sample from a plain decoder with the same weights (`policy.host_copy`)"
             )
-        own = self.q_proj, self.k_proj, self.v_proj
-        x, qkv = self._norm_project(x, delta, self.input_layernorm, *own)
+        parts = self.q_proj, self.k_proj, self.v_proj
+        x, qkv = self._norm_project(x, delta, self.input_layernorm, *parts)
         attended = self._attend(qkv, cos, sin, attend)
         if rows is not None:
             x, attended = gather_rows(x, rows), gather_rows(attended, rows)

@@ -73,28 +73,28 @@ class ShardedExperts(ExpertMLP):
     def _join(self) -> dict[str, Tensor | JoinedWeight]:
         """What `ExpertMLP` computes with, by its names."""
         inside: list[Projections] = [*self.all_experts]  # type: ignore[list-item]
-        found: dict[str, Tensor | JoinedWeight] = {
+        joined: dict[str, Tensor | JoinedWeight] = {
             "router": JoinedWeight(local_tensor(self.gate.weight)),
             **_join("", inside),
         }
         if self.experts.router == "sigmoid":
-            found["correction"] = local_tensor(self.gate.e_score_correction_bias)  # type: ignore[arg-type]
+            joined["correction"] = local_tensor(self.gate.e_score_correction_bias)  # type: ignore[arg-type]
         if self.experts.shared_ff:
-            found |= _join("shared_", [self.shared_experts])
-        return found
+            joined |= _join("shared_", [self.shared_experts])
+        return joined
 
     def combine(self, x: Tensor, weights_Tk: Tensor, chosen_Tk: Tensor) -> Tensor:
         if self.tp.size == 1:
             return super().combine(x, weights_Tk, chosen_Tk)
         group = self.tp.group
-        own = super().combine(enter(x, group), enter(weights_Tk, group), chosen_Tk)
-        return leave(own, group)
+        part = super().combine(enter(x, group), enter(weights_Tk, group), chosen_Tk)
+        return leave(part, group)
 
 
 def _join(prefix: str, experts: list[Projections]) -> dict[str, JoinedWeight]:
-    halves = [half for one in experts for half in (one.gate_proj, one.up_proj)]
+    halves = [half for expert in experts for half in (expert.gate_proj, expert.up_proj)]
     gate_up = torch.cat([local_tensor(half.weight) for half in halves])
-    down = torch.cat([local_tensor(one.down_proj.weight) for one in experts])
+    down = torch.cat([local_tensor(expert.down_proj.weight) for expert in experts])
     return {f"{prefix}gate_up": JoinedWeight(gate_up), f"{prefix}down": JoinedWeight(down)}
 
 
