@@ -35,6 +35,7 @@ from tests.train.test_torchrun import (
 
 PPO = Case("ppo", tied=False, has_reference=True, updates=3)
 ACTIONS = Case(actions=True, updates=3)
+EXPERTS = Case(tied=False, experts=True, updates=3)
 TOKENIZER = FastTokenizer.characters("0123456789")
 
 
@@ -71,7 +72,9 @@ def test_to_write_into_them_is_to_resume():
     assert float(moments[:64].min()) == 0.5 and not moments[64:].any()
 
 
-@pytest.mark.parametrize("case", [Case(updates=3), PPO, ACTIONS], ids=["grpo", "ppo", "actions"])
+@pytest.mark.parametrize(
+    "case", [Case(updates=3), PPO, ACTIONS, EXPERTS], ids=["grpo", "ppo", "actions", "experts"]
+)
 @pytest.mark.parametrize("later", [False, True])
 def test_what_is_saved_comes_back_to_the_bit(tmp_path, case: Case, later: bool):
     learner = learner_for(ALONE, None, case)
@@ -203,7 +206,7 @@ def assert_resumed_by_one(folder: Path, case: Case) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", [PPO, ACTIONS], ids=["ppo", "actions"])
+@pytest.mark.parametrize("case", [PPO, ACTIONS, EXPERTS], ids=["ppo", "actions", "experts"])
 @pytest.mark.parametrize(
     ("before", "after"),
     [
