@@ -36,8 +36,9 @@ def ragged_table(
     return table, lengths
 
 
-def dense(q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-    """Attention of q [n,H,d] over keys, values [L,K,d], in float64."""
+def dense(q: Tensor, keys: Tensor, values: Tensor, window: int = 0) -> Tensor:
+    """Attention of q [n,H,d] over keys, values [L,K,d] or the last of them, in float64."""
+    keys, values = keys[-window:], values[-window:]
     group = q.shape[1] // keys.shape[1]
     keys, values = (x.double().repeat_interleave(group, 1) for x in (keys, values))
     score = torch.einsum("nhd,lhd->nhl", q.double(), keys) * q.shape[-1] ** -0.5
@@ -62,19 +63,22 @@ def poisoned_pool(table: np.ndarray, lengths: list[int], heads: int, size: int, 
 
 
 @pytest.mark.parametrize(
-    ("group", "kv_heads", "size", "splits", "dtype"),
+    ("group", "kv_heads", "size", "splits", "dtype", "window"),
     [
-        (2, 2, 64, 1, torch.float32),
-        (1, 2, 128, 2, torch.float32),
-        (3, 1, 64, 4, torch.float32),
-        pytest.param(4, 1, 32, 1, torch.float32, marks=pytest.mark.slow),
-        pytest.param(8, 1, 128, 1, torch.float32, marks=pytest.mark.slow),
-        (2, 1, 80, 2, torch.float32),
-        (2, 2, 128, 1, torch.bfloat16),
+        (2, 2, 64, 1, torch.float32, 0),
+        (1, 2, 128, 2, torch.float32, 0),
+        (3, 1, 64, 4, torch.float32, 0),
+        pytest.param(4, 1, 32, 1, torch.float32, 0, marks=pytest.mark.slow),
+        pytest.param(8, 1, 128, 1, torch.float32, 0, marks=pytest.mark.slow),
+        (2, 1, 80, 2, torch.float32, 0),
+        (2, 2, 128, 1, torch.bfloat16, 0),
+        (2, 1, 16, 1, torch.float32, 7),
+        (2, 1, 32, 2, torch.float32, 40),
+        (1, 1, 16, 1, torch.bfloat16, 64),
     ],
 )
 def test_decoding_with_shared_pages_equals_dense_attention_of_each_row(
-    group, kv_heads, size, splits, dtype, kernel_device
+    group, kv_heads, size, splits, dtype, window, kernel_device
 ):
     from graft.engine.native.cuda.kernels.decode import decode, scratch
 
@@ -108,13 +112,14 @@ def test_decoding_with_shared_pages_equals_dense_attention_of_each_row(
         slots=slots,
         tile_rows=sharing.tile_rows,
         space=space,
+        window=window,
     ).cpu()
     pool, q = pool.cpu().float(), q.cpu().float()
     tolerance = 2e-5 if dtype == torch.float32 else 2e-2
     for row, length in enumerate(lengths):
         if row != dead:
             keys, values = (read_sequence(pool[i], table[row].tolist(), length) for i in (0, 1))
-            want = dense(q[row : row + 1], keys, values)[0]
+            want = dense(q[row : row + 1], keys, values, window)[0]
             torch.testing.assert_close(out[row].double(), want, atol=tolerance, rtol=tolerance)
 
 
@@ -147,13 +152,15 @@ def test_one_slot_is_written_without_a_merge(kernel_device):
 
 
 @pytest.mark.parametrize(
-    ("group", "size", "dtype"),
+    ("group", "size", "dtype", "window"),
     [
-        (3, 32, torch.float32),
-        (1, 64, torch.bfloat16),
+        (3, 32, torch.float32, 0),
+        (1, 64, torch.bfloat16, 0),
+        (1, 32, torch.float32, 5),
+        (2, 16, torch.float32, 50),
     ],
 )
-def test_extending_sees_the_past_and_itself(group, size, dtype, kernel_device):
+def test_extending_sees_the_past_and_itself(group, size, dtype, window, kernel_device):
     from graft.engine.native.cuda.kernels.extend import BLOCK, extend
 
     generator = torch.Generator().manual_seed(0)
@@ -174,6 +181,7 @@ def test_extending_sees_the_past_and_itself(group, size, dtype, kernel_device):
         pool[1],
         torch.tensor(table, dtype=torch.int32, device=kernel_device),
         torch.tensor(blocks, dtype=torch.int32, device=kernel_device),
+        window,
     ).cpu()
     pool, q = pool.cpu().float(), q.cpu().float()
     tolerance = 2e-5 if dtype == torch.float32 else 2e-2
@@ -182,7 +190,7 @@ def test_extending_sees_the_past_and_itself(group, size, dtype, kernel_device):
         for number in range(0, count, 13):
             seen = length - count + number + 1
             keys, values = (read_sequence(pool[i], table[row].tolist(), seen) for i in (0, 1))
-            want = dense(q[first + number : first + number + 1], keys, values)
+            want = dense(q[first + number : first + number + 1], keys, values, window)
             got = out[first + number : first + number + 1].double()
             torch.testing.assert_close(got, want, atol=tolerance, rtol=tolerance)
         first += count

@@ -45,7 +45,9 @@ SPAN = BLOCK * SEGMENT
 class Fork:
     """A prompt and two answers, packed for the learner and in pages of the engine."""
 
-    def __init__(self, start: int, answers: int, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self, start: int, answers: int, dtype: torch.dtype, device: torch.device, window: int = 0
+    ) -> None:
         self.start = start
         stops = [start + answers * n for n in range(3)]
         self.runs = [TokenRun(0, start, [])]
@@ -54,7 +56,8 @@ class Fork:
         torch.manual_seed(0)
         q, k, v = (torch.randn(len(ends), heads, 16).to(device, dtype) for heads in (2, 1, 1))
         path = PathBlocks.of(self.runs, device)
-        self.learner = path_attention(q, k, v, path, BlockLists.of(torch.tensor(ends), device))
+        blocks = BlockLists.of(torch.tensor(ends), device, window, self.runs)
+        self.learner = path_attention(q, k, v, path, blocks)
         self.q, self.length = q, start + answers
         self.rows = [[*range(start), *range(run.start, run.stop)] for run in self.runs[1:]]
         shared = start // BLOCK
@@ -78,12 +81,15 @@ fork_of = functools.cache(Fork)
 
 
 @pytest.mark.parametrize(("splits", "tail_rows"), [(1, 1), (2, 1), (1, 3), (2, 2)])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("dtype", "window"),
+    [(torch.float32, 0), (torch.bfloat16, 0), (torch.bfloat16, 9), (torch.bfloat16, 150)],
+)
 def test_decoding_has_the_learners_bits(
-    dtype: torch.dtype, splits: int, tail_rows: int, kernel_device: torch.device
+    dtype: torch.dtype, window: int, splits: int, tail_rows: int, kernel_device: torch.device
 ) -> None:
     """Two rows at different positions, a shared segment and tails; and a row that is over."""
-    fork = fork_of(SPAN + 10, 70, dtype, kernel_device)
+    fork = fork_of(SPAN + 10, 70, dtype, kernel_device, window)
     ends = [fork.length, SPAN + 30]
     table = np.concatenate([fork.table, fork.table[:1]])
     sharing = share_segments(table[:2], np.array(ends), group=2, kv_heads=1)
@@ -109,27 +115,31 @@ def test_decoding_has_the_learners_bits(
         tile_rows=sharing.tile_rows,
         tail_rows=tail_rows,
         space=space,
+        window=window,
     )
     assert slots == 2 and torch.equal(found[:2], fork.learner[last])
 
 
 @pytest.mark.parametrize(
-    ("start", "answers", "ends", "shared"),
+    ("start", "answers", "ends", "shared", "window"),
     [
-        (SPAN - 10, 40, (40, 40), 3),  # a page each in the segment, and one in the next
-        (BLOCK + 5, 150, (150, 3), 1),  # three pages and one
-        (2 * BLOCK, 60, (60, 0), 2),  # one row is over
-        (3 * BLOCK + 1, 400, (400, 130), 3),  # and two more segments
+        (SPAN - 10, 40, (40, 40), 3, 0),  # a page each in the segment, and one in the next
+        (BLOCK + 5, 150, (150, 3), 1, 0),  # three pages and one
+        (2 * BLOCK, 60, (60, 0), 2, 0),  # one row is over
+        (3 * BLOCK + 1, 400, (400, 130), 3, 0),  # and two more segments
+        (SPAN - 10, 40, (40, 25), 3, 70),  # shared pages are outside, and for one row all of a page
+        (BLOCK + 5, 150, (150, 3), 1, 30),  # one row sees a shared page, one does not
+        (3 * BLOCK + 1, 400, (400, 130), 3, 200),  # one row sees nothing of the first segment
     ],
 )
 @pytest.mark.parametrize(("splits", "tail_rows"), [(1, 1), (2, 1), (1, 2), (2, 2)])
 def test_a_segment_that_siblings_begin_together_has_the_learners_bits(
-    start: int, answers: int, ends: tuple[int, int], shared: int, splits: int, tail_rows: int,
-    kernel_device: torch.device, monkeypatch: pytest.MonkeyPatch,
+    start: int, answers: int, ends: tuple[int, int], shared: int, window: int, splits: int,
+    tail_rows: int, kernel_device: torch.device, monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     """The shared pages of the first segment for both rows, then the pages of each."""
     monkeypatch.setattr(segment_sharing, "PROGRAMS", 1)
-    fork = fork_of(start, answers, torch.bfloat16, kernel_device)
+    fork = fork_of(start, answers, torch.bfloat16, kernel_device, window)
     lengths = np.array([start + end if end else 0 for end in ends])
     sharing = share_segments(fork.table, lengths, group=2, kv_heads=1)
     assert (sharing.items.tolist(), sharing.tails.tolist()) == ([[0, 2, 0, 1, shared]], [1, 1])
@@ -150,14 +160,16 @@ def test_a_segment_that_siblings_begin_together_has_the_learners_bits(
         tile_rows=sharing.tile_rows,
         tail_rows=tail_rows,
         space=space,
+        window=window,
     )
     for row, end in enumerate(ends):
         assert not end or torch.equal(found[row], fork.learner[last[row]])
 
 
-def test_prompts_in_pages_have_the_learners_bits(kernel_device: torch.device) -> None:
+@pytest.mark.parametrize("window", [0, 9, 150])
+def test_prompts_in_pages_have_the_learners_bits(window: int, kernel_device: torch.device) -> None:
     """The answers' tokens in two pieces, which begin where no tile of the learner does."""
-    fork = Fork(SPAN - 30, 60, torch.float32, kernel_device)
+    fork = Fork(SPAN - 30, 60, torch.float32, kernel_device, window)
     pieces = [
         (row, start, start + 30) for row in (0, 1) for start in range(fork.start, fork.length, 30)
     ]
@@ -168,6 +180,7 @@ def test_prompts_in_pages_have_the_learners_bits(kernel_device: torch.device) ->
         *fork.pool,
         torch.tensor(fork.table, dtype=torch.int32, device=kernel_device),
         torch.tensor(tiles, dtype=torch.int32, device=kernel_device),
+        window,
     )
     assert torch.equal(found, fork.learner[tokens])
 

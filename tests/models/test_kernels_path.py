@@ -78,9 +78,12 @@ def test_an_empty_run_and_a_part_of_a_run_may_be_in_a_path() -> None:
     assert found.index[2 * BLOCK :][:8].tolist() == [64, 65, 66, 67, 68, 69, 100, 101]
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, runs: list[TokenRun], ends: Tensor) -> Tensor:
+def attend(
+    q: Tensor, k: Tensor, v: Tensor, runs: list[TokenRun], ends: Tensor, window: int = 0
+) -> Tensor:
     device = q.device
-    return path_attention(q, k, v, PathBlocks.of(runs, device), BlockLists.of(ends, device))
+    blocks = BlockLists.of(ends, device, window, runs)
+    return path_attention(q, k, v, PathBlocks.of(runs, device), blocks)
 
 
 FORK = [TokenRun(0, 70, []), TokenRun(70, 75, [(0, 70)]), TokenRun(75, 83, [(0, 70)])]
@@ -100,13 +103,18 @@ def test_output_and_gradients_are_those_of_a_dense_softmax(
 
 
 def assert_paths_alone_have_the_same_bits(
-    runs: list[TokenRun], ends: Tensor, chosen: list[TokenRun], tensors: list[Tensor]
+    runs: list[TokenRun],
+    ends: Tensor,
+    chosen: list[TokenRun],
+    tensors: list[Tensor],
+    window: int = 0,
 ) -> None:
-    whole = attend(*tensors, runs, ends)
+    whole = attend(*tensors, runs, ends, window)
     for run in chosen:
         path = torch.tensor(rows_of(run), device=whole.device)
         alone = [TokenRun(0, len(path), [])]
-        found = attend(*(x[path] for x in tensors), alone, torch.full((len(path),), len(path)))
+        its_ends = torch.full((len(path),), len(path))
+        found = attend(*(x[path] for x in tensors), alone, its_ends, window)
         assert torch.equal(found, whole[path])
 
 

@@ -2,9 +2,10 @@
 
     L tokens, H query heads, K key/value heads, G = H / K heads of a group, d head size
 
-Query i sees key j if and only if `j <= i < ends[j]`. The L x L scores are never stored: a program
-holds a tile of queries, loops over the tiles of keys that any of them sees, and keeps a running
-maximum and sum per row. These tiles are listed once per forest, on the CPU (`BlockLists`).
+Query i sees key j if and only if `j <= i < ends[j]`, and with a window `begins[i] <= j`. The L x L scores
+are never stored: a program holds a tile of queries, loops over the tiles of keys that any of them sees,
+and keeps a running maximum and sum per row. These tiles are listed once per forest, on the CPU
+(`BlockLists`).
 
 The backward has two kernels with lists of their own: one holds queries and loops over keys for the
 gradient of q, one holds keys and loops over queries for those of k and v. There are no atomics, so
@@ -110,7 +111,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, blocks: BlockLists) -> tuple[Tensor,
     grid = (heads // chosen.pack, len(blocks.query_items) * (QUERIES // tiles.queries))
     forward[grid](
         q, *(_streamed(x, tiles.keys) for x in (k, v)), out, lse,
-        _streamed(blocks.ends, tiles.keys), blocks.query_items, blocks.query_lists, length,
+        _streamed(blocks.ends, tiles.keys), blocks.begins, blocks.query_items, blocks.query_lists, length,
         *q.stride()[:2], **constants,
         PACK=chosen.pack, K_BLOCK=KEYS, M=tiles.queries, N=tiles.keys,
         num_warps=tiles.num_warps, num_stages=tiles.num_stages,
@@ -136,7 +137,7 @@ def differentiate(
     grid = (heads // chosen.pack, len(blocks.query_items) * (QUERIES // tiles.queries))
     backward_q[grid](
         q, *(_streamed(x, tiles.keys) for x in (k, v)), out, grad, lse, delta, grad_q,
-        _streamed(blocks.ends, tiles.keys), blocks.query_items, blocks.query_lists, length,
+        _streamed(blocks.ends, tiles.keys), blocks.begins, blocks.query_items, blocks.query_lists, length,
         *q.stride()[:2], **constants, FACTOR=factor,
         PACK=chosen.pack, K_BLOCK=KEYS, M=tiles.queries, N=tiles.keys,
         num_warps=tiles.num_warps, num_stages=tiles.num_stages,
@@ -148,7 +149,9 @@ def differentiate(
     backward_kv[grid](
         _streamed(q, tiles.queries), k, v,
         *(_streamed(x, tiles.queries) for x in (grad, lse, delta)),
-        grad_k, grad_v, sums, blocks.ends, blocks.key_items, blocks.key_lists, length,
+        grad_k, grad_v, sums, blocks.ends,
+        None if blocks.begins is None else _streamed(blocks.begins, tiles.queries),
+        blocks.key_items, blocks.key_lists, length,
         *k.stride()[:2], *v.stride()[:2], **constants, FACTOR=factor,
         K_BLOCK=HELD_KEYS, M=tiles.queries, N=tiles.keys,
         num_warps=tiles.num_warps, num_stages=tiles.num_stages,

@@ -3,6 +3,7 @@
 Legend: L tokens, D head size, W the power of two that holds it, M queries and N keys of a tile,
 Q_BLOCK and K_BLOCK those of a block of the lists. `forward` and `backward_q` hold queries and loop
 over keys; `backward_kv` holds keys and loops over queries; `add_pieces` sums lists that were split.
+With windows `begins` [L] is the first row that each query sees; None: the first of its path.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ def _add_dot(total, left, right):
 
 @triton.jit
 def _fold_keys(
-    top, total, acc, q, token,
+    top, total, acc, q, token, oldest,
     k, v, column, ends, lists, begin, stop,
     SCALE: tl.constexpr, BLOCK: tl.constexpr, N: tl.constexpr, IS_MASKED: tl.constexpr,
 ):  # fmt: skip
@@ -61,6 +62,8 @@ def _fold_keys(
             key = first + index
             end = ends.load([first])
             is_seen = (key[None, :] <= token[:, None]) & (token[:, None] < end[None, :])
+            if oldest is not None:
+                is_seen &= key[None, :] >= oldest[:, None]
             score = tl.where(is_seen, score, float("-inf"))
         # an integer: weights then round alike however keys are split, here and in the engine
         new_top = tl.maximum(top, tl.ceil(tl.max(score, 1) * SCALE))
@@ -76,7 +79,7 @@ def _fold_keys(
 
 @triton.jit(do_not_specialize=["length"])
 def forward(
-    q, k, v, out, lse, ends, items, lists, length,
+    q, k, v, out, lse, ends, begins, items, lists, length,
     q_stride, q_head,
     SCALE: tl.constexpr, HEADS: tl.constexpr, GROUP: tl.constexpr, PACK: tl.constexpr,
     D: tl.constexpr, W: tl.constexpr,
@@ -94,16 +97,17 @@ def forward(
     column = tl.program_id(0) * PACK // GROUP * D  # where its key/value head begins
     columns = tl.arange(0, W)
     token, start = first + here, first.to(tl.int64)
+    oldest = None if begins is None else tl.load(begins + token)
     queries = _load(q + start * q_stride, here * q_stride + head * q_head, columns, D, W)
     top = tl.full([PACK * M], -1e30, tl.float32)  # finite: a row may see no key of its first tile
     total = tl.zeros([PACK * M], tl.float32)
     acc = tl.zeros([PACK * M, W], tl.float32)
     top, total, acc = _fold_keys(
-        top, total, acc, queries, token, k, v, column, ends, lists, begin, middle,
+        top, total, acc, queries, token, oldest, k, v, column, ends, lists, begin, middle,
         SCALE, K_BLOCK, N, False,
     )  # fmt: skip
     top, total, acc = _fold_keys(
-        top, total, acc, queries, token, k, v, column, ends, lists, middle, stop,
+        top, total, acc, queries, token, oldest, k, v, column, ends, lists, middle, stop,
         SCALE, K_BLOCK, N, True,
     )  # fmt: skip
     is_row = first + row % M < length
@@ -115,7 +119,7 @@ def forward(
 
 @triton.jit
 def _fold_grad_q(
-    grad_q, q, grad, lse, delta, token,
+    grad_q, q, grad, lse, delta, token, oldest,
     k, v, column, ends, lists, begin, stop,
     SCALE: tl.constexpr, BLOCK: tl.constexpr, N: tl.constexpr, IS_MASKED: tl.constexpr,
 ):  # fmt: skip
@@ -132,6 +136,8 @@ def _fold_grad_q(
             key = first + index
             end = ends.load([first])
             is_seen = (key[None, :] <= token[:, None]) & (token[:, None] < end[None, :])
+            if oldest is not None:
+                is_seen &= key[None, :] >= oldest[:, None]
             score = tl.where(is_seen, score, float("-inf"))
         weight = tl.exp2(score * SCALE - lse[:, None])
         grad_score = weight * (grad_weight - delta[:, None])
@@ -141,7 +147,7 @@ def _fold_grad_q(
 
 @triton.jit(do_not_specialize=["length"])
 def backward_q(
-    q, k, v, out, grad, lse, delta, grad_q, ends, items, lists, length,
+    q, k, v, out, grad, lse, delta, grad_q, ends, begins, items, lists, length,
     q_stride, q_head,
     FACTOR: tl.constexpr, SCALE: tl.constexpr,
     HEADS: tl.constexpr, GROUP: tl.constexpr, PACK: tl.constexpr,
@@ -159,6 +165,7 @@ def backward_q(
     column = tl.program_id(0) * PACK // GROUP * D  # where its key/value head begins
     columns = tl.arange(0, W)
     token, start = first + here, first.to(tl.int64)
+    oldest = None if begins is None else tl.load(begins + token)
     is_row = first + row % M < length
     plain = here * (HEADS * D) + head * D
     output = _load(out + start * (HEADS * D), plain, columns, D, W)
@@ -170,19 +177,19 @@ def backward_q(
     queries = _load(q + start * q_stride, here * q_stride + head * q_head, columns, D, W)
     total = tl.zeros([PACK * M, W], tl.float32)
     total = _fold_grad_q(
-        total, queries, grad_out, scale, along, token, k, v, column, ends, lists, begin, middle,
-        SCALE, K_BLOCK, N, False,
+        total, queries, grad_out, scale, along, token, oldest, k, v, column, ends, lists,
+        begin, middle, SCALE, K_BLOCK, N, False,
     )  # fmt: skip
     total = _fold_grad_q(
-        total, queries, grad_out, scale, along, token, k, v, column, ends, lists, middle, stop,
-        SCALE, K_BLOCK, N, True,
+        total, queries, grad_out, scale, along, token, oldest, k, v, column, ends, lists,
+        middle, stop, SCALE, K_BLOCK, N, True,
     )  # fmt: skip
     _store(grad_q + start * (HEADS * D), plain, columns, is_row, total * FACTOR, D)
 
 
 @triton.jit
 def _fold_grad_kv(
-    grad_k, grad_v, k, v, key, end,
+    grad_k, grad_v, k, v, key, end, begins,
     q, grad, lse, delta, first_head, lists, begin, stop, padded,
     SCALE: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr,
     BLOCK: tl.constexpr, M: tl.constexpr, IS_MASKED: tl.constexpr,
@@ -202,6 +209,8 @@ def _fold_grad_kv(
         if IS_MASKED:
             token = first + index  # after the last token: after every end, so not seen
             is_seen = (key[:, None] <= token[None, :]) & (token[None, :] < end[:, None])
+            if begins is not None:
+                is_seen &= key[:, None] >= begins.load([first])[None, :]
             score = tl.where(is_seen, score, float("-inf"))
         weight = tl.exp2(score * SCALE - lse.load([number])[None, :])
         grad_weight = _dot(v, tl.trans(grad_out))
@@ -213,7 +222,7 @@ def _fold_grad_kv(
 
 @triton.jit(do_not_specialize=["length"])
 def backward_kv(
-    q, k, v, grad, lse, delta, grad_k, grad_v, sums, ends, items, lists, length,
+    q, k, v, grad, lse, delta, grad_k, grad_v, sums, ends, begins, items, lists, length,
     k_stride, k_head, v_stride, v_head,
     FACTOR: tl.constexpr, SCALE: tl.constexpr,
     HEADS: tl.constexpr, GROUP: tl.constexpr,
@@ -240,11 +249,11 @@ def backward_kv(
     total_k = tl.zeros([N, W], tl.float32)
     total_v = tl.zeros([N, W], tl.float32)
     total_k, total_v = _fold_grad_kv(
-        total_k, total_v, keys, values, key, end, q, grad, lse, delta, kv_head * GROUP,
+        total_k, total_v, keys, values, key, end, begins, q, grad, lse, delta, kv_head * GROUP,
         lists, begin, middle, padded, SCALE, GROUP, D, Q_BLOCK, M, False,
     )  # fmt: skip
     total_k, total_v = _fold_grad_kv(
-        total_k, total_v, keys, values, key, end, q, grad, lse, delta, kv_head * GROUP,
+        total_k, total_v, keys, values, key, end, begins, q, grad, lse, delta, kv_head * GROUP,
         lists, middle, stop, padded, SCALE, GROUP, D, Q_BLOCK, M, True,
     )  # fmt: skip
     total_k *= FACTOR

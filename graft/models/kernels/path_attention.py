@@ -4,8 +4,9 @@
 
 Keys come in blocks of 64 positions, counted from the beginning of the query's own path. One running softmax
 goes over the blocks of a segment (`fold_block`), and segments are merged from first to last
-(`merge_segment`). A block in which a query sees nothing changes no bit of its result. So neither what else
-is in the tile nor how work is spread over programs matters, as long as a segment is not divided:
+(`merge_segment`). A block in which a query sees nothing changes no bit of its result, so blocks before all
+windows of a tile are skipped. And neither what else is in the tile nor how work is spread over programs
+matters, as long as a segment is not divided:
 
     learner   `path_attention`: tiles of a packed forest, its keys copied into blocks by `PathBlocks`
     prompts   `attend_pages`: tiles of new tokens, keys in the engine's pages
@@ -80,6 +81,30 @@ def empty_segment(ROWS: tl.constexpr, ONES: tl.constexpr, W: tl.constexpr):
     return top, tl.zeros([ROWS, ONES], tl.float32), tl.zeros([ROWS, W], tl.float32)
 
 
+@triton.jit
+def _fold_some(
+    top, sums, acc, query, query_position, k, v, row_of_head, column_of_head, blocks, begin, stop,
+    SCALE: tl.constexpr, BLOCK_ROWS: tl.constexpr, WINDOW: tl.constexpr,
+    BLOCK: tl.constexpr, SEGMENT: tl.constexpr, ONES: tl.constexpr, W: tl.constexpr,
+):  # fmt: skip
+    """Add blocks begin to stop of a path, of which queries may see a part; a segment ends with the last."""
+    its_top, its_sums, its_acc = empty_segment(query.shape[0], ONES, W)
+    for number in tl.range(begin, stop):
+        if number % SEGMENT == 0:
+            top, sums, acc = merge_segment(top, sums, acc, its_top, its_sums, its_acc)
+            its_top, its_sums, its_acc = empty_segment(query.shape[0], ONES, W)
+        block = tl.load(blocks + number) * BLOCK_ROWS + row_of_head
+        keys, values = k.load([block, column_of_head]), v.load([block, column_of_head])
+        seen = number * BLOCK + tl.arange(0, BLOCK)
+        is_seen = seen[None, :] <= query_position[:, None]
+        if WINDOW:
+            is_seen &= seen[None, :] > query_position[:, None] - WINDOW
+        its_top, its_sums, its_acc = fold_block(
+            its_top, its_sums, its_acc, query, keys, values, is_seen, SCALE
+        )
+    return merge_segment(top, sums, acc, its_top, its_sums, its_acc)
+
+
 @triton.jit(do_not_specialize=["table_stride", "lse_stride"])
 def _walk(
     q,  # [T, H, d]
@@ -94,7 +119,7 @@ def _walk(
     q_stride, q_head,
     SCALE: tl.constexpr, HEADS: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, W: tl.constexpr,
     BLOCK_ROWS: tl.constexpr, HEAD_ROWS: tl.constexpr, HEAD_COLUMNS: tl.constexpr,
-    QUERIES: tl.constexpr,
+    QUERIES: tl.constexpr, WINDOW: tl.constexpr,
     BLOCK: tl.constexpr, SEGMENT: tl.constexpr, ONES: tl.constexpr,
 ):  # fmt: skip
     tile = tiles + tl.program_id(1) * 4
@@ -114,7 +139,17 @@ def _walk(
     num_blocks = tl.cdiv(position + count, BLOCK)
     num_full = (position + 1) // BLOCK  # blocks that every query sees
     top, sums, acc = empty_segment(QUERIES, ONES, W)
-    for segment in tl.range(0, num_full // SEGMENT):
+    first_segment, last_segment = 0, num_full // SEGMENT  # that every query sees whole
+    if WINDOW:
+        oldest = tl.maximum(position + 1 - WINDOW, 0)  # that any query sees
+        first_segment = tl.cdiv(tl.maximum(position + count - WINDOW, 0), BLOCK * SEGMENT)
+        last_segment = tl.maximum(last_segment, first_segment)
+        top, sums, acc = _fold_some(
+            top, sums, acc, query, position + here, k, v, row_of_head, column_of_head, blocks,
+            oldest // BLOCK, tl.minimum(first_segment * SEGMENT, num_blocks),
+            SCALE, BLOCK_ROWS, WINDOW, BLOCK, SEGMENT, ONES, W,
+        )  # fmt: skip
+    for segment in tl.range(first_segment, last_segment):
         its_top, its_sums, its_acc = empty_segment(QUERIES, ONES, W)
         for part in tl.range(0, SEGMENT):
             block = tl.load(blocks + segment * SEGMENT + part) * BLOCK_ROWS + row_of_head
@@ -123,19 +158,11 @@ def _walk(
                 its_top, its_sums, its_acc, query, keys, values, None, SCALE
             )
         top, sums, acc = merge_segment(top, sums, acc, its_top, its_sums, its_acc)
-    its_top, its_sums, its_acc = empty_segment(QUERIES, ONES, W)
-    for number in tl.range(num_full // SEGMENT * SEGMENT, num_blocks):
-        if number % SEGMENT == 0:
-            top, sums, acc = merge_segment(top, sums, acc, its_top, its_sums, its_acc)
-            its_top, its_sums, its_acc = empty_segment(QUERIES, ONES, W)
-        block = tl.load(blocks + number) * BLOCK_ROWS + row_of_head
-        keys, values = k.load([block, column_of_head]), v.load([block, column_of_head])
-        seen = number * BLOCK + tl.arange(0, BLOCK)
-        is_seen = seen[None, :] <= (position + here)[:, None]
-        its_top, its_sums, its_acc = fold_block(
-            its_top, its_sums, its_acc, query, keys, values, is_seen, SCALE
-        )
-    top, sums, acc = merge_segment(top, sums, acc, its_top, its_sums, its_acc)
+    top, sums, acc = _fold_some(
+        top, sums, acc, query, position + here, k, v, row_of_head, column_of_head, blocks,
+        last_segment * SEGMENT, num_blocks,
+        SCALE, BLOCK_ROWS, WINDOW, BLOCK, SEGMENT, ONES, W,
+    )  # fmt: skip
     total = tl.max(sums, 1)  # of equal columns
     result = (acc / total[:, None]).to(out.dtype.element_ty)
     tl.store(out + (token * HEADS + head)[:, None] * D + column[None, :], result, mask=inside)
@@ -167,6 +194,7 @@ def _launch(
     table_stride: int,
     *,
     kv_heads: int,
+    window: int,
     lse: Tensor | None = None,
     **layout: Any,
 ) -> Tensor:
@@ -178,24 +206,28 @@ def _launch(
     fetched = [TensorDescriptor(x, [*x.shape], [*x.stride()], [BLOCK, shared["W"]]) for x in (k, v)]
     _walk[(heads, len(tiles))](
         q, *fetched, tiles, table, table_stride, out, lse, 0 if lse is None else lse.stride(0),
-        *q.stride()[:2], HEADS=heads, QUERIES=BLOCK, **shared, **layout,
+        *q.stride()[:2], HEADS=heads, QUERIES=BLOCK, WINDOW=window, **shared, **layout,
         num_warps=4, num_stages=1 if is_wide else 3,
     )  # fmt: skip
     return out
 
 
-def attend_pages(q: Tensor, k_pool: Tensor, v_pool: Tensor, table: Tensor, tiles: Tensor) -> Tensor:
+def attend_pages(
+    q: Tensor, k_pool: Tensor, v_pool: Tensor, table: Tensor, tiles: Tensor, window: int = 0
+) -> Tensor:
     """Attention of new tokens q [T,H,d] over pages [pages, K, BLOCK, d], which have theirs already;
     tiles [n, 4] cover every token once: see `_walk`."""
     kv_heads = k_pool.shape[1]
     rows = [pool.view(-1, pool.shape[-1]) for pool in (k_pool, v_pool)]
     return _launch(
-        q, *rows, tiles, table, table.stride(0), kv_heads=kv_heads,
+        q, *rows, tiles, table, table.stride(0), kv_heads=kv_heads, window=window,
         BLOCK_ROWS=kv_heads * BLOCK, HEAD_ROWS=BLOCK, HEAD_COLUMNS=0,
     )  # fmt: skip
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, path: PathBlocks) -> tuple[Tensor, Tensor]:
+def attend(
+    q: Tensor, k: Tensor, v: Tensor, path: PathBlocks, window: int = 0
+) -> tuple[Tensor, Tensor]:
     """`interval.attend` in this order."""
     length, heads, size = q.shape
     # zeros: the gradient kernels read whole blocks
@@ -205,7 +237,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, path: PathBlocks) -> tuple[Tensor, T
     # copied: a block is then fetched at once, and a copy takes a tenth of the attention's time
     blocks = [x.index_select(0, path.index).flatten(1) for x in (k, v)]
     out = _launch(
-        q, *blocks, path.tiles, path.table, 1, kv_heads=k.shape[1], lse=lse,
+        q, *blocks, path.tiles, path.table, 1, kv_heads=k.shape[1], window=window, lse=lse,
         BLOCK_ROWS=BLOCK, HEAD_ROWS=0, HEAD_COLUMNS=size,
     )  # fmt: skip
     return out, lse
@@ -216,7 +248,7 @@ class _PathAttention(torch.autograd.Function):
     def forward(
         ctx: Any, q: Tensor, k: Tensor, v: Tensor, path: PathBlocks, blocks: BlockLists
     ) -> Tensor:  # type: ignore[override]
-        out, lse = attend(q, k, v, path)
+        out, lse = attend(q, k, v, path, blocks.window)
         ctx.save_for_backward(q, k, v, out, lse)
         ctx.blocks = blocks
         return out

@@ -27,7 +27,7 @@ class _RotatedAttention(torch.autograd.Function):
         if path is None:
             out, lse = interval.attend(q, k, v, blocks)
         else:
-            out, lse = path_attention.attend(q, k, v, path)
+            out, lse = path_attention.attend(q, k, v, path, blocks.window)
         ctx.save_for_backward(qkv, rstd, out, lse, *how[:2], how.cos, how.sin)
         ctx.blocks, ctx.constants = blocks, (how.eps, how.heads, how.kv_heads)
         return out

@@ -36,8 +36,8 @@ def attention_over(
     in_order   kernels add keys in the order of `kernels.path_attention`, as the engine does
     windows    how many positions the tokens of each layer see, 0 for all; empty: all, in every layer
     """
-    if has_kernels(device) and len(ends) and not any(windows):
-        return KernelAttention(runs, ends, heads, kv_heads, device, in_order)
+    if has_kernels(device) and len(ends):
+        return KernelAttention(runs, ends, heads, kv_heads, device, in_order, windows)
     return TreeAttention(runs, heads, kv_heads, device, windows)
 
 
@@ -52,10 +52,14 @@ class KernelAttention:
         kv_heads: int,
         device: torch.device,
         in_order: bool = False,
+        windows: tuple[int, ...] = (),
     ) -> None:
-        self.blocks = BlockLists.of(ends, device)
+        self.windows = windows
+        self.blocks = {
+            window: BlockLists.of(ends, device, window, runs) for window in set(windows or (0,))
+        }
         self.path = PathBlocks.of(runs, device) if in_order else None
-        self._forest = (runs, heads, kv_heads, device)
+        self._forest = (runs, heads, kv_heads, device, windows)
         self._plain: TreeAttention | None = None
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -65,8 +69,8 @@ class KernelAttention:
             if self.path is not None:
                 from graft.models.kernels.path_attention import path_attention
 
-                return path_attention(q, k, v, self.path, self.blocks)
-            return interval_attention(q, k, v, self.blocks)
+                return path_attention(q, k, v, self.path, self._blocks_of(layer))
+            return interval_attention(q, k, v, self._blocks_of(layer))
         if self._plain is None:
             self._plain = TreeAttention(*self._forest)
         return self._plain(layer, q, k, v)
@@ -81,7 +85,10 @@ class KernelAttention:
             return self(layer, *qk_rotate(qkv, how))
         from graft.models.kernels.rotated_attention import rotated_attention
 
-        return rotated_attention(qkv, how, self.blocks, self.path)
+        return rotated_attention(qkv, how, self._blocks_of(layer), self.path)
+
+    def _blocks_of(self, layer: int) -> BlockLists:
+        return self.blocks[self.windows[layer] if self.windows else 0]
 
 
 @cache

@@ -11,16 +11,21 @@
 `full` pairs of blocks need no mask and come first in a list. The block of c and d includes that of a
 and b, which c sees; the block of e and f skips it. The lists are computed on ranges, in about a
 millisecond for a micro-batch, while the device computes the previous one.
+
+With a window query i sees no key before `begins[i]`, the first row of its path that is in the window: with a
+window of 3 that of e is 1, and that of f is 5. Blocks before all of a query block's are not listed.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from graft.models.tree.packing import TokenRun
 from graft.transfer import transfer
 
 QUERIES = 64
@@ -38,7 +43,7 @@ MIN_PIECE = 16
 
 @dataclass(slots=True)
 class BlockLists:
-    """The pairs of blocks to compute, on the device, for all layers.
+    """The pairs of blocks to compute, on the device, for all layers with the same window.
 
     An item is one program's work: [block, begin, middle, stop]; its list is entries begin to stop of
     `lists`, of which those before the middle are full. Items that hold keys have a fifth number, the
@@ -53,16 +58,29 @@ class BlockLists:
     key_lists: Tensor
     splits: Tensor  # [.., 3]
     num_slots: int
+    window: int = 0
+    begins: Tensor | None = None  # [L] int32, with a window
 
     @classmethod
-    def of(cls, ends: Tensor, device: torch.device) -> BlockLists:
-        """Make the lists from `ends` [L] on the CPU, in one copy to the device, without waiting for it."""
+    def of(
+        cls,
+        ends: Tensor,
+        device: torch.device,
+        window: int = 0,
+        runs: Sequence[TokenRun] = (),
+    ) -> BlockLists:
+        """Make the lists from `ends` [L] on the CPU, in one copy to the device, without waiting for it.
+
+        window   how many positions of its path a token sees; 0: all
+        runs     of these tokens, for a window
+        """
         rows = ends.numpy()
-        query, key, is_full = _pairs(rows, QUERIES, KEYS)
+        begins = first_seen(runs, window) if window else None
+        query, key, is_full = _pairs(rows, QUERIES, KEYS, begins)
         bounds, query_lists = _lists(query, key, is_full)
         numbers = np.arange(len(bounds))[::-1]  # of equals the later first: more keys before it
         query_items = np.column_stack([numbers, bounds[numbers]])
-        query, key, is_full = _pairs(rows, QUERIES, HELD_KEYS)
+        query, key, is_full = _pairs(rows, QUERIES, HELD_KEYS, begins)
         bounds, key_lists = _lists(key, query, is_full)
         key_items, splits = _pieces(bounds)
         num_slots = int(splits[-1, 2]) if len(splits) else 0
@@ -74,11 +92,30 @@ class BlockLists:
             "key_lists": key_lists,
             "splits": splits,
         }
+        if begins is not None:
+            parts["begins"] = begins
         small = {name: torch.from_numpy(part.astype(np.int32)) for name, part in parts.items()}
-        return cls(**transfer(small, device), num_slots=num_slots)
+        return cls(**transfer(small, device), num_slots=num_slots, window=window)
 
 
-def _pairs(ends: np.ndarray, queries: int, keys: int) -> tuple[np.ndarray, ...]:
+def first_seen(runs: Sequence[TokenRun], window: int) -> np.ndarray:
+    """The row of the first token that each token of the forest sees in its window, [L]."""
+    begins = np.zeros(max((run.stop for run in runs), default=0), dtype=np.int64)
+    for run in runs:
+        starts, stops = np.array([*run.path, (run.start, run.stop)]).T
+        before = np.cumsum(stops - starts) - (stops - starts)  # position at which each part begins
+        oldest = run.depth + np.arange(run.stop - run.start) - window + 1
+        oldest = np.maximum(oldest, 0)
+        part = (
+            np.searchsorted(before, oldest, side="right") - 1
+        )  # of empty parts the one after them
+        begins[run.start : run.stop] = starts[part] + oldest - before[part]
+    return begins
+
+
+def _pairs(
+    ends: np.ndarray, queries: int, keys: int, begins: np.ndarray | None = None
+) -> tuple[np.ndarray, ...]:
     """Query block, key block and whether all is visible, of each pair in which a key is visible.
 
     Queries that see a key of a block are between its first row and its furthest end; queries that see
@@ -93,7 +130,13 @@ def _pairs(ends: np.ndarray, queries: int, keys: int) -> tuple[np.ndarray, ...]:
     count = stop - begin
     key = np.repeat(np.arange(len(count)), count)
     query = np.arange(len(key)) - (np.cumsum(count) - count - begin)[key]
-    return query, key, (query >= full_begin[key]) & (query < full_stop[key])
+    is_full = (query >= full_begin[key]) & (query < full_stop[key])
+    if begins is None:
+        return query, key, is_full
+    first_query = np.arange(0, len(ends), queries)
+    is_near = last_key[key] >= np.minimum.reduceat(begins, first_query)[query]
+    is_full &= first_key[key] >= np.maximum.reduceat(begins, first_query)[query]
+    return query[is_near], key[is_near], is_full[is_near]
 
 
 def _lists(

@@ -123,7 +123,8 @@ class Prefill:
         attention = attend_pages if self.in_order else extend
 
         def attend(layer: int, q: Tensor, *_: None) -> Tensor:
-            return attention(q, pool[layer, 0], pool[layer, 1], chunk.table, chunk.blocks)
+            window = self.decoder.shape.window_of(layer)
+            return attention(q, pool[layer, 0], pool[layer, 1], chunk.table, chunk.blocks, window)
 
         kv_slots = KVSlots(pool, chunk.table, chunk.rows, chunk.positions, chunk.alive)
         self.decoder(chunk.tokens, chunk.positions, attend, kv_slots)

@@ -216,6 +216,7 @@ class CudaRunner:
                 "slots": key.slots,
                 "tile_rows": key.tile_rows,
                 "space": space,
+                "window": shape.window_of(layer),
             }
             if key.in_order:
                 how["tail_rows"] = key.tail_rows

@@ -12,7 +12,8 @@ A work item is a span of pages and the rows that attend to it: (first row, rows,
 memory once for all of them. Every item writes a partial softmax (weighted values, maximum, sum) to
 its slot of every row; `_merge` combines the slots of a row. Tails need no items: each is split into
 SPLITS parts where few sequences would leave the device idle, and its length is read on the device, so
-that one captured launch serves every step of a burst.
+that one captured launch serves every step of a burst. With a window pages that no row of a program sees are
+skipped.
 """
 
 from __future__ import annotations
@@ -31,19 +32,35 @@ LOG2_E = math.log2(math.e)
 
 
 @triton.jit
-def fold(top, total, acc, score, values):
+def fold(top, total, acc, score, values, WINDOW: tl.constexpr):
     """Add one more page to a row's maximum, sum and weighted values.
 
     score [rows, keys] as exponents of 2, -inf where masked; values [keys, d].
     """
     # an integer: weights then round alike however the keys are split, here and in the learner
     new_top = tl.maximum(top, tl.ceil(tl.max(score, 1)))
+    base = new_top
+    if WINDOW:  # a row may see no key of its first pages, and -inf - -inf would be NaN
+        base = tl.where(new_top == float("-inf"), 0.0, new_top)
     # rounded before they are summed, so that the result is an exact weighted average
-    weight = tl.exp2(score - new_top[:, None]).to(values.dtype)
-    fade = tl.exp2(top - new_top)
+    weight = tl.exp2(score - base[:, None]).to(values.dtype)
+    fade = tl.exp2(top - base)
     total = total * fade + tl.sum(weight.to(tl.float32), 1)
     acc = tl.dot(weight, values, acc * fade[:, None], input_precision="ieee")
     return new_top, total, acc
+
+
+@triton.jit
+def first_position(lengths, row, rows, WINDOW: tl.constexpr):
+    """The first position in the window of any of these rows; an unused row has none.
+
+    Not `tl.min` of a vector: the compiler does not fetch pages ahead then.
+    """
+    first = 1 << 30
+    for other in tl.range(row, row + rows):
+        length = tl.load(lengths + other).to(tl.int32)
+        first = tl.minimum(first, tl.where(length == 0, 1 << 30, tl.maximum(length - WINDOW, 0)))
+    return first
 
 
 @triton.jit(do_not_specialize=["table_stride", "tails_count", "scale"])
@@ -70,6 +87,7 @@ def _attend(
     SPLITS: tl.constexpr,
     SLOTS: tl.constexpr,
     STAGES: tl.constexpr,
+    WINDOW: tl.constexpr,
 ):
     head = tl.program_id(0)
     work = tl.program_id(1)
@@ -78,6 +96,8 @@ def _attend(
         slot = work % SPLITS
         length = tl.load(lengths + row).to(tl.int32)
         first = tl.load(tails + row).to(tl.int32)
+        if WINDOW:
+            first = tl.maximum(first, (length - WINDOW) // PAGE)
         last = tl.cdiv(length, PAGE)
         share = tl.cdiv(tl.maximum(last - first, 0), SPLITS)
         start = first + slot * share
@@ -103,6 +123,9 @@ def _attend(
     key = tl.arange(0, PAGE)
     tile = key[:, None] * SIZE + column[None, :]
     pages = table + row.to(tl.int64) * table_stride
+    if WINDOW:
+        oldest = tl.load(lengths + sequence, mask=is_used, other=0).to(tl.int32) - WINDOW
+        start = tl.maximum(start, first_position(lengths, row, rows, WINDOW) // PAGE)
     top = tl.full([ROWS], float("-inf"), tl.float32)
     total = tl.zeros([ROWS], tl.float32)
     acc = tl.zeros([ROWS, SIZE_2], tl.float32)
@@ -116,13 +139,16 @@ def _attend(
         score = tl.dot(query, tl.trans(keys), input_precision="ieee") * scale
         is_past = index * PAGE + key < length
         score = tl.where(is_past[None, :], score, float("-inf"))
+        if WINDOW:
+            is_near = index * PAGE + key[None, :] >= oldest[:, None]
+            score = tl.where(is_near, score, float("-inf"))
         if SIZE == SIZE_2:
             values = tl.load(v_pool + base + tile)
         else:
             values = tl.load(v_pool + base + tile, mask=in_size[None, :], other=0.0)
         # the rest of a half-filled page may hold NaN, which weight 0 would not cancel
         values = tl.where(is_past[:, None], values, 0.0)
-        top, total, acc = fold(top, total, acc, score, values)
+        top, total, acc = fold(top, total, acc, score, values, WINDOW)
     if SLOTS == 1:
         result = acc / tl.where(total == 0, 1.0, total)[:, None]
         tl.store(out + at, result.to(out.dtype.element_ty), mask=inside)
@@ -205,8 +231,12 @@ def decode(
     slots: int,
     tile_rows: int,
     space: tuple[Tensor, Tensor],
+    window: int = 0,
 ) -> Tensor:
-    """Attention of q [B,H,d], see the module; `slots` >= splits + the largest of `shared_slots`."""
+    """Attention of q [B,H,d], see the module; `slots` >= splits + the largest of `shared_slots`.
+
+    window   how many positions a row sees, its own included; 0: all
+    """
     batch, heads, size = q.shape
     kv_heads, page = k_pool.shape[1:3]
     partial, stats = space
@@ -236,6 +266,7 @@ def decode(
         SPLITS=splits,
         SLOTS=slots,
         STAGES=stages(q),
+        WINDOW=window,
         num_warps=4,
     )
     if slots > 1:

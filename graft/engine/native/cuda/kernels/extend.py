@@ -36,6 +36,7 @@ def _extend(
     PAGE: tl.constexpr,
     BLOCK: tl.constexpr,
     STAGES: tl.constexpr,
+    WINDOW: tl.constexpr,
 ):
     query_head = tl.program_id(0)
     block = blocks + tl.program_id(1) * 4
@@ -58,7 +59,10 @@ def _extend(
     total = tl.zeros([BLOCK], tl.float32)
     acc = tl.zeros([BLOCK, SIZE_2], tl.float32)
     end = position + count
-    for index in tl.range(0, tl.cdiv(end, PAGE), num_stages=STAGES):
+    first = 0
+    if WINDOW:
+        first = tl.maximum(position + 1 - WINDOW, 0) // PAGE
+    for index in tl.range(first, tl.cdiv(end, PAGE), num_stages=STAGES):
         page = tl.load(pages + index).to(tl.int64)
         base = (page * HEADS + head) * (PAGE * SIZE)
         seen = index * PAGE + key
@@ -66,16 +70,21 @@ def _extend(
         keys = tl.load(k_pool + base + tile, mask=in_size[None, :], other=0.0)
         score = tl.dot(query, tl.trans(keys), input_precision="ieee") * scale
         is_past = seen[None, :] <= (position + query_row)[:, None]
+        if WINDOW:
+            is_past &= seen[None, :] > (position + query_row)[:, None] - WINDOW
         score = tl.where(is_past & is_written[None, :], score, float("-inf"))
         values = tl.load(
             v_pool + base + tile, mask=is_written[:, None] & in_size[None, :], other=0.0
         )
-        top, total, acc = fold(top, total, acc, score, values)
+        top, total, acc = fold(top, total, acc, score, values, WINDOW)
     tl.store(out + at, (acc / total[:, None]).to(out.dtype.element_ty), mask=inside)
 
 
-def extend(q: Tensor, k_pool: Tensor, v_pool: Tensor, table: Tensor, blocks: Tensor) -> Tensor:
-    """Attention of q [T,H,d]; `blocks` [n,4] cover every token once."""
+def extend(
+    q: Tensor, k_pool: Tensor, v_pool: Tensor, table: Tensor, blocks: Tensor, window: int = 0
+) -> Tensor:
+    """Attention of q [T,H,d]; `blocks` [n,4] cover every token once. With a `window` a token sees so many
+    positions, its own included."""
     _, heads, size = q.shape
     kv_heads, page = k_pool.shape[1:3]
     q = q.contiguous()
@@ -96,6 +105,7 @@ def extend(q: Tensor, k_pool: Tensor, v_pool: Tensor, table: Tensor, blocks: Ten
         PAGE=page,
         BLOCK=BLOCK,
         STAGES=stages(q),
+        WINDOW=window,
         num_warps=4,
     )
     return out

@@ -13,7 +13,9 @@ adds the shared pages for all of them, then the pages of each sibling in turn, w
     segment of 4 pages, 2 rows     row 0   1 2 3 | 4      item   1 2 3 for both, 4 for row 0, 5 for row 1
                                    row 1   1 2 3 | 5
 
-In the same way one program computes the tails of a few neighbours, where these are short.
+In the same way one program computes the tails of a few neighbours, where these are short. With a window
+segments and pages that none of a program's rows sees are skipped, and `_merge` begins with the first that
+its row sees.
 `kv.segment_sharing` decides what is an item, and how many tails a program has.
 """
 
@@ -24,6 +26,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from graft.engine.native.cuda.kernels.decode import first_position
 from graft.models.kernels.chained import after_previous, chained
 from graft.models.kernels.path_attention import (
     empty_segment,
@@ -60,7 +63,7 @@ def _attend(
     stats,  # [B, slots, H, 2] float32: maximum, sum
     SCALE: tl.constexpr, HEADS: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, W: tl.constexpr,
     BLOCK: tl.constexpr, SEGMENT: tl.constexpr, ONES: tl.constexpr, ROWS: tl.constexpr,
-    NUM_STAGES: tl.constexpr, CHAINED: tl.constexpr,
+    NUM_STAGES: tl.constexpr, WINDOW: tl.constexpr, CHAINED: tl.constexpr,
 ):  # fmt: skip
     if CHAINED:
         after_previous()
@@ -96,6 +99,10 @@ def _attend(
     sequence = (row + member).to(tl.int64)
     query_head = head * GROUP + tile_row % GROUP
     is_used = tile_row < rows * GROUP
+    if WINDOW:
+        oldest = tl.load(lengths + sequence, mask=is_used, other=0).to(tl.int32) - WINDOW
+        first_page = first_position(lengths, row, rows, WINDOW) // BLOCK
+        start += tl.cdiv(tl.maximum(first_page // SEGMENT - start, 0), step) * step
     tail = tl.load(tails + row + member, mask=is_used, other=1 << 20).to(tl.int32) * is_tail
     column = tl.arange(0, W)
     in_size = (column < D)[None, :]
@@ -107,11 +114,15 @@ def _attend(
     for segment in tl.range(start, stop, step):
         pages = tl.minimum(longest - segment * SEGMENT, SEGMENT)
         count = shared + rows * (pages - shared)
+        whose, place, own = 0, 0, shared  # the first page of each row's own
+        if WINDOW:
+            place = tl.minimum(tl.maximum(first_page - segment * SEGMENT, 0), pages - 1)
+            own = tl.maximum(shared, place)
+            count = own - place + rows * (pages - own)
         at_pages = table + row.to(tl.int64) * table_stride + segment * SEGMENT
         top, sums, acc = empty_segment(ROWS, ONES, W)
         # the number of the next page is read a turn ahead, so that pages can be fetched ahead
-        whose, place = 0, 0
-        page = tl.load(at_pages)
+        page = tl.load(at_pages + place)
         for _ in tl.range(0, count, num_stages=NUM_STAGES):
             # shared pages are full, and all rows see them
             is_shared = place < shared
@@ -121,6 +132,8 @@ def _attend(
             length = tl.where(its_tail <= segment, length, 0)
             position = (segment * SEGMENT + place) * BLOCK
             is_past = position + key < tl.where(is_shared, position + BLOCK, length)
+            if WINDOW:
+                is_past &= position + key >= tl.where(is_shared, 0, length - WINDOW)
             is_its = member == tl.where(is_shared, member, whose)
             base = (page.to(tl.int64) * HEADS + head) * (BLOCK * D)
             # what is not there yet costs no memory traffic
@@ -129,9 +142,11 @@ def _attend(
             values = tl.load(v_pool + base + tile, mask=is_read, other=0.0)
             place += 1
             whose = tl.where(place == pages, tl.minimum(whose + 1, rows - 1), whose)
-            place = tl.where(place == pages, tl.minimum(shared, pages - 1), place)
+            place = tl.where(place == pages, tl.minimum(own, pages - 1), place)
             page = tl.load(at_pages + whose.to(tl.int64) * table_stride + place)
             is_seen = is_past[None, :] & is_its[:, None]
+            if WINDOW:
+                is_seen &= position + key[None, :] >= oldest[:, None]
             top, sums, acc = fold_block(top, sums, acc, query, keys, values, is_seen, SCALE)
         at_slot = (sequence * slots + segment) * (HEADS * GROUP) + query_head
         is_mine = is_used & (tail <= segment)
@@ -145,7 +160,7 @@ def _attend(
 def _merge(
     partial, stats, lengths, out, slots,
     HEADS: tl.constexpr, D: tl.constexpr, W: tl.constexpr,
-    SPAN: tl.constexpr, MERGED_HEADS: tl.constexpr, CHAINED: tl.constexpr,
+    SPAN: tl.constexpr, WINDOW: tl.constexpr, MERGED_HEADS: tl.constexpr, CHAINED: tl.constexpr,
 ):  # fmt: skip
     if CHAINED:
         after_previous()
@@ -155,8 +170,11 @@ def _merge(
     is_head = head < HEADS
     inside = is_head[:, None] & (column < D)[None, :]
     top, total, acc = empty_segment(MERGED_HEADS, 1, W)
-    used = tl.cdiv(tl.load(lengths + row).to(tl.int32), SPAN)
-    for slot in tl.range(0, used):
+    length = tl.load(lengths + row).to(tl.int32)
+    first = 0
+    if WINDOW:
+        first = tl.maximum(length - WINDOW, 0) // SPAN
+    for slot in tl.range(first, tl.cdiv(length, SPAN)):
         at_slot = (row * slots + slot) * HEADS + head
         its_top = tl.load(stats + at_slot * 2, mask=is_head, other=float("-inf"))
         its_total = tl.load(stats + at_slot * 2 + 1, mask=is_head, other=0.0)[:, None]
@@ -182,6 +200,7 @@ def decode_segments(
     tile_rows: int,
     space: tuple[Tensor, Tensor],
     tail_rows: int = 1,
+    window: int = 0,
 ) -> Tensor:
     """Attention of q [B,H,d], see the module; `space` is `decode.scratch` of `slots` per row."""
     batch, heads, _ = q.shape
@@ -193,11 +212,11 @@ def decode_segments(
     _attend[(kv_heads, len(items) + triton.cdiv(batch, tail_rows) * splits)](
         q, k_pool, v_pool, table, table.stride(0), lengths, tails, items, batch, len(items), splits,
         tail_rows, slots, partial, stats, HEADS=kv_heads, ROWS=tile_rows, NUM_STAGES=NUM_STAGES, **shared,
-        num_warps=NUM_WARPS, **chained(q.device),
+        WINDOW=window, num_warps=NUM_WARPS, **chained(q.device),
     )  # fmt: skip
     merged = min(triton.next_power_of_2(heads), 4)
     _merge[(batch, triton.cdiv(heads, merged))](
         partial, stats, lengths, out, slots, HEADS=heads, D=shared["D"], W=shared["W"],
-        SPAN=BLOCK * SEGMENT, MERGED_HEADS=merged, num_warps=4, **chained(q.device),
+        SPAN=BLOCK * SEGMENT, WINDOW=window, MERGED_HEADS=merged, num_warps=4, **chained(q.device),
     )  # fmt: skip
     return out
