@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -77,7 +77,33 @@ class HeadRotation(NamedTuple):
     k_weight: Tensor | None
     eps: float
     cos: Tensor
-    """[T, d/2]: of the angle by which pair (i, i + d/2) of a token's heads is rotated."""
+    """[T, r/2]: of the angle by which pair (i, i + r/2) of a token's heads is rotated; r is d, or less if
+    only the beginning of a head is rotated."""
     sin: Tensor
     heads: int
     kv_heads: int
+    offset: bool = False
+    """Whether the weights are stored as their distance from 1."""
+    query_scale: float = 1.0
+    """Factor on normed queries."""
+
+    @property
+    def tensors(self) -> tuple[Tensor | None, ...]:
+        """What autograd keeps for `with_tensors`."""
+        return self.q_weight, self.k_weight, self.cos, self.sin
+
+    def without_tensors(self) -> HeadRotation:
+        return self.with_tensors(*[None] * 4)
+
+    def with_tensors(self, q_weight: Any, k_weight: Any, cos: Any, sin: Any) -> HeadRotation:
+        return self._replace(q_weight=q_weight, k_weight=k_weight, cos=cos, sin=sin)
+
+    def head_weights(self) -> Tensor:
+        """[H+K, d]: what normed queries and keys are multiplied by."""
+        assert self.q_weight is not None and self.k_weight is not None
+        q_weight, k_weight = self.q_weight, self.k_weight
+        if self.offset:
+            q_weight, k_weight = 1 + q_weight, 1 + k_weight
+        if self.query_scale != 1:
+            q_weight = q_weight * self.query_scale
+        return torch.cat([q_weight.expand(self.heads, -1), k_weight.expand(self.kv_heads, -1)])

@@ -52,14 +52,19 @@ class _RmsNorm(torch.autograd.Function):
         return grad_x.to(x.dtype), grad_weight.to(weight.dtype), None
 
 
-def add_norm(x: Tensor, delta: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """x + delta, and rms_norm of that sum; without a delta the sum is x. [T, D] each"""
+def add_norm(
+    x: Tensor, delta: Tensor | None, weight: Tensor, eps: float, offset: bool = False
+) -> tuple[Tensor, Tensor]:
+    """x + delta, and rms_norm of that sum; without a delta the sum is x. [T, D] each
+
+    With an `offset` the weight is stored as its distance from 1.
+    """
     if has_kernels(x.device):
         from graft.models.kernels import norm
 
-        return norm.add_norm(x, delta, weight, eps)
+        return norm.add_norm(x, delta, weight, eps, offset)
     total = x if delta is None else x + delta
-    return total, _RmsNorm.apply(total, weight, eps)
+    return total, _RmsNorm.apply(total, 1 + weight if offset else weight, eps)
 
 
 def _rotate(x: Tensor, cos: Tensor, sin: Tensor, sign: float) -> Tensor:
@@ -99,8 +104,7 @@ def qk_rotate(qkv: Tensor, how: HeadRotation) -> tuple[Tensor, Tensor, Tensor]:
     qkv = qkv.view(len(qkv), all_heads, qkv.shape[1] // all_heads)
     qk, v = qkv.split([heads + kv_heads, kv_heads], dim=1)
     if how.q_weight is not None and how.k_weight is not None:  # both in one call
-        weights = [how.q_weight.expand(heads, -1), how.k_weight.expand(kv_heads, -1)]
-        qk = _RmsNorm.apply(qk, torch.cat(weights), how.eps)
+        qk = _RmsNorm.apply(qk, how.head_weights(), how.eps)
     q, k = _Rotate.apply(qk, how.cos[:, None], how.sin[:, None]).split([heads, kv_heads], dim=1)
     return q, k, v
 
@@ -151,6 +155,10 @@ def gelu_gate(gate_up: Tensor) -> Tensor:
     return F.gelu(gate, approximate="tanh") * up
 
 
+def _gated(gate_up: Tensor, activation: str) -> Tensor:
+    return gelu_gate(gate_up) if activation == "gelu_tanh" else silu_gate(gate_up)
+
+
 FEW_ROWS = 4
 """Most rows for which a matrix product is bound by reading its weights; see `kernels.skinny`."""
 
@@ -175,21 +183,22 @@ def norm_linear(
     weight: Tensor,
     bias: Tensor | None,
     order: RowOrder | None = None,
-    gate: bool = False,
+    gate: str = "",
+    offset: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """x + delta, and the product of its norm with weight [N, D], in the `order` if there is one; with a
-    `gate`, where `can_gate_inside`, silu(gate) * up of that product."""
+    `gate` (silu, gelu_tanh), where `can_gate_inside`, the gated product of it; `offset` as of `add_norm`."""
     if order is None and has_few_rows(x):
         from graft.models.kernels.skinny import skinny_linear
 
-        return skinny_linear(x, weight, bias, norm=(delta, scale, eps))
+        return skinny_linear(x, weight, bias, norm=(delta, scale, eps, offset))
     if has_kernels(x.device):
         from graft.models.kernels import products
 
         if gate:
-            return products.norm_gated(x, delta, scale, eps, weight, bias)
-        return products.norm_linear(x, delta, scale, eps, weight, bias, order)
-    total, normed = add_norm(x, delta, scale, eps)
+            return products.norm_gated(x, delta, scale, eps, weight, bias, gate, offset)
+        return products.norm_linear(x, delta, scale, eps, weight, bias, order, offset)
+    total, normed = add_norm(x, delta, scale, eps, offset)
     return total, _product(normed, weight, bias, order)
 
 
@@ -197,10 +206,10 @@ def linear(
     x: Tensor,
     weight: Tensor,
     bias: Tensor | None = None,
-    gate: bool = False,
+    gate: str = "",
     order: RowOrder | None = None,
 ) -> Tensor:
-    """x @ weight.T + bias; with a gate x is gate|up, and silu(gate) * up is multiplied."""
+    """x @ weight.T + bias; with a gate (silu, gelu_tanh) x is gate|up, whose gated product is taken."""
     if order is None and has_few_rows(x):
         from graft.models.kernels.skinny import skinny_linear
 
@@ -209,7 +218,7 @@ def linear(
         from graft.models.kernels import products
 
         return products.linear(x, weight, bias, gate, order)
-    return _product(silu_gate(x) if gate else x, weight, bias, order)
+    return _product(_gated(x, gate) if gate else x, weight, bias, order)
 
 
 def router_logits(x: Tensor, weight: Tensor, order: RowOrder | None = None) -> Tensor:
@@ -245,7 +254,7 @@ def add_linear(
     y: Tensor,
     weight: Tensor,
     bias: Tensor | None,
-    gate: bool = False,
+    gate: str = "",
     order: RowOrder | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """The stream and its pending addition (or None); their sum is x + linear(y).
@@ -255,7 +264,7 @@ def add_linear(
     has_blocks = order is not None and order.block is not None
     if x.is_cuda or bias is not None or has_blocks or has_kernels(x.device):
         return x, linear(y, weight, bias, gate, order)
-    return torch.addmm(x, silu_gate(y) if gate else y, weight.t()), None
+    return torch.addmm(x, _gated(y, gate) if gate else y, weight.t()), None
 
 
 class _Gather(torch.autograd.Function):

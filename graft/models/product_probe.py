@@ -197,8 +197,9 @@ def _gate_rows(decoder: Decoder, fixed: Mapping[tuple[int, int], int]) -> int:
     weight, bias = mlp.gate_up.weight, mlp.gate_up.bias
     most = fixed.get((len(weight), weight.shape[1]), 1) - 1
     rows = _noise(weight)[: most + 1]
-    whole = gated(fixed_linear(rows, weight, bias))
-    inside = holds_from(lambda x: fixed_linear(x, weight, bias, has_gate=True), rows, whole)
+    gate = decoder.shape.activation
+    whole = gated(fixed_linear(rows, weight, bias), gate)
+    inside = holds_from(lambda x: fixed_linear(x, weight, bias, gate=gate), rows, whole)
     return most if inside == 0 else 0
 
 

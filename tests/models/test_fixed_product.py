@@ -60,7 +60,7 @@ def test_a_gate_inside_the_product_has_the_bits_of_one_after_it(
     x, weight, bias = (torch.randn(shape).to(kernel_device, torch.bfloat16) for shape in shapes)
     for of_weight in ((weight,), (weight, bias)):
         want = gated(fixed_linear(x, *of_weight))
-        assert torch.equal(fixed_linear(x, *of_weight, has_gate=True), want)
+        assert torch.equal(fixed_linear(x, *of_weight, gate="silu"), want)
 
 
 FEW = dict.fromkeys([(64, 32), (32, 32), (96, 32), (32, 48)], 5)
@@ -84,14 +84,14 @@ def decoder(monkeypatch: pytest.MonkeyPatch) -> Decoder:
 
     def product(x: Tensor, weight: Tensor, bias: Tensor | None = None, **how: Any) -> Tensor:
         found = (x[:, None, :].double() * weight.double()).sum(-1).float()
-        if how.get("has_gate"):
+        if how.get("gate"):
             return silu_gate(found)
         return found if "out" not in how else how["out"].copy_(found)
 
     monkeypatch.setattr(torch.nn.functional, "linear", product)
     monkeypatch.setattr("graft.models.kernels.fixed_product.fixed_linear", product)
     monkeypatch.setattr("graft.models.kernels.head.fixed_linear", product)
-    monkeypatch.setattr("graft.models.kernels.gate.gated", silu_gate)
+    monkeypatch.setattr("graft.models.kernels.gate.gated", lambda x, _: silu_gate(x))
     monkeypatch.setattr(torch, "mm", lambda x, w, out: product(x, w.T, out=out))
     return Decoder(shape).initialise(0)
 
@@ -157,7 +157,7 @@ def test_where_the_library_never_adds_as_our_own_kernel_does_ours_multiplies_any
 def test_a_gate_that_changes_a_bit_inside_the_product_stays_outside(
     decoder: Decoder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("graft.models.kernels.gate.gated", lambda x: silu_gate(x) + 1e-6)
+    monkeypatch.setattr("graft.models.kernels.gate.gated", lambda x, _: silu_gate(x) + 1e-6)
     order, _ = product_probe.find_kernel_order(decoder)
     assert order == RowOrder(fixed=FEW, gate_rows=0)
 

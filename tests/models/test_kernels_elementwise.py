@@ -58,18 +58,25 @@ def compare(
 
 
 @pytest.mark.parametrize(
-    ("rows", "width", "has_delta", "dtype"),
+    ("rows", "width", "has_delta", "dtype", "offset"),
     [
-        (1, 1024, True, torch.float32),
-        (7, 576, False, torch.bfloat16),
-        (5, 96, True, torch.bfloat16),
-        (11, 33, True, torch.float32),
-        (4, 2560, False, torch.float32),
-        (0, 64, True, torch.float32),
+        (1, 1024, True, torch.float32, False),
+        (7, 576, False, torch.bfloat16, False),
+        (5, 96, True, torch.bfloat16, False),
+        (11, 33, True, torch.float32, False),
+        (4, 2560, False, torch.float32, False),
+        (0, 64, True, torch.float32, False),
+        (5, 96, True, torch.float32, True),
+        (5, 33, False, torch.float32, True),
     ],
 )
 def test_norm(
-    rows: int, width: int, has_delta: bool, dtype: torch.dtype, kernel_device: torch.device
+    rows: int,
+    width: int,
+    has_delta: bool,
+    dtype: torch.dtype,
+    offset: bool,
+    kernel_device: torch.device,
 ) -> None:
     from graft.models.kernels.norm import add_norm
 
@@ -77,8 +84,8 @@ def test_norm(
     x = (torch.randn(rows, width) * 3).to(dtype)
     delta = torch.randn(rows, width).to(dtype) if has_delta else None
     compare(
-        lambda x, delta, w: add_norm(x, delta, w, 1e-5),
-        lambda x, delta, w: functions.add_norm(x, delta, w, 1e-5),
+        lambda x, delta, w: add_norm(x, delta, w, 1e-5, offset),
+        lambda x, delta, w: functions.add_norm(x, delta, w, 1e-5, offset),
         [x, delta, (torch.rand(width) + 0.5).to(dtype)],
         kernel_device,
         FP32 if dtype == torch.float32 else BF16,
@@ -154,6 +161,36 @@ def test_head_norms_and_rotation(
     )
 
 
+@pytest.mark.parametrize(
+    ("size", "turned", "is_normed", "offset", "query_scale"),
+    [
+        (32, 4, False, False, 1.0),  # the first 8 numbers of 32
+        (24, 8, True, False, 1.0),  # no powers of two
+        (32, 16, True, True, 0.7),
+        (12, 3, True, True, 1.0),
+    ],
+)
+def test_parts_of_heads_norms_from_1_and_scaled_queries(
+    size: int, turned: int, is_normed: bool, offset: bool, query_scale: float,
+    kernel_device: torch.device,
+) -> None:  # fmt: skip
+    from graft.models.kernels.rope import qk_rotate
+
+    torch.manual_seed(0)
+    angle = torch.rand(5, turned) * 6
+
+    def on(function: Callable[..., tuple[Tensor, ...]]) -> Callable[..., tuple[Tensor, ...]]:
+        def call(qkv: Tensor, a: Tensor | None, b: Tensor | None) -> tuple[Tensor, ...]:
+            angles = angle.cos().to(qkv), angle.sin().to(qkv)
+            return function(qkv, HeadRotation(a, b, 1e-6, *angles, 3, 1, offset, query_scale))
+
+        return call
+
+    weights = [torch.randn(size) if is_normed else None for _ in range(2)]
+    tensors = [torch.randn(5, 5 * size), *weights]
+    compare(on(qk_rotate), on(functions.qk_rotate), tensors, kernel_device)
+
+
 @pytest.mark.parametrize("unused", [0, 1, 2])
 @pytest.mark.parametrize("is_normed", [True, False])
 def test_rotation_of_a_wider_matrix_with_gradients_missing_or_expanded(
@@ -199,7 +236,7 @@ def kernel_gate(gate_up: Tensor) -> Tensor:
     from graft.models.kernels.products import linear
 
     unit = torch.eye(gate_up.shape[1] // 2, dtype=gate_up.dtype, device=gate_up.device)
-    return linear(gate_up, unit, None, has_gate=True)
+    return linear(gate_up, unit, None, "silu")
 
 
 @pytest.mark.parametrize(

@@ -97,6 +97,7 @@ def assert_as_dense(
         pytest.param("tiny trees", 8, 1, 16, marks=pytest.mark.slow),
         ("ragged trees", 2, 1, 64),
         ("samples of one prompt", 1, 1, 80),
+        ("one row behind a block", 1, 1, 256),
     ],
 )
 @pytest.mark.usefixtures("poison")
@@ -142,8 +143,8 @@ def test_slices_of_one_projection_and_an_expanded_gradient_are_taken(kernel_devi
 
 def test_a_head_too_large_is_refused(kernel_device: torch.device):
     blocks = BlockLists.of(forest(5, 3), kernel_device)
-    with pytest.raises(ValueError, match="head size 256"):
-        q, k, v = inputs(5, 1, 1, 256, kernel_device)
+    with pytest.raises(ValueError, match="head size 264"):
+        q, k, v = inputs(5, 1, 1, 264, kernel_device)
         interval_attention(q, k, v, blocks)
 
 

@@ -32,17 +32,19 @@ def gradients(loss: torch.Tensor, *leaves: torch.Tensor) -> list[torch.Tensor | 
 
 
 @pytest.mark.parametrize(("rows", "inputs", "outputs"), [(5, 48, 20), (17, 72, 33)])
-@pytest.mark.parametrize("has_delta", [True, False])
-def test_a_norm_and_its_product(rows, inputs, outputs, has_delta, kernel_device):
+@pytest.mark.parametrize(("has_delta", "offset"), [(True, False), (False, False), (True, True)])
+def test_a_norm_and_its_product(rows, inputs, outputs, has_delta, offset, kernel_device):
     from graft.models.kernels.products import norm_linear
 
     case = Case(rows, inputs, outputs, kernel_device)
     delta = case.delta if has_delta else None
     leaves = [case.x, case.scale, case.weight, case.bias, *([delta] if has_delta else [])]
-    total, out = norm_linear(case.x, delta, case.scale, 1e-6, case.weight, case.bias)
+    how = case.weight, case.bias, None, offset
+    total, out = norm_linear(case.x, delta, case.scale, 1e-6, *how)
     got = gradients((out * case.pull).sum() + (total * case.pull_total).sum(), *leaves)
     plain = case.x + case.delta if has_delta else case.x
-    want_out = F.linear(rms_norm_plain(plain, case.scale), case.weight, case.bias)
+    scale = 1 + case.scale if offset else case.scale
+    want_out = F.linear(rms_norm_plain(plain, scale), case.weight, case.bias)
     want = gradients((want_out * case.pull).sum() + (plain * case.pull_total).sum(), *leaves)
     torch.testing.assert_close(total, plain)
     torch.testing.assert_close(out, want_out, **CLOSE)
@@ -56,16 +58,19 @@ def rms_norm_plain(x: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
     return add_norm(x, None, scale, 1e-6)[1]
 
 
-@pytest.mark.parametrize("has_gate", [True, False])
-def test_a_product_with_and_without_a_gate(has_gate, kernel_device):
+PLAIN_GATES = {"silu": F.silu, "gelu_tanh": lambda x: F.gelu(x, approximate="tanh")}
+
+
+@pytest.mark.parametrize("activation", ["", *PLAIN_GATES])
+def test_a_product_with_and_without_a_gate(activation, kernel_device):
     from graft.models.kernels.products import linear
 
     case = Case(9, 40, 24, kernel_device)
-    x = case.gate_up if has_gate else case.x
-    out = linear(x, case.weight, case.bias, has_gate)
+    x = case.gate_up if activation else case.x
+    out = linear(x, case.weight, case.bias, activation)
     got = gradients((out * case.pull).sum(), x, case.weight, case.bias)
-    gate, up = x.chunk(2, -1) if has_gate else (x, x)
-    given = F.silu(gate) * up if has_gate else x
+    gate, up = x.chunk(2, -1) if activation else (x, x)
+    given = PLAIN_GATES[activation](gate) * up if activation else x
     want_out = F.linear(given, case.weight, case.bias)
     want = gradients((want_out * case.pull).sum(), x, case.weight, case.bias)
     torch.testing.assert_close(out, want_out, **CLOSE)

@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from graft.models.ops import add_norm, silu_gate
+from graft.models.ops import add_norm, gelu_gate, silu_gate
 
 
 @pytest.mark.parametrize(
@@ -29,17 +29,22 @@ def test_a_few_rows_times_a_matrix(rows, inputs, outputs, has_bias, kernel_devic
     assert same is x
     torch.testing.assert_close(plain, F.linear(x, weight, bias), **close)
 
-    total, normed = skinny_linear(x, weight, bias, norm=(delta, scale, 1e-6))
+    total, normed = skinny_linear(x, weight, bias, norm=(delta, scale, 1e-6, False))
     torch.testing.assert_close(total, x + delta)
     want = F.linear(add_norm(x + delta, None, scale, 1e-6)[1], weight, bias)
     torch.testing.assert_close(normed, want, **close)
 
-    same, normed = skinny_linear(x, weight, bias, norm=(None, scale, 1e-6))
+    same, normed = skinny_linear(x, weight, bias, norm=(None, scale, 1e-6, False))
     assert same is x
     torch.testing.assert_close(
         normed, F.linear(add_norm(x, None, scale, 1e-6)[1], weight, bias), **close
     )
 
+    same, normed = skinny_linear(x, weight, bias, norm=(None, scale, 1e-6, True))
+    want = F.linear(add_norm(x, None, 1 + scale, 1e-6)[1], weight, bias)
+    torch.testing.assert_close(normed, want, **close)
+
     gate_up = draw(rows, 2 * inputs)
-    _, gated = skinny_linear(gate_up, weight, bias, gate=True)
-    torch.testing.assert_close(gated, F.linear(silu_gate(gate_up), weight, bias), **close)
+    for activation, plain_gate in (("silu", silu_gate), ("gelu_tanh", gelu_gate)):
+        _, gated = skinny_linear(gate_up, weight, bias, gate=activation)
+        torch.testing.assert_close(gated, F.linear(plain_gate(gate_up), weight, bias), **close)

@@ -83,7 +83,7 @@ def _multiply(
         if COLUMNS < BLOCK_N:
             both = tl.permute(tl.reshape(result, [BLOCK_M, 2, COLUMNS]), [0, 2, 1])
             gate, up = tl.split(both)
-            result = gated_product(gate.to(tl.float32), up.to(tl.float32), out)
+            result = gated_product(gate.to(tl.float32), up.to(tl.float32), out, False)
         at_out = out + target.to(tl.int64)[:, None] * out_stride + column[None, :]
         tl.store(at_out, result, mask=is_row[:, None] & (column < N)[None, :])
 
@@ -179,7 +179,7 @@ def _gate_backward(
         gate = tl.load(gate_up + at, mask=inside, other=0.0).to(tl.float32)
         up = tl.load(gate_up + at + F, mask=inside, other=0.0).to(tl.float32)
         of_inner = tl.load(grad + place * F + column, mask=inside, other=0.0).to(tl.float32)
-        product = gated_product(gate, up, grad_gate_up).to(tl.float32)
+        product = gated_product(gate, up, grad_gate_up, False).to(tl.float32)
         total += of_inner * product
         of_inner *= weight
         sigmoid = tl.sigmoid(gate)

@@ -18,7 +18,7 @@ import triton.language as tl
 from torch import Tensor
 
 from graft.models.kernels.chained import after_previous, chained
-from graft.models.kernels.gate import gated_product
+from graft.models.kernels.gate import gated_product, is_gelu
 
 PROGRAMS = 128
 """About as many as an H200 has multiprocessors (132): fewer leave some idle."""
@@ -66,7 +66,8 @@ def _product(
     rows, x_stride, out_stride,
     N: tl.constexpr, K: tl.constexpr,
     COLUMNS: tl.constexpr,  # of `out` in a program: BLOCK_N, with a gate half of it
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, CHAINED: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    GELU: tl.constexpr, CHAINED: tl.constexpr,
 ):  # fmt: skip
     if CHAINED:
         after_previous()
@@ -91,7 +92,7 @@ def _product(
     if COLUMNS < BLOCK_N:
         both = tl.permute(tl.reshape(result, [BLOCK_M, 2, COLUMNS]), [0, 2, 1])
         gate, up = tl.split(both)
-        result = gated_product(gate.to(tl.float32), up.to(tl.float32), out)
+        result = gated_product(gate.to(tl.float32), up.to(tl.float32), out, GELU)
     at_out = out + row.to(tl.int64)[:, None] * out_stride + column[None, :]
     tl.store(at_out, result, mask=is_row[:, None] & (column < N)[None, :])
 
@@ -101,14 +102,14 @@ def fixed_linear(
     weight: Tensor,
     bias: Tensor | None = None,
     out: Tensor | None = None,
-    has_gate: bool = False,
+    gate: str = "",
 ) -> Tensor:
-    """x @ weight.T + bias, [M, N], written to `out` if given; with a gate silu(gate) * up of it, [M, N/2].
-    No gradient."""
+    """x @ weight.T + bias, [M, N], written to `out` if given; with a gate (silu, gelu_tanh) of gate|up,
+    [M, N/2]. No gradient."""
     x = x if x.stride(-1) == 1 else x.contiguous()
     weight = weight.contiguous()
     rows, (outputs, inputs) = len(x), weight.shape
-    tile, halves = tile_of(rows, outputs), 1 + has_gate
+    tile, halves = tile_of(rows, outputs), 2 if gate else 1
     outputs, columns = outputs // halves, tile.outputs // halves
     if out is None:
         out = x.new_empty(rows, outputs)
@@ -116,6 +117,6 @@ def fixed_linear(
         x, weight, bias, out, rows, x.stride(0), out.stride(0), N=outputs, K=inputs, COLUMNS=columns,
         BLOCK_M=tile.rows, BLOCK_N=tile.outputs,
         BLOCK_K=min(tile.inputs, triton.next_power_of_2(inputs)),
-        num_warps=tile.warps, num_stages=tile.stages, **chained(x.device),
+        GELU=is_gelu(gate), num_warps=tile.warps, num_stages=tile.stages, **chained(x.device),
     )  # fmt: skip
     return out

@@ -1,6 +1,9 @@
-"""silu(gate) * up of gate|up in one matrix.
+"""silu(gate) * up, or gelu(gate) * up, of gate|up in one matrix.
 
 T rows, F width of each half
+
+Both are gate * sigmoid(z): z is the gate itself for silu, and for gelu's approximation by tanh a polynomial
+of it, since (1 + tanh(u)) / 2 = sigmoid(2u).
 """
 
 from __future__ import annotations
@@ -17,15 +20,26 @@ WARPS = 4
 
 
 @triton.jit
-def gated_product(gate, up, like):
-    """silu(gate) * up of fp32 numbers, in the precision that `like` points to, rounded after each step."""
+def exponent(gate, GELU: tl.constexpr):
+    """z, of which the sigmoid is the share of the gate that passes."""
+    if GELU:  # 2 sqrt(2 / pi) (gate + 0.044715 gate^3)
+        gate = gate * (1.5957691216057308 + 0.07135481282624197 * gate * gate)
+    return gate
+
+
+@triton.jit
+def gated_product(gate, up, like, GELU: tl.constexpr):
+    """The product of fp32 numbers, in the precision that `like` points to, rounded after each step."""
     dtype = like.dtype.element_ty
-    active = (gate * tl.sigmoid(gate)).to(dtype).to(tl.float32)
+    active = (gate * tl.sigmoid(exponent(gate, GELU))).to(dtype).to(tl.float32)
     return (active * up).to(dtype)
 
 
 @triton.jit
-def _forward(gate_up_ptr, out_ptr, WIDTH: tl.constexpr, BLOCK: tl.constexpr, CHAINED: tl.constexpr):
+def _forward(
+    gate_up_ptr, out_ptr,
+    WIDTH: tl.constexpr, BLOCK: tl.constexpr, GELU: tl.constexpr, CHAINED: tl.constexpr,
+):  # fmt: skip
     if CHAINED:
         after_previous()
     row = tl.program_id(0).to(tl.int64)
@@ -34,7 +48,7 @@ def _forward(gate_up_ptr, out_ptr, WIDTH: tl.constexpr, BLOCK: tl.constexpr, CHA
     source = gate_up_ptr + row * (2 * WIDTH) + column
     gate = tl.load(source, mask=inside, other=0.0).to(tl.float32)
     up = tl.load(source + WIDTH, mask=inside, other=0.0).to(tl.float32)
-    tl.store(out_ptr + row * WIDTH + column, gated_product(gate, up, out_ptr), mask=inside)
+    tl.store(out_ptr + row * WIDTH + column, gated_product(gate, up, out_ptr, GELU), mask=inside)
 
 
 @triton.jit
@@ -42,9 +56,10 @@ def _backward(
     gate_up_ptr,
     grad_ptr,
     grad_gate_up_ptr,
-    gated_ptr,  # [T, F] or None: silu(gate) * up, computed again
+    gated_ptr,  # [T, F] or None: the result, computed again
     WIDTH: tl.constexpr,
     BLOCK: tl.constexpr,
+    GELU: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -53,29 +68,42 @@ def _backward(
     gate = tl.load(gate_up_ptr + at, mask=inside, other=0.0).to(tl.float32)
     up = tl.load(gate_up_ptr + at + WIDTH, mask=inside, other=0.0).to(tl.float32)
     grad = tl.load(grad_ptr + row * WIDTH + column, mask=inside, other=0.0).to(tl.float32)
-    sigmoid = tl.sigmoid(gate)
-    grad_gate = grad * up * sigmoid * (1.0 + gate * (1.0 - sigmoid))
+    sigmoid = tl.sigmoid(exponent(gate, GELU))
+    if GELU:
+        slope = 1.5957691216057308 + 0.21406443847872592 * gate * gate  # of z
+        grad_gate = grad * up * sigmoid * (1.0 + gate * (1.0 - sigmoid) * slope)
+    else:
+        grad_gate = grad * up * sigmoid * (1.0 + gate * (1.0 - sigmoid))
     dtype = grad_gate_up_ptr.dtype.element_ty
     tl.store(grad_gate_up_ptr + at, grad_gate.to(dtype), mask=inside)
     tl.store(grad_gate_up_ptr + at + WIDTH, (grad * gate * sigmoid).to(dtype), mask=inside)
     if gated_ptr is not None:
-        tl.store(gated_ptr + row * WIDTH + column, gated_product(gate, up, gated_ptr), mask=inside)
+        target = gated_ptr + row * WIDTH + column
+        tl.store(target, gated_product(gate, up, gated_ptr, GELU), mask=inside)
 
 
-def gated(gate_up: Tensor) -> Tensor:
-    """silu(gate) * up, [T, F]."""
+def gated(gate_up: Tensor, activation: str = "silu") -> Tensor:
+    """silu(gate) * up, or with `gelu_tanh` gelu(gate) * up, [T, F]."""
     rows, width = len(gate_up), gate_up.shape[1] // 2
     out = gate_up.new_empty(rows, width)
     grid = (rows, triton.cdiv(width, BLOCK))
     sizes = {"WIDTH": width, "BLOCK": BLOCK, "num_warps": WARPS}
-    _forward[grid](gate_up, out, **sizes, **chained(out.device))
+    _forward[grid](gate_up, out, GELU=is_gelu(activation), **sizes, **chained(out.device))
     return out
 
 
-def differentiate(gate_up: Tensor, grad: Tensor, gated: Tensor | None = None) -> Tensor:
-    """The gradient of gate|up; silu(gate) * up itself is written to `gated`, if given."""
+def is_gelu(activation: str) -> bool:
+    """The constant that kernels with a gate take."""
+    return activation == "gelu_tanh"
+
+
+def differentiate(
+    gate_up: Tensor, grad: Tensor, gated: Tensor | None = None, activation: str = "silu"
+) -> Tensor:
+    """The gradient of gate|up; the result of `gated` itself is written to `gated`, if given."""
     rows, width = grad.shape
     grad_gate_up = torch.empty_like(gate_up)
     grid = (rows, triton.cdiv(width, BLOCK))
-    _backward[grid](gate_up, grad, grad_gate_up, gated, WIDTH=width, BLOCK=BLOCK, num_warps=WARPS)
+    sizes = {"WIDTH": width, "BLOCK": BLOCK, "num_warps": WARPS}
+    _backward[grid](gate_up, grad, grad_gate_up, gated, GELU=is_gelu(activation), **sizes)
     return grad_gate_up

@@ -25,7 +25,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from graft.models.device import has_large_shared_memory
 from graft.models.kernels.interval_kernels import add_pieces, backward_kv, backward_q, forward
-from graft.models.tree.block_lists import HELD_KEYS, KEYS, QUERIES, BlockLists
+from graft.models.tree.block_lists import HELD_KEYS, KEYS, MAX_HEAD, QUERIES, BlockLists
 
 
 class Tiles(NamedTuple):
@@ -51,6 +51,9 @@ def plan(dtype: torch.dtype, group: int, width: int, has_large_memory: bool) -> 
     """Tiles that fit shared memory and registers, for head size up to `width`."""
     if dtype == torch.float32:  # exact products run without tensor cores, on small tiles
         tiles = Tiles(16, 16, 8, 1) if width > 64 else Tiles(32, 32, 8, 1)
+        return TilePlan(1, tiles, tiles, tiles)
+    if width > 128:  # registers hold the sums of 64 rows with 8 warps; 99 KB hold tiles of 32
+        tiles = Tiles(QUERIES, KEYS, 8, 2) if has_large_memory else Tiles(32, 32, 4, 1)
         return TilePlan(1, tiles, tiles, tiles)
     # with 2 stages two small programs of wide heads fit a multiprocessor: one computes while one loads
     stages = 2 if width > 64 else 3
@@ -180,7 +183,9 @@ class _IntervalAttention(torch.autograd.Function):
 def interval_attention(q: Tensor, k: Tensor, v: Tensor, blocks: BlockLists) -> Tensor:
     """softmax(q k / sqrt(d)) v under the interval rule. q [L, H, d], k and v [L, K, d] -> [L, H, d]"""
     size = q.shape[-1]
-    if size > 128 or size * q.itemsize % 16:
-        raise ValueError(f"head size {size}: the attention kernels take multiples of 8 up to 128")
+    if size > MAX_HEAD or size * q.itemsize % 16:
+        raise ValueError(
+            f"head size {size}: the attention kernels take multiples of 8 up to {MAX_HEAD}"
+        )
     q, k, v = (x if _is_streamable(x) else x.contiguous() for x in (q, k, v))
     return _IntervalAttention.apply(q, k, v, blocks)

@@ -39,6 +39,7 @@ def _forward(
     eps,
     WIDTH: tl.constexpr,
     BLOCK: tl.constexpr,
+    OFFSET: tl.constexpr,
     CHAINED: tl.constexpr,
 ):
     if CHAINED:
@@ -56,6 +57,8 @@ def _forward(
     rstd = tl.rsqrt(tl.sum(wide * wide, 0) / WIDTH + eps)
     tl.store(rstd_ptr + row, rstd)
     weight = tl.load(weight_ptr + column, mask=inside, other=0.0).to(tl.float32)
+    if OFFSET:  # stored as the distance from 1
+        weight += 1
     # rounded before the weight as well as after, as other implementations in bf16 do
     unit = (wide * rstd).to(normed_ptr.dtype.element_ty)
     if unit_ptr is not None:
@@ -78,10 +81,13 @@ def _backward(
     rows,
     WIDTH: tl.constexpr,
     BLOCK: tl.constexpr,
+    OFFSET: tl.constexpr,
 ):
     column = tl.arange(0, BLOCK)
     inside = column < WIDTH
     weight = tl.load(weight_ptr + column, mask=inside, other=0.0).to(tl.float32)
+    if OFFSET:  # stored as the distance from 1
+        weight += 1
     grad_weight = tl.zeros([BLOCK], tl.float32)
     row = tl.program_id(0).to(tl.int64)
     while row < rows:
@@ -124,10 +130,15 @@ def _block(width: int) -> tuple[int, int]:
 
 
 def normalise(
-    x: Tensor, delta: Tensor | None, weight: Tensor, eps: float, keeps_unit: bool
+    x: Tensor,
+    delta: Tensor | None,
+    weight: Tensor,
+    eps: float,
+    keeps_unit: bool,
+    offset: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
     """x + delta (x itself without a delta), its norm, and for the backward pass: its rows of length 1,
-    if `keeps_unit`, and 1 / rms of every row in fp32."""
+    if `keeps_unit`, and 1 / rms of every row in fp32. With an `offset` the weight is its distance from 1."""
     x = x.contiguous()
     rows, width = x.numel() // x.shape[-1], x.shape[-1]
     total = x if delta is None else torch.empty_like(x)
@@ -146,6 +157,7 @@ def normalise(
         eps,
         WIDTH=width,
         BLOCK=block,
+        OFFSET=offset,
         num_warps=warps,
         **chained(x.device),
     )
@@ -160,6 +172,7 @@ def differentiate(
     rstd: Tensor,
     dtype: torch.dtype,
     normed: Tensor | None = None,
+    offset: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of x, which has this dtype, of delta (the same, in the weight's) and of the weight.
 
@@ -186,6 +199,7 @@ def differentiate(
         rows,
         WIDTH=width,
         BLOCK=block,
+        OFFSET=offset,
         num_warps=warps,
     )
     same = grad_x if grad_delta is None else grad_delta
@@ -194,11 +208,13 @@ def differentiate(
 
 class _AddNorm(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, delta: Tensor | None, weight: Tensor, eps: float) -> Any:  # type: ignore[override]
+    def forward(  # type: ignore[override]
+        ctx: Any, x: Tensor, delta: Tensor | None, weight: Tensor, eps: float, offset: bool
+    ) -> Any:
         keeps_unit = any(ctx.needs_input_grad)
-        total, normed, unit, rstd = normalise(x, delta, weight, eps, keeps_unit)
+        total, normed, unit, rstd = normalise(x, delta, weight, eps, keeps_unit, offset)
         ctx.save_for_backward(unit, weight, rstd)
-        ctx.dtype = x.dtype
+        ctx.dtype, ctx.offset = x.dtype, offset
         ctx.set_materialize_grads(False)
         return normed if delta is None else (total, normed)
 
@@ -208,15 +224,17 @@ class _AddNorm(torch.autograd.Function):
         grad_total, grad_normed = grads if len(grads) == 2 else (None, grads[0])
         if grad_normed is None:  # the norm was not used
             grad_delta = None if grad_total is None else grad_total.to(weight.dtype)
-            return grad_total, grad_delta, None, None
+            return grad_total, grad_delta, None, None, None
         grad_x, grad_delta, grad_weight = differentiate(
-            grad_total, grad_normed, unit, weight, rstd, ctx.dtype
+            grad_total, grad_normed, unit, weight, rstd, ctx.dtype, offset=ctx.offset
         )
-        return grad_x, grad_delta if len(grads) == 2 else None, grad_weight, None
+        return grad_x, grad_delta if len(grads) == 2 else None, grad_weight, None, None
 
 
-def add_norm(x: Tensor, delta: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+def add_norm(
+    x: Tensor, delta: Tensor | None, weight: Tensor, eps: float, offset: bool = False
+) -> tuple[Tensor, Tensor]:
     """x + delta and its norm; without a delta the sum is x itself."""
     if delta is None:
-        return x, _AddNorm.apply(x, None, weight, eps)
-    return _AddNorm.apply(x, delta, weight, eps)
+        return x, _AddNorm.apply(x, None, weight, eps, offset)
+    return _AddNorm.apply(x, delta, weight, eps, offset)

@@ -207,7 +207,7 @@ def _launch(
     _walk[(heads, len(tiles))](
         q, *fetched, tiles, table, table_stride, out, lse, 0 if lse is None else lse.stride(0),
         *q.stride()[:2], HEADS=heads, QUERIES=BLOCK, WINDOW=window, **shared, **layout,
-        num_warps=4, num_stages=1 if is_wide else 3,
+        num_warps=4 if shared["W"] <= 128 else 8, num_stages=1 if is_wide else 3,
     )  # fmt: skip
     return out
 

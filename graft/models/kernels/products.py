@@ -54,11 +54,12 @@ class _NormLinear(torch.autograd.Function):
         weight: Tensor,
         bias: Tensor | None,
         order: RowOrder | None,
+        offset: bool,
     ) -> Any:
         keeps_unit = any(ctx.needs_input_grad)
-        total, normed, unit, rstd = norm.normalise(x, delta, scale, eps, keeps_unit)
+        total, normed, unit, rstd = norm.normalise(x, delta, scale, eps, keeps_unit, offset)
         ctx.save_for_backward(unit, scale, rstd, weight)
-        ctx.dtype = x.dtype
+        ctx.dtype, ctx.offset = x.dtype, offset
         ctx.set_materialize_grads(False)
         ctx.grad_sum = grad_sum_of(weight)
         out = _product(normed, weight, bias, order)
@@ -70,16 +71,16 @@ class _NormLinear(torch.autograd.Function):
         grad_total, grad = grads if len(grads) == 2 else (None, grads[0])
         if grad is None:  # the product was not used
             grad_delta = None if grad_total is None else grad_total.to(scale.dtype)
-            return grad_total, grad_delta, *[None] * 5
+            return grad_total, grad_delta, *[None] * 6
         has = ctx.needs_input_grad
         normed = torch.empty_like(unit) if has[4] else None
         grad_x, grad_delta, grad_scale = norm.differentiate(
-            grad_total, grad @ weight, unit, scale, rstd, ctx.dtype, normed
+            grad_total, grad @ weight, unit, scale, rstd, ctx.dtype, normed, ctx.offset
         )
         grad_weight = None if normed is None else _grad_weight(ctx, grad, normed)
         grad_bias = grad.sum(0) if has[5] else None
         grad_delta = grad_delta if len(grads) == 2 else None
-        return grad_x, grad_delta, grad_scale, None, grad_weight, grad_bias, None
+        return grad_x, grad_delta, grad_scale, None, grad_weight, grad_bias, None, None
 
 
 class _Linear(torch.autograd.Function):
@@ -89,13 +90,13 @@ class _Linear(torch.autograd.Function):
         x: Tensor,
         weight: Tensor,
         bias: Tensor | None,
-        has_gate: bool,
+        activation: str,
         order: RowOrder | None,
     ) -> Tensor:
         x = x.contiguous()
         ctx.save_for_backward(x, weight)
-        ctx.has_gate, ctx.grad_sum = has_gate, grad_sum_of(weight)
-        return _product(gate.gated(x) if has_gate else x, weight, bias, order)
+        ctx.activation, ctx.grad_sum = activation, grad_sum_of(weight)
+        return _product(gate.gated(x, activation) if activation else x, weight, bias, order)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
@@ -103,11 +104,11 @@ class _Linear(torch.autograd.Function):
         grad = grads[0]
         has = ctx.needs_input_grad
         product_input, grad_x = x, None
-        if has[0] or ctx.has_gate:
+        if has[0] or ctx.activation:
             grad_x = grad @ weight
-        if ctx.has_gate:
+        if ctx.activation:
             product_input = torch.empty_like(grad_x)
-            grad_x = gate.differentiate(x, grad_x, product_input)
+            grad_x = gate.differentiate(x, grad_x, product_input, ctx.activation)
         grad_weight = _grad_weight(ctx, grad, product_input) if has[1] else None
         grad_bias = grad.sum(0) if has[2] else None
         return grad_x, grad_weight, grad_bias, None, None
@@ -173,11 +174,12 @@ def norm_linear(
     weight: Tensor,
     bias: Tensor | None,
     order: RowOrder | None = None,
+    offset: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """x + delta, and the product of its norm with the weight."""
     if delta is None:
-        return x, _NormLinear.apply(x, None, scale, eps, weight, bias, order)
-    return _NormLinear.apply(x, delta, scale, eps, weight, bias, order)
+        return x, _NormLinear.apply(x, None, scale, eps, weight, bias, order, offset)
+    return _NormLinear.apply(x, delta, scale, eps, weight, bias, order, offset)
 
 
 def norm_gated(
@@ -187,18 +189,20 @@ def norm_gated(
     eps: float,
     weight: Tensor,
     bias: Tensor | None,
+    activation: str,
+    offset: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """x + delta, and silu(gate) * up of gate|up, the product of its norm with the weight. No gradient."""
-    total, normed, *_ = norm.normalise(x, delta, scale, eps, keeps_unit=False)
-    return total, fixed_linear(normed, weight, bias, has_gate=True)
+    """x + delta, and the gated product of gate|up, the product of its norm with the weight. No gradient."""
+    total, normed, *_ = norm.normalise(x, delta, scale, eps, keeps_unit=False, offset=offset)
+    return total, fixed_linear(normed, weight, bias, gate=activation)
 
 
 def linear(
     x: Tensor,
     weight: Tensor,
     bias: Tensor | None,
-    has_gate: bool = False,
+    activation: str = "",
     order: RowOrder | None = None,
 ) -> Tensor:
-    """x @ weight.T + bias; with a gate x is gate|up."""
-    return _Linear.apply(x, weight, bias, has_gate, order)
+    """x @ weight.T + bias; with an activation (silu, gelu_tanh) x is gate|up."""
+    return _Linear.apply(x, weight, bias, activation, order)

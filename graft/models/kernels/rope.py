@@ -3,8 +3,9 @@
     T tokens, H query heads, K key/value heads, d head size, P programs
 
 A program holds a tile of several heads of one token as two halves, [heads, d/2] each, since pair i is
-(i, i + d/2). A tile may hold heads of all three kinds: each kind has its own mask, its own weight and
-its own output, and masked elements cost no memory traffic.
+(i, i + d/2). Where only the first r numbers of a head are rotated their pairs are (i, i + r/2), and the rest
+is halved as well, with an angle of 0. A tile may hold heads of all three kinds: each kind has its own mask,
+its own weight and its own output, and masked elements cost no memory traffic.
 The backward writes the whole gradient of q|k|v. With head norms its programs loop over every P-th
 token and keep their own sums of the weights' gradients, as in `norm`.
 """
@@ -31,10 +32,36 @@ RESIDENT_WARPS = 24
 
 
 @triton.jit
-def _weights(q_weight_ptr, k_weight_ptr, is_q, at, inside):
+def _pairs(pair, HALF: tl.constexpr, TURNED: tl.constexpr):
+    """Where the first number of each pair is in its head, and how far behind it the second."""
+    at, gap = pair, HALF
+    if TURNED < HALF:
+        at = tl.where(pair < TURNED, pair, pair + TURNED)
+        gap = tl.where(pair < TURNED, TURNED, HALF - TURNED)
+    return at, gap
+
+
+@triton.jit
+def _angles(cos_ptr, sin_ptr, token, pair, HALF: tl.constexpr, TURNED: tl.constexpr):
+    """cos and sin of a token's pairs, [1, d/2]; what is not rotated has the angle 0."""
+    REST: tl.constexpr = 0.0 if TURNED == HALF else 1.0
+    angle = token * TURNED + pair
+    cos = tl.load(cos_ptr + angle, mask=pair < TURNED, other=REST).to(tl.float32)[None, :]
+    sin = tl.load(sin_ptr + angle, mask=pair < TURNED, other=0.0).to(tl.float32)[None, :]
+    return cos, sin
+
+
+@triton.jit
+def _weights(
+    q_weight_ptr, k_weight_ptr, is_q, at, inside, OFFSET: tl.constexpr, QUERY_SCALE: tl.constexpr
+):
     """Each head's norm weight, [heads, d/2]."""
     q_weight = tl.load(q_weight_ptr + at, mask=inside, other=0.0).to(tl.float32)
     k_weight = tl.load(k_weight_ptr + at, mask=inside, other=0.0).to(tl.float32)
+    if OFFSET:
+        q_weight, k_weight = 1 + q_weight, 1 + k_weight
+    if QUERY_SCALE != 1:
+        q_weight *= QUERY_SCALE
     return tl.where(is_q[:, None], q_weight[None, :], k_weight[None, :])
 
 
@@ -43,8 +70,8 @@ def _forward(
     qkv_ptr,  # [T, (H+2K) d], rows `qkv_stride` apart
     q_weight_ptr,  # [d] or None
     k_weight_ptr,  # [d] or None
-    cos_ptr,  # [T, d/2]
-    sin_ptr,  # [T, d/2]
+    cos_ptr,  # [T, r/2]
+    sin_ptr,  # [T, r/2]
     q_ptr,  # [T, H, d]
     k_ptr,  # [T, K, d]
     v_ptr,  # [T, K, d]
@@ -59,6 +86,9 @@ def _forward(
     H: tl.constexpr,
     K: tl.constexpr,
     HALF: tl.constexpr,
+    TURNED: tl.constexpr,
+    OFFSET: tl.constexpr,
+    QUERY_SCALE: tl.constexpr,
     HEADS: tl.constexpr,
     PAIRS: tl.constexpr,
     PAGE: tl.constexpr,
@@ -73,12 +103,14 @@ def _forward(
     real = (pair < HALF)[None, :]
     is_q, is_k = head < H, (head >= H) & (head < H + K)
     is_v = (head >= H + K) & (head < H + 2 * K)
-    within = head[:, None] * (2 * HALF) + pair[None, :]
+    at, gap = _pairs(pair, HALF, TURNED)
+    across = gap if TURNED == HALF else gap[None, :]
+    within = head[:, None] * (2 * HALF) + at[None, :]
 
     source = qkv_ptr + token * qkv_stride + within
     inside = (head < H + 2 * K)[:, None] & real
     left = tl.load(source, mask=inside, other=0.0)
-    right = tl.load(source + HALF, mask=inside, other=0.0)
+    right = tl.load(source + across, mask=inside, other=0.0)
     if table_ptr is None:
         start = token * (K * 2 * HALF)
         head_size = 2 * HALF
@@ -91,9 +123,9 @@ def _forward(
         alive_head = tl.where(tl.load(lengths_ptr + row) != 0, head, -1)  # -1: stored nowhere
         is_k = (alive_head >= H) & (alive_head < H + K)
         is_v = (alive_head >= H + K) & (alive_head < H + 2 * K)
-    value = v_ptr + start + (head - H - K)[:, None] * head_size + pair[None, :]
+    value = v_ptr + start + (head - H - K)[:, None] * head_size + at[None, :]
     tl.store(value, left, mask=is_v[:, None] & real)
-    tl.store(value + HALF, right, mask=is_v[:, None] & real)
+    tl.store(value + across, right, mask=is_v[:, None] & real)
 
     left, right = left.to(tl.float32), right.to(tl.float32)
     if q_weight_ptr is not None:
@@ -101,22 +133,21 @@ def _forward(
         rstd = tl.rsqrt(squares / (2 * HALF) + eps)
         if rstd_ptr is not None:
             tl.store(rstd_ptr + token * (H + K) + head, rstd, mask=head < H + K)
-        weight_left = _weights(q_weight_ptr, k_weight_ptr, is_q, pair, pair < HALF)
-        weight_right = _weights(q_weight_ptr, k_weight_ptr, is_q, pair + HALF, pair < HALF)
+        weights = q_weight_ptr, k_weight_ptr, is_q
+        weight_left = _weights(*weights, at, pair < HALF, OFFSET, QUERY_SCALE)
+        weight_right = _weights(*weights, at + gap, pair < HALF, OFFSET, QUERY_SCALE)
         left = (left * rstd[:, None]).to(dtype).to(tl.float32) * weight_left
         right = (right * rstd[:, None]).to(dtype).to(tl.float32) * weight_right
         left, right = left.to(dtype).to(tl.float32), right.to(dtype).to(tl.float32)
-    angle = token * HALF + pair
-    cos = tl.load(cos_ptr + angle, mask=pair < HALF, other=0.0).to(tl.float32)[None, :]
-    sin = tl.load(sin_ptr + angle, mask=pair < HALF, other=0.0).to(tl.float32)[None, :]
+    cos, sin = _angles(cos_ptr, sin_ptr, token, pair, HALF, TURNED)
     rotated_left = (left * cos - right * sin).to(dtype)
     rotated_right = (right * cos + left * sin).to(dtype)
     query = q_ptr + token * (H * 2 * HALF) + within
     tl.store(query, rotated_left, mask=is_q[:, None] & real)
-    tl.store(query + HALF, rotated_right, mask=is_q[:, None] & real)
-    key = k_ptr + start + (head - H)[:, None] * head_size + pair[None, :]
+    tl.store(query + across, rotated_right, mask=is_q[:, None] & real)
+    key = k_ptr + start + (head - H)[:, None] * head_size + at[None, :]
     tl.store(key, rotated_left, mask=is_k[:, None] & real)
-    tl.store(key + HALF, rotated_right, mask=is_k[:, None] & real)
+    tl.store(key + across, rotated_right, mask=is_k[:, None] & real)
 
 
 @triton.jit(do_not_specialize=["tokens"])
@@ -128,8 +159,8 @@ def _backward(
     q_weight_ptr,  # [d] or None
     k_weight_ptr,  # [d] or None
     rstd_ptr,  # [T, H+K] or None
-    cos_ptr,  # [T, d/2]
-    sin_ptr,  # [T, d/2]
+    cos_ptr,  # [T, r/2]
+    sin_ptr,  # [T, r/2]
     grad_qkv_ptr,  # [T, (H+2K) d]
     partial_ptr,  # [P, tiles, 2, d] or None: of q_weight, of k_weight
     tokens,
@@ -137,6 +168,9 @@ def _backward(
     H: tl.constexpr,
     K: tl.constexpr,
     HALF: tl.constexpr,
+    TURNED: tl.constexpr,
+    OFFSET: tl.constexpr,
+    QUERY_SCALE: tl.constexpr,
     HEADS: tl.constexpr,
     PAIRS: tl.constexpr,
 ):
@@ -147,10 +181,13 @@ def _backward(
     is_v = (head >= H + K) & (head < H + 2 * K)
     is_rotated = (head < H + K)[:, None] & real
     inside = (head < H + 2 * K)[:, None] & real
-    within = head[:, None] * (2 * HALF) + pair[None, :]
+    at, gap = _pairs(pair, HALF, TURNED)
+    across = gap if TURNED == HALF else gap[None, :]
+    within = head[:, None] * (2 * HALF) + at[None, :]
     if q_weight_ptr is not None:
-        weight_left = _weights(q_weight_ptr, k_weight_ptr, is_q, pair, pair < HALF)
-        weight_right = _weights(q_weight_ptr, k_weight_ptr, is_q, pair + HALF, pair < HALF)
+        weights = q_weight_ptr, k_weight_ptr, is_q
+        weight_left = _weights(*weights, at, pair < HALF, OFFSET, QUERY_SCALE)
+        weight_right = _weights(*weights, at + gap, pair < HALF, OFFSET, QUERY_SCALE)
         sum_left = tl.zeros([HEADS, PAIRS], tl.float32)
         sum_right = tl.zeros([HEADS, PAIRS], tl.float32)
 
@@ -161,23 +198,21 @@ def _backward(
         value = grad_v_ptr + token * (K * 2 * HALF) + within - (H + K) * (2 * HALF)
         # a head is of one kind: two of its three loads are masked and return 0
         left = tl.load(query, mask=is_q[:, None] & real, other=0.0)
-        right = tl.load(query + HALF, mask=is_q[:, None] & real, other=0.0)
+        right = tl.load(query + across, mask=is_q[:, None] & real, other=0.0)
         left += tl.load(key, mask=is_k[:, None] & real, other=0.0)
-        right += tl.load(key + HALF, mask=is_k[:, None] & real, other=0.0)
+        right += tl.load(key + across, mask=is_k[:, None] & real, other=0.0)
         value_left = tl.load(value, mask=is_v[:, None] & real, other=0.0)
-        value_right = tl.load(value + HALF, mask=is_v[:, None] & real, other=0.0)
+        value_right = tl.load(value + across, mask=is_v[:, None] & real, other=0.0)
         left, right = left.to(tl.float32), right.to(tl.float32)
 
-        angle = token * HALF + pair
-        cos = tl.load(cos_ptr + angle, mask=pair < HALF, other=0.0).to(tl.float32)[None, :]
-        sin = tl.load(sin_ptr + angle, mask=pair < HALF, other=0.0).to(tl.float32)[None, :]
+        cos, sin = _angles(cos_ptr, sin_ptr, token, pair, HALF, TURNED)
         # the transpose of a rotation is its inverse
         grad_left, grad_right = left * cos + right * sin, right * cos - left * sin
         if q_weight_ptr is not None:
             source = qkv_ptr + token * qkv_stride + within
             rstd = tl.load(rstd_ptr + token * (H + K) + head, mask=head < H + K, other=0.0)[:, None]
             unit_left = tl.load(source, mask=is_rotated, other=0.0).to(tl.float32) * rstd
-            unit_right = tl.load(source + HALF, mask=is_rotated, other=0.0).to(tl.float32) * rstd
+            unit_right = tl.load(source + across, mask=is_rotated, other=0.0).to(tl.float32) * rstd
             sum_left += grad_left * unit_left
             sum_right += grad_right * unit_right
             grad_left *= weight_left
@@ -190,20 +225,22 @@ def _backward(
         target = grad_qkv_ptr + token * ((H + 2 * K) * 2 * HALF) + within
         dtype = grad_qkv_ptr.dtype.element_ty
         tl.store(target, (grad_left + value_left.to(tl.float32)).to(dtype), mask=inside)
-        tl.store(target + HALF, (grad_right + value_right.to(tl.float32)).to(dtype), mask=inside)
+        tl.store(target + across, (grad_right + value_right.to(tl.float32)).to(dtype), mask=inside)
         token += tl.num_programs(0)
 
     if q_weight_ptr is not None:
         program = tl.program_id(0) * tl.num_programs(1) + tl.program_id(1)
-        row = partial_ptr + program * (4 * HALF) + pair
+        row = partial_ptr + program * (4 * HALF) + at
         q_left = tl.sum(tl.where(is_q[:, None], sum_left, 0.0), 0)
         q_right = tl.sum(tl.where(is_q[:, None], sum_right, 0.0), 0)
         k_left = tl.sum(tl.where(is_k[:, None], sum_left, 0.0), 0)
         k_right = tl.sum(tl.where(is_k[:, None], sum_right, 0.0), 0)
+        if QUERY_SCALE != 1:
+            q_left, q_right = q_left * QUERY_SCALE, q_right * QUERY_SCALE
         tl.store(row, q_left, mask=pair < HALF)
-        tl.store(row + HALF, q_right, mask=pair < HALF)
+        tl.store(row + gap, q_right, mask=pair < HALF)
         tl.store(row + 2 * HALF, k_left, mask=pair < HALF)
-        tl.store(row + 3 * HALF, k_right, mask=pair < HALF)
+        tl.store(row + 2 * HALF + gap, k_right, mask=pair < HALF)
 
 
 def _tile(all_heads: int, half: int) -> tuple[int, int, int]:
@@ -211,6 +248,18 @@ def _tile(all_heads: int, half: int) -> tuple[int, int, int]:
     pairs = triton.next_power_of_2(half)
     heads = min(triton.next_power_of_2(all_heads), max(TILE // pairs, 1))
     return heads, pairs, max(heads * pairs // 256, 1)
+
+
+def _constants(how: HeadRotation, size: int) -> dict[str, Any]:
+    """What both kernels are compiled for."""
+    return {
+        "H": how.heads,
+        "K": how.kv_heads,
+        "HALF": size // 2,
+        "TURNED": how.cos.shape[1],
+        "OFFSET": how.offset,
+        "QUERY_SCALE": how.query_scale,
+    }
 
 
 def _launch(
@@ -221,7 +270,7 @@ def _launch(
     kv_slots: KVSlots | None = None,
 ) -> None:
     """Write q, k and v to `out`: tensors of their own, or for k and v the pages of `kv_slots`."""
-    q_weight, k_weight, eps, cos, sin, _, kv_heads = how
+    kv_heads = how.kv_heads
     tokens, heads, size = out[0].shape
     pages = (None, None, None, None, 0)
     if kv_slots is not None:
@@ -230,18 +279,16 @@ def _launch(
     tile_heads, pairs, warps = _tile(heads + 2 * kv_heads, size // 2)
     _forward[(tokens, triton.cdiv(heads + 2 * kv_heads, tile_heads))](
         qkv,
-        q_weight,
-        k_weight,
-        cos,
-        sin,
+        how.q_weight,
+        how.k_weight,
+        how.cos,
+        how.sin,
         *out,
         rstd,
-        eps,
+        how.eps,
         qkv.stride(0),
         *pages,
-        H=heads,
-        K=kv_heads,
-        HALF=size // 2,
+        **_constants(how, size),
         HEADS=tile_heads,
         PAIRS=pairs,
         PAGE=1 if kv_slots is None else kv_slots.pool.shape[4],
@@ -269,7 +316,7 @@ def differentiate(
     how: HeadRotation,
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """Gradients of q|k|v and of the weights of head norms; a rotation alone (None) needs only its angles."""
-    q_weight, k_weight, _, cos, sin, heads, kv_heads = how
+    heads, kv_heads = how.heads, how.kv_heads
     grad_q, grad_k, grad_v = (grad.contiguous() for grad in grads)
     tokens, _, size = grad_q.shape
     tile_heads, pairs, warps = _tile(heads + 2 * kv_heads, size // 2)
@@ -285,25 +332,23 @@ def differentiate(
         grad_k,
         grad_v,
         qkv,
-        q_weight,
-        k_weight,
+        how.q_weight,
+        how.k_weight,
         rstd,
-        cos,
-        sin,
+        how.cos,
+        how.sin,
         grad_qkv,
         partial,
         tokens,
         0 if qkv is None else qkv.stride(0),
-        H=heads,
-        K=kv_heads,
-        HALF=size // 2,
+        **_constants(how, size),
         HEADS=tile_heads,
         PAIRS=pairs,
         num_warps=warps,
     )
-    if partial is None or q_weight is None:
+    if partial is None or how.q_weight is None:
         return grad_qkv, None, None
-    grad_q_weight, grad_k_weight = partial.sum((0, 1)).to(q_weight.dtype)
+    grad_q_weight, grad_k_weight = partial.sum((0, 1)).to(how.q_weight.dtype)
     return grad_qkv, grad_q_weight, grad_k_weight
 
 
@@ -319,16 +364,15 @@ class _QkRotate(torch.autograd.Function):
         qkv, how = streamed(qkv, HeadRotation(*of_heads))
         q, k, v, rstd = rotate(qkv, how)
         kept = None if rstd is None else qkv
-        ctx.save_for_backward(kept, rstd, how.q_weight, how.k_weight, how.cos, how.sin)
-        ctx.constants = how.eps, how.heads, how.kv_heads
+        ctx.save_for_backward(kept, rstd, *how.tensors)
+        ctx.how = how.without_tensors()
         return q, k, v
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
-        qkv, rstd, q_weight, k_weight, cos, sin = ctx.saved_tensors
-        eps, *heads = ctx.constants
-        how = HeadRotation(q_weight, k_weight, eps, cos, sin, *heads)
-        return *differentiate(grads, qkv, rstd, how), *[None] * 5  # type: ignore[arg-type]
+        qkv, rstd, *of_heads = ctx.saved_tensors
+        how = ctx.how.with_tensors(*of_heads)
+        return *differentiate(grads, qkv, rstd, how), *[None] * (len(how) - 2)  # type: ignore[arg-type]
 
 
 def qk_rotate(qkv: Tensor, how: HeadRotation) -> tuple[Tensor, Tensor, Tensor]:

@@ -28,19 +28,18 @@ class _RotatedAttention(torch.autograd.Function):
             out, lse = interval.attend(q, k, v, blocks)
         else:
             out, lse = path_attention.attend(q, k, v, path, blocks.window)
-        ctx.save_for_backward(qkv, rstd, out, lse, *how[:2], how.cos, how.sin)
-        ctx.blocks, ctx.constants = blocks, (how.eps, how.heads, how.kv_heads)
+        ctx.save_for_backward(qkv, rstd, out, lse, *how.tensors)
+        ctx.blocks, ctx.how = blocks, how.without_tensors()
         return out
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
-        qkv, rstd, out, lse, q_weight, k_weight, cos, sin = ctx.saved_tensors
-        eps, *heads = ctx.constants
-        how = HeadRotation(q_weight, k_weight, eps, cos, sin, *heads)
+        qkv, rstd, out, lse, *of_heads = ctx.saved_tensors
+        how = ctx.how.with_tensors(*of_heads)
         q, k, v, _ = rope.rotate(qkv, how)
         of_heads = interval.differentiate(q, k, v, out, lse, grads[0], ctx.blocks)
         grad_qkv, *of_weights = rope.differentiate(of_heads, qkv, rstd, how)
-        return grad_qkv, None, None, *of_weights, *[None] * 5
+        return grad_qkv, None, None, *of_weights, *[None] * (len(how) - 2)
 
 
 def rotated_attention(

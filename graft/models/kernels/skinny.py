@@ -9,7 +9,7 @@ by element; nothing is exchanged before the sums at the end.
 
 norm    y = (x + delta) / rms * g, then y @ W.T: the product is taken of (x + delta) * g, and divided
         by the rms after the loop, which also sums the squares
-gate    silu(gate) * up @ W.T, the gate computed as its columns are read
+gate    silu(gate) * up @ W.T (or gelu), the gate computed as its columns are read
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+
+from graft.models.kernels.gate import exponent, is_gelu
 
 OUTPUTS = 4  # rows of the weight per program
 INPUTS = 1024
@@ -37,8 +39,10 @@ def _skinny(
     K: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     HAS_NORM: tl.constexpr,
+    OFFSET: tl.constexpr,
     HAS_DELTA: tl.constexpr,
     HAS_GATE: tl.constexpr,
+    GELU: tl.constexpr,
     OUTPUTS: tl.constexpr,
     INPUTS: tl.constexpr,
 ):
@@ -59,8 +63,8 @@ def _skinny(
         if HAS_GATE:
             gate = tl.load(x + row * (2 * K) + column, mask=inside, other=0.0).to(tl.float32)
             up = tl.load(x + row * (2 * K) + K + column, mask=inside, other=0.0).to(tl.float32)
-            silu = (gate / (1.0 + tl.exp(-gate))).to(dtype).to(tl.float32)
-            v = (silu * up).to(dtype).to(tl.float32)
+            active = (gate / (1.0 + tl.exp(-exponent(gate, GELU)))).to(dtype).to(tl.float32)
+            v = (active * up).to(dtype).to(tl.float32)
         else:
             v = tl.load(x + row * K + column, mask=inside, other=0.0).to(tl.float32)
         if HAS_NORM:
@@ -70,7 +74,8 @@ def _skinny(
                 if program == 0:
                     tl.store(total + row * K + column, v.to(total.dtype.element_ty), mask=inside)
             squares += v * v
-            v *= tl.load(norm_weight + column, mask=inside, other=0.0).to(tl.float32)
+            scale = tl.load(norm_weight + column, mask=inside, other=0.0).to(tl.float32)
+            v *= 1 + scale if OFFSET else scale
         acc += w.to(tl.float32) * v[None, :]
     result = tl.sum(acc, 1)
     if HAS_NORM:
@@ -85,18 +90,19 @@ def skinny_linear(
     weight: Tensor,
     bias: Tensor | None = None,
     *,
-    norm: tuple[Tensor | None, Tensor, float] | None = None,
-    gate: bool = False,
+    norm: tuple[Tensor | None, Tensor, float, bool] | None = None,
+    gate: str = "",
 ) -> tuple[Tensor, Tensor]:
-    """(x + delta, its product with weight) of x [B, K]; norm = (delta, weight, eps).
+    """(x + delta, its product with weight) of x [B, K]; norm = (delta, weight, eps, whether the
+    weight is the distance from 1).
 
-    With a gate x is gate|up [B, 2K]. No gradient.
+    With a gate (silu, gelu_tanh) x is gate|up [B, 2K]. No gradient.
     """
     rows = len(x)
     outputs, inputs = weight.shape
     x = x.contiguous()
     out = torch.empty((rows, outputs), dtype=weight.dtype, device=x.device)
-    delta, norm_weight, eps = norm or (None, None, 0.0)
+    delta, norm_weight, eps, offset = norm or (None, None, 0.0, False)
     total = x if delta is None else torch.empty_like(x)
     _skinny[(triton.cdiv(outputs, OUTPUTS), rows)](
         x,
@@ -111,8 +117,10 @@ def skinny_linear(
         K=inputs,
         HAS_BIAS=bias is not None,
         HAS_NORM=norm is not None,
+        OFFSET=offset,
         HAS_DELTA=delta is not None,
-        HAS_GATE=gate,
+        HAS_GATE=bool(gate),
+        GELU=is_gelu(gate),
         OUTPUTS=OUTPUTS,
         INPUTS=min(INPUTS, triton.next_power_of_2(inputs)),
         num_warps=4,

@@ -56,11 +56,9 @@ class Attention(Sublayer):
     ) -> Tensor:
         """[T, H*d]: the output of the heads."""
         shape = self.shape
-        q_weight = None if self.q_norm is None else self.q_norm.scale
-        k_weight = None if self.k_norm is None else self.k_norm.scale
-        if q_weight is not None and shape.query_scale != 1:
-            q_weight = q_weight * shape.query_scale
-        heads = (shape.heads, shape.kv_heads)
+        q_weight = None if self.q_norm is None else self.q_norm.weight
+        k_weight = None if self.k_norm is None else self.k_norm.weight
+        heads = shape.heads, shape.kv_heads, shape.norm_offset, shape.query_scale
         how = HeadRotation(q_weight, k_weight, shape.norm_eps, cos, sin, *heads)
         if kv_slots is None:
             output = attend_qkv(attend, self.index, qkv, how)

@@ -73,7 +73,7 @@ class ExpertMLP(Sublayer):
         mixed = mix(x, weights_Tk, chosen_Tk)
         if self.experts.shared_ff:
             inner = linear(x, self.shared_gate_up.weight, order=self.order)
-            mixed = mixed + linear(inner, self.shared_down.weight, gate=True, order=self.order)
+            mixed = mixed + linear(inner, self.shared_down.weight, gate="silu", order=self.order)
         return mixed
 
     def _count(self, load_E: Tensor) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from graft.models.layers.sublayer import Sublayer
-from graft.models.ops import can_gate_inside, gelu_gate
+from graft.models.ops import can_gate_inside
 from graft.models.shape import ModelShape
 
 
@@ -20,9 +20,6 @@ class GatedMLP(Sublayer):
 
     def forward(self, x: Tensor, delta: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """The stream and its pending addition."""
-        if self.activation == "gelu_tanh":
-            x, gate_up = self.norm_linear(x, delta, self.gate_up)
-            return self.add_linear(x, gelu_gate(gate_up), self.down)
-        is_inside = can_gate_inside(x, self.order)
-        x, inner = self.norm_linear(x, delta, self.gate_up, gate=is_inside)
-        return self.add_linear(x, inner, self.down, gate=not is_inside)
+        inside = self.activation if can_gate_inside(x, self.order) else ""
+        x, inner = self.norm_linear(x, delta, self.gate_up, gate=inside)
+        return self.add_linear(x, inner, self.down, gate="" if inside else self.activation)

@@ -24,14 +24,9 @@ class Norm(nn.Module):
         self.weight = nn.Parameter(torch.zeros(size) if offset else torch.ones(size))
         self.eps, self.offset = eps, offset
 
-    @property
-    def scale(self) -> Tensor:
-        """What rows are multiplied by."""
-        return 1 + self.weight if self.offset else self.weight
-
     def forward(self, x: Tensor, delta: Tensor | None) -> tuple[Tensor, Tensor]:
         """The stream with `delta` added to it, and its norm."""
-        return ops.add_norm(x, delta, self.scale, self.eps)
+        return ops.add_norm(x, delta, self.weight, self.eps, self.offset)
 
 
 class Sublayer(nn.Module):
@@ -46,14 +41,14 @@ class Sublayer(nn.Module):
         self.order: RowOrder | None = None
 
     def norm_linear(
-        self, x: Tensor, delta: Tensor | None, linear: nn.Linear, gate: bool = False
+        self, x: Tensor, delta: Tensor | None, linear: nn.Linear, gate: str = ""
     ) -> tuple[Tensor, Tensor]:
-        """x + delta, and the product of its norm; with a gate, silu(gate) * up of that product."""
-        how = self.norm.scale, self.norm.eps, linear.weight, linear.bias
-        return ops.norm_linear(x, delta, *how, self.order, gate)
+        """x + delta, and the product of its norm; with a gate, the gated product of it."""
+        how = self.norm.weight, self.norm.eps, linear.weight, linear.bias
+        return ops.norm_linear(x, delta, *how, self.order, gate, self.norm.offset)
 
     def add_linear(
-        self, x: Tensor, y: Tensor, linear: nn.Linear, gate: bool = False
+        self, x: Tensor, y: Tensor, linear: nn.Linear, gate: str = ""
     ) -> tuple[Tensor, Tensor | None]:
         """The stream and its pending addition, of y's product."""
         if self.post_norm is not None:

@@ -14,7 +14,6 @@ from graft.models.ops import (
     add_norm,
     attend_qkv,
     gather_rows,
-    gelu_gate,
     linear,
     norm_linear,
 )
@@ -92,9 +91,8 @@ class ShardedBlock(nn.Module):
     def _feed_forward(self, x: Tensor, delta: Tensor | None) -> tuple[Tensor, Tensor | None]:
         norm = self.pre_feedforward_layernorm or self.post_attention_layernorm
         x, gate_up = self._norm_project(x, delta, norm, self.gate_proj, self.up_proj)
-        is_silu = self.shape.activation == "silu"
-        inner = gate_up if is_silu else gelu_gate(gate_up)
-        return self._project_out(x, inner, self.down_proj, self.post_feedforward_layernorm, is_silu)
+        gate, after = self.shape.activation, self.post_feedforward_layernorm
+        return self._project_out(x, gate_up, self.down_proj, after, gate)
 
     def _norm_project(
         self, x: Tensor, delta: Tensor | None, norm: Norm, *linears: nn.Linear
@@ -111,7 +109,7 @@ class ShardedBlock(nn.Module):
         return x, linear(enter(normed, self.tp.group), weight, bias)
 
     def _project_out(
-        self, x: Tensor, y: Tensor, to: nn.Linear, after: Norm | None, gate: bool = False
+        self, x: Tensor, y: Tensor, to: nn.Linear, after: Norm | None, gate: str = ""
     ) -> tuple[Tensor, Tensor | None]:
         """The stream and its pending addition, of y's product and the norm after it."""
         weight, bias = local_tensor(to.weight), None if to.bias is None else local_tensor(to.bias)

@@ -17,7 +17,7 @@ from graft.models.decoder import Attend
 from graft.models.device import HOPPER, has_kernels
 from graft.models.ops import gather_rows, qk_rotate
 from graft.models.tile_attention import attend_rows, padded_length
-from graft.models.tree.block_lists import BlockLists
+from graft.models.tree.block_lists import MAX_HEAD, BlockLists
 from graft.models.tree.packing import TokenRun
 from graft.models.tree.path_blocks import PathBlocks
 
@@ -94,8 +94,8 @@ class KernelAttention:
 @cache
 def why_no_kernel(size: int, dtype: torch.dtype, device: torch.device) -> str:
     """Why the interval kernel cannot be used; empty if it can."""
-    if size > 128 or size * dtype.itemsize % 16:
-        return f"head size {size} is not a multiple of 8 up to 128"
+    if size > MAX_HEAD or size * dtype.itemsize % 16:
+        return f"head size {size} is not a multiple of 8 up to {MAX_HEAD}"
     if device.type == "cuda" and torch.cuda.get_device_capability(device) < HOPPER:
         return "this GPU is older than the Hopper generation"
     return ""

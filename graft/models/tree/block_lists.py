@@ -37,6 +37,9 @@ KEYS = 64
 HELD_KEYS = 64
 """Keys of a block that has a list of queries: gradients of k and v."""
 
+MAX_HEAD = 256
+"""The largest head size whose tiles fit a program's shared memory."""
+
 MIN_PIECE = 16
 """Query blocks of a list, up to which it is not split."""
 

@@ -202,8 +202,12 @@ def _merge(
 
 
 def stages(q: Tensor) -> int:
-    """Turns whose pages are on their way at a time; two turns of float32 need more than 99 KB of memory."""
-    return 1 if q.dtype == torch.float32 and not has_large_shared_memory(q.device) else 2
+    """Turns whose pages are on their way at a time; two turns of float32, or of heads of more than 256 bytes,
+    need more than 99 KB of memory, and two of more than 512 bytes more than 227."""
+    width = q.shape[-1] * q.itemsize
+    if has_large_shared_memory(q.device):
+        return 2 if width <= 512 else 1
+    return 2 if width <= 256 and q.dtype != torch.float32 else 1
 
 
 def scratch(
