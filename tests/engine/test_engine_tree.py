@@ -323,3 +323,55 @@ def test_a_fork_outside_the_context_is_refused() -> None:
     for at in (0, 6):
         with pytest.raises(ValueError, match=f"at token {at} of a context of 5"):
             context.fork(at=at)
+
+
+def windowed_tree(num_pages: int, windows: tuple[int, ...]) -> SequenceTree:
+    """Pages of two tokens, so segments of eight."""
+    sizes = {"kv_heads": 1, "heads": 1, "head_dim": 2, "width": 2, "ff": 2}
+    shape = ModelShape(layers=len(windows), windows=windows, **sizes)
+    return SequenceTree(Pages(shape, num_pages, 2, torch.device("cpu"), torch.float32))
+
+
+def test_pages_that_no_window_sees_are_released() -> None:
+    tree = windowed_tree(12, (3, 5))
+    root = tree.open(list(range(20)))
+    compute(tree, root)  # the next token sees positions 16 to 20
+    root.tokens.append(0)
+    assert tree.pages.free == 2 and tree.reserve(root, 21)
+    assert tree.pages.free == 9 and root.pages[:8] == [0] * 8 and all(root.pages[8:])
+    assert tree.table[root.row, :12].tolist() == [*root.pages, 0]
+    near, far = tree.fork(root), tree.fork(root, at=12)
+    assert tree.next_to_compute(near) is near and near.cached == 20 and near.freed == 8
+    stem = far.stem  # of 11 tokens, whose keys are gone
+    assert stem is not None and tree.next_to_compute(far) is stem and stem.cached == 0
+    for sequence in (root, near, far):
+        tree.close(sequence)
+    assert tree.pages.free == 12 and not tree.sequences
+
+
+def test_a_layer_without_a_window_keeps_all_pages() -> None:
+    tree = windowed_tree(12, (3, 0))
+    root = tree.open(list(range(20)))
+    compute(tree, root)
+    assert tree.reserve(root, 21) and all(root.pages) and root.freed == 0
+
+
+def test_what_is_cut_off_behind_released_pages_is_computed_again() -> None:
+    tree = windowed_tree(12, (5,))
+    root = tree.open(list(range(21)))
+    root.tokens.append(0)
+    compute(tree, root)
+    assert tree.reserve(root, 23) and root.freed == 8
+    tree.truncate(root, 22)
+    assert root.freed == 8 and root.cached == 21
+    tree.truncate(root, 15)
+    assert (root.freed, root.cached, tree.pages.free) == (0, 0, 12)
+
+
+def test_a_context_longer_than_the_pool_is_sampled_through_a_window() -> None:
+    decoder = tiny_decoder(family="mistral", qk_norm=False, windows=(6, 6))
+    sizes = {"page_size": 4, "prefill_chunk": 16}
+    small, large = (tiny_engine(decoder, kv_tokens=n, **sizes) for n in (48, 1024))
+    text, sampling = prompt(100), Sampling(max_tokens=40)
+    done, want = (sample_one(engine.open(text), sampling) for engine in (small, large))
+    assert (done.tokens, done.logprobs) == (want.tokens, want.logprobs) and len(done.tokens) == 40

@@ -273,12 +273,14 @@ def test_the_log_probs_of_a_tree_have_the_learners_bits(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("windows", [(), (100,)])
 def test_the_log_probs_of_long_paths_have_the_learners_bits(
-    device: torch.device, monkeypatch: pytest.MonkeyPatch
+    windows: tuple[int, ...], device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Prompts of more than a segment, so that segments are shared, and a page of the tails after them."""
+    """Prompts of more than a segment, so that segments are shared, and a page of the tails after them; with
+    a window the first segment's pages are released."""
     monkeypatch.setattr(segment_sharing, "PROGRAMS", 1)
-    decoder = in_order(monkeypatch, device)
+    decoder = in_order(monkeypatch, device, windows=windows)
     rows = answered(decoder, 2 * SPAN + BLOCK + 30, 3, Sampling(max_tokens=3), kv_tokens=4096)
     assert num_unequal(decoder, rows, random.Random(0)) == (0, 9)
 

@@ -260,7 +260,7 @@ class Scheduler:
 
     def _reclaimable(self) -> int:
         """Pages that evicting every idle sequence would free."""
-        held = {page for sequence in self._idle() for page in sequence.pages}
+        held = {page for s in self._idle() for page in s.pages[s.freed :]}
         busy = {page for request in self.running for page in request.sequence.pages}
         return len(held - busy)
 

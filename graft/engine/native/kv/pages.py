@@ -39,6 +39,8 @@ class Pages:
         self.size, self.total = page_size, num_pages
         self.kv_heads, self.head_dim = shape.kv_heads, shape.head_dim
         self.windows = shape.windows
+        self.horizon = max(shape.windows) if shape.windows and all(shape.windows) else 0
+        """How many positions a token sees in the layer that sees most; 0: all."""
         # zeros, not empty: a masked key has weight 0, and 0 * NaN would still be NaN
         self.pool = torch.zeros(
             (shape.layers, 2, num_pages + 1, shape.kv_heads, page_size, shape.head_dim),

@@ -12,6 +12,9 @@ A fork freezes the common tokens as a *stem*, a sequence that is never sampled f
 A stem ends one token before the fork, since every child computes the last token itself to get its
 logits. A sequence that loses its pages (eviction, preemption, new weights) is computed again, stems
 first, so that siblings share again.
+
+Where every layer has a window, pages that no later token sees are released as a sequence grows, and are
+PAD_PAGE in it; a fork from so early that it would see them is computed again.
 """
 
 from __future__ import annotations
@@ -21,6 +24,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from graft.engine.native.kv.pages import PAD_PAGE, Pages
+from graft.models.tree.path_blocks import SEGMENT
 
 ROWS = 1024
 """Rows of the table before it grows."""
@@ -41,6 +45,7 @@ class Sequence:
     pages: list[int] = field(default_factory=list[int])
     cached: int = 0
     writable: int = 0
+    freed: int = 0  # first pages, which no token after `cached` sees
     num_children: int = 0  # sequences whose stem this is
     last_used: int = 0  # the step that last computed or adopted it
 
@@ -100,7 +105,7 @@ class SequenceTree:
         while (stem := sequence.stem) is not None and sequence.cached < len(stem.tokens):
             if stem.cached == len(stem.tokens):
                 self.drop(sequence)
-                self._adopt(sequence, stem.pages, stem.cached)
+                self._adopt(sequence, stem, stem.cached)
                 stem.last_used = sequence.last_used = self.clock
                 break
             sequence = stem
@@ -112,7 +117,11 @@ class SequenceTree:
         return whole + (self._shared_tail(sequence) is not None)
 
     def reserve(self, sequence: Sequence, length: int) -> bool:
-        """Make positions `cached` to `length` writable; False, and no change, if pages are short."""
+        """Make positions `cached` to `length` writable; False, and no change, if pages are short.
+
+        Pages that these positions do not see are released first.
+        """
+        self._free_unseen(sequence)
         missing = self.missing_pages(sequence, length)
         if missing > self.pages.free:
             return False
@@ -132,15 +141,18 @@ class SequenceTree:
     def drop(self, sequence: Sequence) -> None:
         """Release its pages; keys and values are computed again on next use."""
         if sequence.pages:
-            self.pages.release(sequence.pages)
+            self.pages.release(sequence.pages[sequence.freed :])
             self.table[sequence.row, : len(sequence.pages)] = PAD_PAGE
             sequence.pages = []
-        sequence.cached = sequence.writable = 0
+        sequence.cached = sequence.writable = sequence.freed = 0
 
     def truncate(self, sequence: Sequence, length: int) -> None:
         """Remove the tokens after `length`, and their pages."""
         del sequence.tokens[length:]
         cached = min(sequence.cached, length - 1)
+        if sequence.freed > self._num_unseen(cached):
+            self.drop(sequence)
+            return
         keep = -(-cached // self.pages.size)
         self.pages.release(sequence.pages[keep:])
         self.table[sequence.row, keep : len(sequence.pages)] = PAD_PAGE
@@ -156,7 +168,7 @@ class SequenceTree:
         above.stem = stem
         stem.num_children = 1
         stem.last_used = above.last_used
-        self._adopt(stem, above.pages, min(above.cached, length))
+        self._adopt(stem, above, min(above.cached, length))
         if above.cached < length:
             self.drop(above)  # the rest is computed in the stem, then adopted
         return stem
@@ -168,12 +180,31 @@ class SequenceTree:
             return index
         return None
 
-    def _adopt(self, sequence: Sequence, pages: list[int], cached: int) -> None:
-        """Make an empty sequence share the pages of the first `cached` tokens of another."""
-        shared = pages[: -(-cached // self.pages.size)]
-        self.pages.share(shared)
+    def _num_unseen(self, cached: int) -> int:
+        """Pages that no token after the first `cached` sees: whole segments, so that sequences that hold
+        the last page of one hold all of it (`segment_sharing`)."""
+        if not self.pages.horizon:
+            return 0
+        positions = max(cached + 1 - self.pages.horizon, 0)
+        return positions // (SEGMENT * self.pages.size) * SEGMENT
+
+    def _free_unseen(self, sequence: Sequence) -> None:
+        unseen = slice(sequence.freed, self._num_unseen(sequence.cached))
+        if unseen.start < unseen.stop:
+            self.pages.release(sequence.pages[unseen])
+            sequence.pages[unseen] = [PAD_PAGE] * (unseen.stop - unseen.start)
+            self.table[sequence.row, unseen] = PAD_PAGE
+            sequence.freed = unseen.stop
+
+    def _adopt(self, sequence: Sequence, other: Sequence, cached: int) -> None:
+        """Make an empty sequence share the pages of the first `cached` tokens of another, unless it would
+        see some that are released."""
+        if other.freed > self._num_unseen(cached):
+            return
+        shared = other.pages[: -(-cached // self.pages.size)]
+        self.pages.share(shared[other.freed :])
         self._extend(sequence, shared)
-        sequence.cached = cached
+        sequence.cached, sequence.freed = cached, other.freed
 
     def _extend(self, sequence: Sequence, pages: list[int]) -> None:
         start, stop = len(sequence.pages), len(sequence.pages) + len(pages)

@@ -39,7 +39,7 @@ def find_sibling_groups(
     sizes: dict[int, int] = {}
     for sequence in sequences:
         found: list[tuple[int, int]] = []
-        stem = sequence.stem
+        stem = None if sequence.freed else sequence.stem  # others may still see what it does not
         while stem is not None and len(stem.tokens) >= SIBLING_PAGES * page_size:
             pages = len(stem.tokens) // page_size
             last = sequence.pages[pages - 1]
