@@ -74,6 +74,9 @@ class ShardedDecoder(Decoder):
         for name, parameter in self.hf_parameters().items():
             module, _, kind = our_name(name).rpartition(".")
             sharded = shard_over_tp(parameter, mesh, placement_of(name))
+            sharded.requires_grad_(
+                parameter.requires_grad
+            )  # corrections of experts are not trained
             setattr(self.get_submodule(module), kind, sharded)
 
     @property
@@ -169,7 +172,7 @@ class _GatheredWeights(Mapping[str, Tensor]):
 def shard_over_tp(parameter: Tensor, mesh: DeviceMesh, placement: Placement) -> nn.Parameter:
     # src_data_rank=None: the parameter is on the meta device, so there is nothing to send
     sharded = distribute_tensor(parameter, mesh["tp"], [placement], src_data_rank=None)
-    return nn.Parameter(sharded, requires_grad=parameter.requires_grad)
+    return nn.Parameter(sharded)
 
 
 def _over_dp(parameter: nn.Parameter) -> Shard:
