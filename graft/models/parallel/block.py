@@ -27,10 +27,8 @@ from graft.models.shape import ModelShape
 class ShardedNorm(Norm):
     """The weight of a norm, replicated over tp."""
 
-    @property
-    def scale(self) -> Tensor:
-        weight = local_tensor(self.weight)
-        return 1 + weight if self.offset else weight
+    def forward(self, x: Tensor, delta: Tensor | None) -> tuple[Tensor, Tensor]:
+        return add_norm(x, delta, local_tensor(self.weight), self.eps, self.offset)
 
 
 class ShardedBlock(nn.Module):
@@ -98,14 +96,15 @@ class ShardedBlock(nn.Module):
         self, x: Tensor, delta: Tensor | None, norm: Norm, *linears: nn.Linear
     ) -> tuple[Tensor, Tensor]:
         """x + delta, and the concatenated projections of its norm."""
-        scale = norm.scale
+        scale = local_tensor(norm.weight)
         weight = torch.cat([local_tensor(each.weight) for each in linears])
         has_bias = linears[0].bias is not None
         bias = torch.cat([local_tensor(each.bias) for each in linears]) if has_bias else None
         if self.tp.size == 1:
-            return norm_linear(x, delta, scale, norm.eps, weight, bias, self.order)
+            how = self.order, "", norm.offset
+            return norm_linear(x, delta, scale, norm.eps, weight, bias, *how)
         # not fused: the norm is replicated, and its gradient must be summed before it
-        x, normed = add_norm(x, delta, scale, norm.eps)
+        x, normed = norm(x, delta)
         return x, linear(enter(normed, self.tp.group), weight, bias)
 
     def _project_out(
@@ -126,17 +125,17 @@ class ShardedBlock(nn.Module):
         """[T, H*d]: the output of this process's heads."""
         shape, size = self.shape, self.tp.size
         heads, kv_heads = shape.heads // size, shape.kv_heads // size
-        q_weight, k_weight = self._head_norm(self.q_norm), self._head_norm(self.k_norm)
-        if q_weight is not None and shape.query_scale != 1:
-            q_weight = q_weight * shape.query_scale
-        how = HeadRotation(q_weight, k_weight, shape.norm_eps, cos, sin, heads, kv_heads)
+        weights = self._head_norm(self.q_norm), self._head_norm(self.k_norm)
+        stored = shape.norm_offset, shape.query_scale
+        how = HeadRotation(*weights, shape.norm_eps, cos, sin, heads, kv_heads, *stored)
         output = attend_qkv(attend, self.index, qkv, how)
         return output.reshape(len(qkv), heads * shape.head_dim)
 
     def _head_norm(self, norm: Norm | None) -> Tensor | None:
         if norm is None or self.tp.size == 1:
-            return None if norm is None else norm.scale
-        return enter(norm.scale, self.tp.group)  # each process has the gradient of its heads only
+            return None if norm is None else local_tensor(norm.weight)
+        # each process has the gradient of its heads only
+        return enter(local_tensor(norm.weight), self.tp.group)
 
 
 def _norm(shape: ModelShape, size: int) -> ShardedNorm:

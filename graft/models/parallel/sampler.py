@@ -43,7 +43,7 @@ class Sliced(Sublayer):
     group: ProcessGroup
 
     def add_linear(
-        self, x: Tensor, y: Tensor, linear: nn.Linear, gate: bool = False
+        self, x: Tensor, y: Tensor, linear: nn.Linear, gate: str = ""
     ) -> tuple[Tensor, Tensor | None]:
         delta = leave(ops.linear(y, linear.weight, None, gate), self.group)
         delta = delta if linear.bias is None else delta + linear.bias
