@@ -14,6 +14,7 @@ ARCHITECTURES = {
     "qwen3": "Qwen3ForCausalLM",
     "qwen3_moe": "Qwen3MoeForCausalLM",
     "glm4_moe": "Glm4MoeForCausalLM",
+    "olmoe": "OlmoeForCausalLM",
     "gemma3_text": "Gemma3ForCausalLM",
 }
 """Families with a native decoder: model_type -> Hugging Face class."""
@@ -112,6 +113,8 @@ class ModelShape:
     ff: int = 512
     tied: bool = True
     qk_norm: bool = True
+    joint_norm: bool = False
+    """Whether the norms of queries and keys are over all heads of a token together."""
     qkv_bias: bool = False
     out_bias: bool = False
     mlp_bias: bool = False
@@ -176,6 +179,8 @@ class ModelShape:
             raise UnsupportedModel(
                 f"query_scale={self.query_scale}: only normed queries are scaled"
             )
+        if self.joint_norm and not self.qk_norm:
+            raise UnsupportedModel("joint_norm=True: only with qk_norm are queries and keys normed")
         if self.activation not in ("silu", "gelu_tanh"):
             raise UnsupportedModel(f"activation={self.activation!r}: must be silu or gelu_tanh")
         outside = [layer for layer in self.dense_layers if not 0 <= layer < self.layers]
@@ -211,7 +216,8 @@ class ModelShape:
     @property
     def parts_without_kernels(self) -> list[str]:
         """What our GPU kernels do not compute yet."""
-        return []
+        parts = {"norms over all heads": self.joint_norm}
+        return [part for part, is_there in parts.items() if is_there]
 
     @property
     def active_ff(self) -> int:

@@ -126,6 +126,7 @@ SHAPES: list[dict[str, Any]] = [
         "qk_norm": False,
         "qkv_bias": True,
     },
+    {"family": "olmoe", "joint_norm": True, "experts": Experts(6, 2, 20), "out_bias": True},
     {"family": "mistral", "qk_norm": False, "windows": (7, 7)},
     {
         "family": "gemma3_text",

@@ -15,7 +15,13 @@ import torch
 from torch import Tensor
 
 from graft.models.decoder import Attend, Decoder, causal
-from graft.models.families.table import FAMILIES, config_of, read_shape, why_not_native
+from graft.models.families.table import (
+    FAMILIES,
+    config_of,
+    make_shape,
+    read_shape,
+    why_not_native,
+)
 from graft.models.io.load import load_model
 from graft.models.io.save import save_model
 from graft.models.io.tensor_names import hf_rows
@@ -89,6 +95,22 @@ def sigmoid_experts(draw: random.Random) -> dict[str, Any]:
     }
 
 
+def olmoe(draw: random.Random) -> dict[str, Any]:
+    count, kv_heads = draw.choice([2, 5, 8]), draw.choice([1, 2])
+    heads, size = kv_heads * draw.choice([1, 2, 3]), draw.choice([4, 8])
+    return {
+        "pad_token_id": None,
+        "hidden_size": heads * size,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "head_dim": size,  # norms over all heads are as wide as the model
+        "attention_bias": draw.random() < 0.5,
+        "num_experts": count,
+        "num_experts_per_tok": draw.randint(1, count),
+        "norm_topk_prob": draw.random() < 0.5,
+    }
+
+
 def gemma(draw: random.Random) -> dict[str, Any]:
     full: dict[str, Any] = {"rope_type": "default", "rope_theta": draw.choice([500.0, 1e6])}
     if draw.random() < 0.3:
@@ -111,6 +133,7 @@ OWN = {
     "qwen3": lambda draw: {"attention_bias": draw.random() < 0.5},
     "qwen3_moe": softmax_experts,
     "glm4_moe": sigmoid_experts,
+    "olmoe": olmoe,
     "gemma3_text": gemma,
 }
 """The entries of each family, drawn at random."""
@@ -369,3 +392,30 @@ def test_entries_of_experts_that_cannot_be_meant_are_named(
     with pytest.raises(UnsupportedModel) as error:
         read_shape(config | changes)
     assert entry in str(error.value) and str(next(iter(changes.values()))) in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("family", "changes", "entry"),
+    [
+        ("olmoe", {"clip_qkv": 8.0}, "clip_qkv"),
+        ("olmoe", {"head_dim": 1024}, "head_dim"),
+        ("olmoe", {"sliding_window": 16}, "sliding_window"),
+        ("olmoe", {"attention_bias": "yes"}, "attention_bias"),
+    ],
+)
+def test_entries_of_one_family_that_are_not_computed_are_named(
+    family: str, changes: dict[str, Any], entry: str
+) -> None:
+    config = config_of(drawn_shape(family))
+    read_shape(config)
+    with pytest.raises(UnsupportedModel) as error:
+        read_shape(config | changes)
+    assert entry in str(error.value) and str(changes[entry]) in str(error.value)
+
+
+@pytest.mark.parametrize("family", [name for name, each in FAMILIES.items() if each.has_experts])
+def test_a_shape_from_a_recipe_needs_the_sizes_of_experts_alone(family: str) -> None:
+    """What the family decides (its router, its biases) need not be said."""
+    shape = make_shape({"family": family, "experts": {"count": 4, "top_k": 2, "ff": 24}})
+    assert shape.experts is not None and shape.experts.ff == 24
+    assert read_shape(config_of(shape)) == shape

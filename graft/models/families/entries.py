@@ -135,6 +135,13 @@ def _refuse_windows(config: Mapping[str, Any]) -> None:
         raise wrong_entry("layer_types", names, "only full attention is computed")
 
 
+def refuse_window(config: Mapping[str, Any], positions: int) -> None:
+    """A window that is shorter than the longest text; `positions` is the default of that."""
+    window, longest = config.get("sliding_window"), config.get("max_position_embeddings")
+    if window is not None and window < (longest or positions):
+        raise wrong_entry("sliding_window", window, "only full attention is computed")
+
+
 def refuse_late_windows(config: Mapping[str, Any]) -> None:
     """Qwen's way: from some layer on, unless `layer_types` lists what each layer has."""
     window = config.get("sliding_window", 4096)

@@ -23,6 +23,10 @@ class Family:
     prepare: Callable[[Config], Config] = dict
     """The config as the readers of common entries understand it."""
     has_experts: bool = False
+    experts: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """Fields of Experts whose value in this family is not the default, for a shape from a recipe."""
+    ff_is_of_experts: bool = False
+    """Whether intermediate_size is the width of an expert, since no layer has a plain MLP."""
     rotary_share: float | None = None
     """transformers' default of partial_rotary_factor; None: whole heads are rotated."""
     norm_eps: float = 1e-6

@@ -59,6 +59,7 @@ FAMILY = Family(
     read,
     write,
     has_experts=True,
+    experts={"router": "sigmoid"},
     positions=131_072,
     rotary_share=0.5,
     norm_eps=1e-5,

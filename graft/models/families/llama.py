@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from graft.models.families.entries import read_switch, wrong_entry
+from graft.models.families.entries import read_switch, refuse_window
 from graft.models.families.family import Config, Family
 from graft.models.shape import ModelShape
 
@@ -12,9 +12,7 @@ POSITIONS = 2048
 
 
 def read(config: Config) -> dict[str, Any]:
-    window, positions = config.get("sliding_window"), config.get("max_position_embeddings")
-    if window is not None and window < (positions or POSITIONS):
-        raise wrong_entry("sliding_window", window, "only full attention is computed")
+    refuse_window(config, POSITIONS)
     is_biased = read_switch(config, "attention_bias")
     return {
         "qk_norm": False,

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from graft.models.families import gemma3, glm4_moe, llama, mistral, qwen2, qwen3, qwen3_moe
+from graft.models.families import gemma3, glm4_moe, llama, mistral, olmoe, qwen2, qwen3, qwen3_moe
 from graft.models.families.entries import (
     read_count,
     read_rope,
@@ -34,6 +34,7 @@ FAMILIES: dict[str, Family] = {
     "qwen3": qwen3.FAMILY,
     "qwen3_moe": qwen3_moe.FAMILY,
     "glm4_moe": glm4_moe.FAMILY,
+    "olmoe": olmoe.FAMILY,
     "gemma3_text": gemma3.FAMILY,
 }
 
@@ -127,7 +128,9 @@ def make_shape(given: Mapping[str, Any], **more: Any) -> ModelShape:
     if family is not None and family.rotary_share is not None:
         values.setdefault("rotary_share", family.rotary_share)
     if family is not None and family.has_experts:
-        values["experts"] = _make_experts(values.get("experts"))
+        values["experts"] = experts = _make_experts(values.get("experts"), family)
+        if family.ff_is_of_experts:
+            values["ff"] = experts.ff
     for name in ("dense_layers", "windows"):
         if name in values:
             values[name] = tuple(values[name])
@@ -136,7 +139,7 @@ def make_shape(given: Mapping[str, Any], **more: Any) -> ModelShape:
     return shape
 
 
-def _make_experts(given: Any) -> Experts:
+def _make_experts(given: Any, family: Family) -> Experts:
     if isinstance(given, Experts):
         return given
     needed, known = {"count", "top_k", "ff"}, set(Experts.__dataclass_fields__)
@@ -145,7 +148,7 @@ def _make_experts(given: Any) -> Experts:
             f"experts={given}: need {', '.join(sorted(needed))}, and may have "
             f"{', '.join(sorted(known - needed))}; such as {{count: 8, top_k: 2, ff: 64}}"
         )
-    return Experts(**given)
+    return Experts(**{**family.experts, **given})
 
 
 def check_described(shape: ModelShape, config: Config) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from graft.models.angles import HeadRotation
@@ -30,8 +31,11 @@ class Attention(Sublayer):
         self.index, self.shape = index, shape
         qkv_size = shape.q_size + 2 * shape.kv_size
         self.qkv = nn.Linear(shape.width, qkv_size, bias=shape.qkv_bias)
-        norms = [Norm(shape.head_dim, shape.norm_eps, shape.norm_offset) for _ in range(2)]
-        self.q_norm, self.k_norm = norms if shape.qk_norm else (None, None)
+        self.q_norm = self.k_norm = None
+        if shape.qk_norm:
+            sizes = (shape.q_size, shape.kv_size) if shape.joint_norm else (shape.head_dim,) * 2
+            norms = [Norm(size, shape.norm_eps, shape.norm_offset) for size in sizes]
+            self.q_norm, self.k_norm = norms
         self.out = nn.Linear(shape.q_size, shape.width, bias=shape.out_bias)
 
     def forward(
@@ -56,8 +60,11 @@ class Attention(Sublayer):
     ) -> Tensor:
         """[T, H*d]: the output of the heads."""
         shape = self.shape
-        q_weight = None if self.q_norm is None else self.q_norm.weight
-        k_weight = None if self.k_norm is None else self.k_norm.weight
+        q_weight = k_weight = None
+        if self.q_norm is None or self.k_norm is None or shape.joint_norm:
+            qkv = self._over_heads(qkv)
+        else:
+            q_weight, k_weight = self.q_norm.weight, self.k_norm.weight
         heads = shape.heads, shape.kv_heads, shape.norm_offset, shape.query_scale
         how = HeadRotation(q_weight, k_weight, shape.norm_eps, cos, sin, *heads)
         if kv_slots is None:
@@ -66,3 +73,11 @@ class Attention(Sublayer):
             q = qk_rotate_to_slots(qkv, how, kv_slots, self.index)
             output = attend(self.index, q, None, None)
         return output.reshape(len(qkv), shape.q_size)
+
+    def _over_heads(self, qkv: Tensor) -> Tensor:
+        """q|k|v after what is done to all heads of a token together: their norms."""
+        if self.q_norm is None or self.k_norm is None:
+            return qkv
+        shape = self.shape
+        q, k, v = qkv.split([shape.q_size, shape.kv_size, shape.kv_size], dim=1)
+        return torch.cat([self.q_norm(q, None)[1], self.k_norm(k, None)[1], v], dim=1)

@@ -68,7 +68,8 @@ def adapter_gradient_bytes(
 def num_parameters(shape: ModelShape) -> int:
     """All weights, norms and biases included."""
     width, q, kv = shape.width, shape.q_size, shape.kv_size
-    small = (4 if shape.sandwich else 2) * width + 2 * shape.head_dim * shape.qk_norm
+    small = (4 if shape.sandwich else 2) * width
+    small += (q + kv if shape.joint_norm else 2 * shape.head_dim) * shape.qk_norm
     small += (q + 2 * kv) * shape.qkv_bias + width * shape.out_bias
     small += (2 * shape.ff + width) * shape.mlp_bias
     experts = shape.experts
