@@ -214,6 +214,8 @@ class Decoder(nn.Module):
             else:
                 x, delta = block(x, delta, *others)
         hidden = self.norm(x, delta)[1]
+        if self.shape.logits_divisor != 1:  # here, so that every reader of the head has it
+            hidden = hidden / self.shape.logits_divisor
         if count < len(hidden):
             hidden = hidden[:count]
         return hidden if then is None else then(hidden)
@@ -227,8 +229,10 @@ class Decoder(nn.Module):
         return first.get(False, 0), first.get(True, 0)
 
     def _embed(self, tokens: Tensor) -> Tensor:
-        x = self._look_up(tokens)
-        return x * math.sqrt(self.shape.width) if self.shape.scales_embedding else x
+        x, scale = self._look_up(tokens), self.shape.embedding_scale
+        if self.shape.scales_embedding:
+            scale *= math.sqrt(self.shape.width)
+        return x if scale == 1 else x * scale
 
     def _look_up(self, tokens: Tensor) -> Tensor:
         return embed(tokens, self.embed.weight)

@@ -15,6 +15,7 @@ ARCHITECTURES = {
     "qwen3_moe": "Qwen3MoeForCausalLM",
     "glm4_moe": "Glm4MoeForCausalLM",
     "olmoe": "OlmoeForCausalLM",
+    "granitemoe": "GraniteMoeForCausalLM",
     "gemma3_text": "Gemma3ForCausalLM",
 }
 """Families with a native decoder: model_type -> Hugging Face class."""
@@ -132,7 +133,7 @@ class ModelShape:
     local_theta: float = 0.0
     """`rope_theta` of layers with a window, without scaling; 0: they are rotated as the others."""
     query_scale: float = 1.0
-    """Factor on normed queries, beside 1 / sqrt(head_dim)."""
+    """Factor on queries, beside 1 / sqrt(head_dim)."""
     activation: Literal["silu", "gelu_tanh"] = "silu"
     """Of the gate of an MLP."""
     norm_offset: bool = False
@@ -141,6 +142,11 @@ class ModelShape:
     """Whether the result of a sublayer is normed too, before it is added."""
     scales_embedding: bool = False
     """Whether embedded tokens are multiplied by sqrt(width)."""
+    embedding_scale: float = 1.0
+    """A further factor on embedded tokens."""
+    residual_scale: float = 1.0
+    """Factor on the result of a sublayer, before it is added."""
+    logits_divisor: float = 1.0
     extra: int = 0
     """Actions beyond the vocabulary: rows of the head that are never embedded. They are not in
     `config.json`; `graft.models.extra_actions` adds them to a model."""
@@ -175,10 +181,9 @@ class ModelShape:
                 f"windows={list(self.windows)[:20]}: need a number for each of the {self.layers} layers, 0 "
                 "where all positions are seen"
             )
-        if self.query_scale != 1 and not self.qk_norm:
-            raise UnsupportedModel(
-                f"query_scale={self.query_scale}: only normed queries are scaled"
-            )
+        for name in ("query_scale", "embedding_scale", "residual_scale", "logits_divisor"):
+            if not 0 < getattr(self, name) < math.inf:
+                raise UnsupportedModel(f"{name}={getattr(self, name)}: must be a number above 0")
         if self.joint_norm and not self.qk_norm:
             raise UnsupportedModel("joint_norm=True: only with qk_norm are queries and keys normed")
         if self.activation not in ("silu", "gelu_tanh"):
@@ -216,7 +221,13 @@ class ModelShape:
     @property
     def parts_without_kernels(self) -> list[str]:
         """What our GPU kernels do not compute yet."""
-        parts = {"norms over all heads": self.joint_norm}
+        parts = {
+            "norms over all heads": self.joint_norm,
+            "multipliers": self.embedding_scale != 1
+            or self.residual_scale != 1
+            or self.logits_divisor != 1
+            or (self.query_scale != 1 and not self.qk_norm),
+        }
         return [part for part, is_there in parts.items() if is_there]
 
     @property

@@ -127,6 +127,15 @@ SHAPES: list[dict[str, Any]] = [
         "qkv_bias": True,
     },
     {"family": "olmoe", "joint_norm": True, "experts": Experts(6, 2, 20), "out_bias": True},
+    {
+        "family": "granitemoe",
+        "experts": Experts(6, 2, 20, renormalise=True),
+        "qk_norm": False,
+        "query_scale": 0.3,
+        "embedding_scale": 12.0,
+        "residual_scale": 0.22,
+        "logits_divisor": 6.0,
+    },
     {"family": "mistral", "qk_norm": False, "windows": (7, 7)},
     {
         "family": "gemma3_text",

@@ -22,12 +22,15 @@ from graft.models.families.table import (
     read_shape,
     why_not_native,
 )
+from graft.models.io.export import open_source
 from graft.models.io.load import load_model
 from graft.models.io.save import save_model
-from graft.models.io.tensor_names import hf_rows
+from graft.models.io.tensor_names import hf_names, hf_rows
 from graft.models.layers.experts import describe_loads, route, take_loads
+from graft.models.lora.files import save_adapters
 from graft.models.lora.training import TARGETS, Lora, num_trained
 from graft.models.shape import Experts, ModelShape, UnsupportedModel
+from graft.models.transformers.files import folder_names
 from graft.models.tree.attention import attention_over
 from graft.models.tree.forest import Forest
 from graft.models.tree.packing import TokenRun, pack
@@ -111,6 +114,19 @@ def olmoe(draw: random.Random) -> dict[str, Any]:
     }
 
 
+def granite(draw: random.Random) -> dict[str, Any]:
+    count = draw.choice([2, 5, 8])
+    return {
+        "attention_bias": draw.random() < 0.5,
+        "num_local_experts": count,
+        "num_experts_per_tok": draw.randint(1, count),
+        "embedding_multiplier": draw.choice([1.0, 12]),
+        "residual_multiplier": draw.choice([1.0, 0.22]),
+        "attention_multiplier": draw.choice([1.0, 0.0078125]),
+        "logits_scaling": draw.choice([1.0, 6.0]),
+    }
+
+
 def gemma(draw: random.Random) -> dict[str, Any]:
     full: dict[str, Any] = {"rope_type": "default", "rope_theta": draw.choice([500.0, 1e6])}
     if draw.random() < 0.3:
@@ -134,6 +150,7 @@ OWN = {
     "qwen3_moe": softmax_experts,
     "glm4_moe": sigmoid_experts,
     "olmoe": olmoe,
+    "granitemoe": granite,
     "gemma3_text": gemma,
 }
 """The entries of each family, drawn at random."""
@@ -156,24 +173,14 @@ def peer(family: str, number: int) -> Any:
 
 
 def gradients_by_name(decoder: Decoder) -> dict[str, Tensor]:
-    """Gradients under the names that transformers' modules have: experts as one tensor each."""
-    found: dict[str, Tensor] = {}
-    parameters = dict(decoder.named_parameters())
-    for name, where in hf_rows(decoder.shape).items():
-        grad = parameters[where.parameter].grad
-        if not parameters[where.parameter].requires_grad:
-            continue
-        assert grad is not None, name
-        before, is_expert, after = name.partition(".experts.")
-        if is_expert:
-            kind = after.split(".")[1]
-            joined = "down_proj" if kind == "down_proj" else "gate_up_proj"
-            experts = decoder.shape.experts
-            assert experts is not None
-            found[f"{before}.experts.{joined}"] = grad.unflatten(0, (experts.count, -1))
-        else:
-            found[name] = grad[where.start : where.stop]
-    return found
+    """Gradients under the names that tensors have in a folder."""
+    parameters = {name: p for name, p in decoder.named_parameters() if p.requires_grad}
+    assert all(parameter.grad is not None for parameter in parameters.values())
+    return {
+        name: where.view(parameters[where.parameter].grad)
+        for name, where in hf_rows(decoder.shape).items()
+        if where.parameter in parameters
+    }
 
 
 def one_sequence(decoder: Decoder, length: int) -> Attend:
@@ -206,9 +213,11 @@ def test_logits_and_gradients_are_transformers(family: str, number: int, tmp_pat
     (theirs_TV.log_softmax(-1) * weight_TV).sum().backward()
     (ours_TV.log_softmax(-1) * weight_TV).sum().backward()
     ours = gradients_by_name(decoder)
-    for name, parameter in model.named_parameters():
-        scale = float(parameter.grad.abs().max()) + 0.02  # some are 0 but for rounding
-        torch.testing.assert_close(ours[name], parameter.grad, atol=2e-4 * scale, rtol=1e-3)
+    theirs = folder_names(model, {name: p.grad for name, p in model.named_parameters()})
+    assert set(ours) == set(theirs)
+    for name, grad in theirs.items():
+        scale = float(grad.abs().max()) + 0.02  # some are 0 but for rounding
+        torch.testing.assert_close(ours[name], grad, atol=2e-4 * scale, rtol=1e-3)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -307,6 +316,21 @@ def test_adapters_of_an_expert_get_its_gradient() -> None:
     assert any(float(up.grad.abs().sum()) > 0 for up in lora.up)
 
 
+@pytest.mark.parametrize("family", [name for name, each in FAMILIES.items() if each.has_experts])
+def test_adapters_of_experts_are_merged_with_the_base_folder(family: str, tmp_path: Path) -> None:
+    """As in training, also where a checkpoint has one tensor for all experts of a layer."""
+    decoder = Decoder(drawn_shape(family, 3)).initialise(1)
+    save_model(decoder, tmp_path / "base")
+    lora = Lora(decoder, rank=2, alpha=4, targets=["k_proj", "gate_proj", "up_proj", "down_proj"])
+    lora.load_state_dict(lora.random_snapshot())
+    lora.merge()
+    save_adapters(lora, tmp_path / "adapters")
+    with open_source(tmp_path / "adapters", tmp_path / "base") as stored:
+        stored.check()
+        for name, wanted in hf_names(decoder).items():
+            torch.testing.assert_close(stored.read(name), wanted, atol=1e-6, rtol=1e-6)
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_where_a_family_is_native(family: str) -> None:
     """A GPU computes all but experts; a run then says so, and names the engines that can train it."""
@@ -401,6 +425,9 @@ def test_entries_of_experts_that_cannot_be_meant_are_named(
         ("olmoe", {"head_dim": 1024}, "head_dim"),
         ("olmoe", {"sliding_window": 16}, "sliding_window"),
         ("olmoe", {"attention_bias": "yes"}, "attention_bias"),
+        ("granitemoe", {"logits_scaling": 0}, "logits_scaling"),
+        ("granitemoe", {"residual_multiplier": "0.2"}, "residual_multiplier"),
+        ("granitemoe", {"attention_multiplier": -1.0}, "attention_multiplier"),
     ],
 )
 def test_entries_of_one_family_that_are_not_computed_are_named(
@@ -410,7 +437,7 @@ def test_entries_of_one_family_that_are_not_computed_are_named(
     read_shape(config)
     with pytest.raises(UnsupportedModel) as error:
         read_shape(config | changes)
-    assert entry in str(error.value) and str(changes[entry]) in str(error.value)
+    assert entry in str(error.value) and str(*changes.values()) in str(error.value)
 
 
 @pytest.mark.parametrize("family", [name for name, each in FAMILIES.items() if each.has_experts])

@@ -8,7 +8,17 @@ from typing import Any
 
 import torch
 
-from graft.models.families import gemma3, glm4_moe, llama, mistral, olmoe, qwen2, qwen3, qwen3_moe
+from graft.models.families import (
+    gemma3,
+    glm4_moe,
+    granitemoe,
+    llama,
+    mistral,
+    olmoe,
+    qwen2,
+    qwen3,
+    qwen3_moe,
+)
 from graft.models.families.entries import (
     read_count,
     read_rope,
@@ -35,6 +45,7 @@ FAMILIES: dict[str, Family] = {
     "qwen3_moe": qwen3_moe.FAMILY,
     "glm4_moe": glm4_moe.FAMILY,
     "olmoe": olmoe.FAMILY,
+    "granitemoe": granitemoe.FAMILY,
     "gemma3_text": gemma3.FAMILY,
 }
 

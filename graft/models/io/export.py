@@ -110,8 +110,7 @@ def _open_stored(path: Path, base: Path | None) -> Iterator[StoredModel]:
     elif (path / ADAPTER_CONFIG).exists() and not has_weights(path):
         adapter = read_adapter(path)
         with open_model(base or _named_base(path)) as stored:
-            adapter.check(stored.sizes)
-            yield replace(stored, read=lambda name: adapter.merge(name, stored.read(name)))
+            yield adapter.merge_into(stored)
     else:
         with open_model(path) as stored:
             yield stored

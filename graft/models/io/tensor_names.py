@@ -10,6 +10,10 @@ With 4 query heads and 2 KV heads of size 8, layer 0 reads
 and expert 1 of two with a width of 24
 
     model.layers.0.mlp.experts.1.gate_proj.weight   blocks.0.mlp.gate_up.weight[48:72]
+
+or, in families that store the experts of a layer together, all of them
+
+    model.layers.0.block_sparse_moe.input_linear.weight   blocks.0.mlp.gate_up.weight as [2, 48, D]
 """
 
 from __future__ import annotations
@@ -22,6 +26,7 @@ from torch import Tensor
 
 from graft.models.action_rows import extra_rows
 from graft.models.decoder import Decoder
+from graft.models.families.table import FAMILIES
 from graft.models.parallel.shards import is_sharded
 from graft.models.shape import ModelShape
 
@@ -35,16 +40,35 @@ class ParameterRows(NamedTuple):
     parameter: str
     start: int | None = None
     stop: int | None = None
+    experts: int = 0
+    """In a checkpoint these rows are one tensor with so many experts as its first dimension; 0: as here."""
+
+    @property
+    def rows(self) -> slice:
+        return slice(self.start, self.stop)
+
+    def view(self, parameter: Tensor) -> Tensor:
+        """The checkpoint's tensor, in the memory of our parameter."""
+        rows = parameter[self.rows]
+        return rows.unflatten(0, (self.experts, -1)) if self.experts else rows
+
+    def flat(self, tensor: Tensor) -> Tensor:
+        """The rows of our parameter, of a checkpoint's tensor."""
+        return tensor.flatten(0, 1) if self.experts else tensor
 
 
-def hf_rows(shape: ModelShape) -> dict[str, ParameterRows]:
-    """Every tensor of a Hugging Face checkpoint of this shape, in the order of the computation."""
+def hf_rows(shape: ModelShape, split_experts: bool = False) -> dict[str, ParameterRows]:
+    """Every tensor of a Hugging Face checkpoint of this shape, in the order of the computation.
+
+    With `split_experts` each expert's matrices under names of their own, as adapters change them, also
+    in families that store the experts of a layer together.
+    """
     rows = {"model.embed_tokens.weight": ParameterRows("embed.weight", None, shape.vocab_size)}
     for index in range(shape.layers):
         block = f"blocks.{index}"
         rows |= {
-            f"model.layers.{index}.{name}": ParameterRows(f"{block}.{where.parameter}", *where[1:])
-            for name, where in _block_rows(shape, index).items()
+            f"model.layers.{index}.{name}": where._replace(parameter=f"{block}.{where.parameter}")
+            for name, where in _block_rows(shape, index, split_experts).items()
         }
     rows["model.norm.weight"] = ParameterRows("norm.weight")
     if not shape.tied:
@@ -52,7 +76,7 @@ def hf_rows(shape: ModelShape) -> dict[str, ParameterRows]:
     return rows
 
 
-def _block_rows(shape: ModelShape, layer: int) -> dict[str, ParameterRows]:
+def _block_rows(shape: ModelShape, layer: int, split_experts: bool) -> dict[str, ParameterRows]:
     q, k = shape.q_size, shape.q_size + shape.kv_size
     rows = {"input_layernorm.weight": ParameterRows("attention.norm.weight")}
     for name, start, stop in (("q", 0, q), ("k", q, k), ("v", k, None)):
@@ -70,13 +94,19 @@ def _block_rows(shape: ModelShape, layer: int) -> dict[str, ParameterRows]:
     experts = shape.experts_of(layer)
     if experts is None:
         return rows | _mlp_rows("mlp", 0, shape.width, shape.ff, shape.mlp_bias)
-    rows |= _linear("mlp.gate", "mlp.router", None, None, False)
+    names = FAMILIES[shape.family].expert_names
+    rows |= _linear(f"{names.block}.{names.router}", "mlp.router", None, None, False)
     if experts.router == "sigmoid":
         rows["mlp.gate.e_score_correction_bias"] = ParameterRows("mlp.correction")
     if experts.shared_ff:
         rows |= _mlp_rows("mlp.shared_experts", 0, shape.width, experts.shared_ff, own="shared_")
+    if names.gate_up and not split_experts:
+        for name, parameter in ((names.gate_up, "gate_up"), (names.down, "down")):
+            all_rows = ParameterRows(f"mlp.{parameter}.weight", experts=experts.count)
+            rows[f"{names.block}.{name}"] = all_rows
+        return rows
     for number in range(experts.count):
-        rows |= _mlp_rows(f"mlp.experts.{number}", number, shape.width, experts.ff)
+        rows |= _mlp_rows(f"{names.block}.experts.{number}", number, shape.width, experts.ff)
     return rows
 
 
@@ -100,6 +130,15 @@ def _linear(
     return {f"{name}.{kind}": ParameterRows(f"{parameter}.{kind}", start, stop) for kind in kinds}
 
 
+def expert_parts(shape: ModelShape) -> dict[str, dict[str, ParameterRows]]:
+    """For tensors that hold all experts of a layer: the matrices of `hf_rows(split_experts=True)` in them."""
+    parts: dict[str, dict[str, ParameterRows]] = {}
+    for name, where in hf_rows(shape, split_experts=True).items():
+        parts.setdefault(where.parameter, {})[name] = where
+    stored = hf_rows(shape).items()
+    return {name: parts[where.parameter] for name, where in stored if where.experts}
+
+
 def whole_views(shape: ModelShape, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Hugging Face names of a state dict, with every row of embedding and head: for a trainer's state.
 
@@ -108,7 +147,7 @@ def whole_views(shape: ModelShape, parameters: Mapping[str, Tensor]) -> dict[str
     ends = ("embed.weight", "head.weight")
     return {
         name: parameters[where.parameter].detach()[
-            slice(None) if where.parameter in ends else slice(where.start, where.stop)
+            slice(None) if where.parameter in ends else where.rows
         ]
         for name, where in hf_rows(shape).items()
         if where.parameter in parameters
@@ -123,7 +162,7 @@ def hf_names(decoder: Decoder) -> dict[str, Tensor]:
     """
     parameters = dict(decoder.named_parameters())
     return {
-        name: parameters[where.parameter].detach()[where.start : where.stop]
+        name: where.view(parameters[where.parameter].detach())
         for name, where in hf_rows(decoder.shape).items()
     }
 

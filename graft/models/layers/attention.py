@@ -75,9 +75,11 @@ class Attention(Sublayer):
         return output.reshape(len(qkv), shape.q_size)
 
     def _over_heads(self, qkv: Tensor) -> Tensor:
-        """q|k|v after what is done to all heads of a token together: their norms."""
-        if self.q_norm is None or self.k_norm is None:
-            return qkv
+        """q|k|v after what is done to all heads of a token together: norms, a factor on queries."""
         shape = self.shape
+        if self.q_norm is None and shape.query_scale == 1:
+            return qkv
         q, k, v = qkv.split([shape.q_size, shape.kv_size, shape.kv_size], dim=1)
-        return torch.cat([self.q_norm(q, None)[1], self.k_norm(k, None)[1], v], dim=1)
+        if self.q_norm is not None and self.k_norm is not None:
+            q, k = self.q_norm(q, None)[1], self.k_norm(k, None)[1]
+        return torch.cat([q * shape.query_scale, k, v], dim=1)

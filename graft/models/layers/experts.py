@@ -59,7 +59,7 @@ class ExpertMLP(Sublayer):
         weights_Tk, chosen_Tk = route(logits_TE, self.experts, correction)
         if self.is_watched:
             self.choice = logits_TE, chosen_Tk
-        return x, self.combine(normed, weights_Tk, chosen_Tk)
+        return x, self.finish(self.combine(normed, weights_Tk, chosen_Tk))
 
     def combine(self, x: Tensor, weights_Tk: Tensor, chosen_Tk: Tensor) -> Tensor:
         """The weighted sum of each token's experts, and the shared one, [T, D]."""

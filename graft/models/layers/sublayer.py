@@ -38,6 +38,7 @@ class Sublayer(nn.Module):
         self.post_norm = None
         if shape.sandwich:
             self.post_norm = Norm(shape.width, shape.norm_eps, shape.norm_offset)
+        self.residual_scale = shape.residual_scale
         self.order: RowOrder | None = None
 
     def norm_linear(
@@ -51,7 +52,12 @@ class Sublayer(nn.Module):
         self, x: Tensor, y: Tensor, linear: nn.Linear, gate: str = ""
     ) -> tuple[Tensor, Tensor | None]:
         """The stream and its pending addition, of y's product."""
+        if self.post_norm is None and self.residual_scale == 1:
+            return ops.add_linear(x, y, linear.weight, linear.bias, gate, self.order)
+        return x, self.finish(ops.linear(y, linear.weight, linear.bias, gate, self.order))
+
+    def finish(self, result: Tensor) -> Tensor:
+        """What is added to the stream for a sublayer's result."""
         if self.post_norm is not None:
-            result = ops.linear(y, linear.weight, linear.bias, gate, self.order)
-            return x, self.post_norm(result, None)[1]
-        return ops.add_linear(x, y, linear.weight, linear.bias, gate, self.order)
+            result = self.post_norm(result, None)[1]
+        return result if self.residual_scale == 1 else result * self.residual_scale

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +18,13 @@ from torch import Tensor
 
 from graft.models.io.load import (
     ModelFileError,
+    StoredModel,
     UnsupportedModel,
     open_tensors,
     read_json,
     read_tensor,
 )
+from graft.models.io.tensor_names import expert_parts, hf_rows
 from graft.models.io.tensors import check_finite
 from graft.models.lora.files import ADAPTER, ADAPTER_CONFIG
 from graft.models.lora.training import PREFIX
@@ -56,6 +58,32 @@ class Adapter:
             return weight
         down, up = self.pairs[name]
         return torch.addmm(weight.float(), up.float(), down.float(), alpha=self.scale)
+
+    def merge_into(self, stored: StoredModel) -> StoredModel:
+        """The stored model with these changes; they may be of one expert in a tensor of all."""
+        parts, rows = expert_parts(stored.shape), hf_rows(stored.shape)
+        sizes = dict(stored.sizes)
+        for name, inside in parts.items():
+            if name in sizes:
+                total, width = rows[name].flat(torch.empty(sizes[name], device="meta")).shape
+                sizes |= {
+                    part: (len(range(total)[where.rows]), width) for part, where in inside.items()
+                }
+        self.check(sizes)
+
+        def read(name: str) -> Tensor:
+            weight = stored.read(name)
+            inside = {
+                part: where for part, where in parts.get(name, {}).items() if part in self.pairs
+            }
+            if not inside:
+                return self.merge(name, weight)
+            whole = rows[name].flat(weight).to(torch.float32, copy=True)
+            for part, where in inside.items():
+                whole[where.rows] = self.merge(part, whole[where.rows])
+            return rows[name].view(whole)
+
+        return replace(stored, read=read)
 
 
 def read_adapter(folder: Path) -> Adapter:

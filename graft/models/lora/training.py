@@ -240,11 +240,10 @@ def _find(
 ) -> Iterator[tuple[str, nn.Parameter, Tensor, slice]]:
     """Name, weight, the tensor that holds W0, and rows of every target, in order of computation."""
     weights, sources = dict(decoder.named_parameters()), dict(base.named_parameters())
-    for name, where in hf_rows(decoder.shape).items():
+    for name, where in hf_rows(decoder.shape, split_experts=True).items():
         module, _, kind = name.rpartition(".")
         if kind == "weight" and module.rpartition(".")[2] in targets:
-            rows = slice(where.start, where.stop)
-            yield module, weights[where.parameter], sources[where.parameter], rows
+            yield module, weights[where.parameter], sources[where.parameter], where.rows
 
 
 def _host_copy(rows: Tensor, device: torch.device) -> Tensor:
