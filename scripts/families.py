@@ -37,6 +37,8 @@ def render() -> str:
         if family.has_experts:
             layers, gpu, adapters = "attention, experts", elsewhere, "attention, each expert"
             gguf = "no"
+        if name == "gpt_oss":
+            layers = "attention with and without window, sinks, experts"
         if name == "gemma3_text":
             layers, gpu = "attention with and without window, MLP", elsewhere
         if name == "mistral":  # llama.cpp's files say llama

@@ -109,10 +109,14 @@ def qk_rotate(qkv: Tensor, how: HeadRotation) -> tuple[Tensor, Tensor, Tensor]:
     return q, k, v
 
 
-def attend_qkv(attend: Any, layer: int, qkv: Tensor, how: HeadRotation) -> Tensor:
+def attend_qkv(
+    attend: Any, layer: int, qkv: Tensor, how: HeadRotation, sinks: Tensor | None = None
+) -> Tensor:
     """Attention [T, H, d] of q|k|v; an `attend` with kernels may keep less than q, k and v."""
-    of_qkv = getattr(attend, "of_qkv", None)
-    return attend(layer, *qk_rotate(qkv, how)) if of_qkv is None else of_qkv(layer, qkv, how)
+    of_qkv, more = getattr(attend, "of_qkv", None), () if sinks is None else (sinks,)
+    if of_qkv is None:
+        return attend(layer, *qk_rotate(qkv, how), *more)
+    return of_qkv(layer, qkv, how, *more)
 
 
 def qk_rotate_to_slots(qkv: Tensor, how: HeadRotation, kv_slots: KVSlots, layer: int) -> Tensor:
@@ -153,6 +157,15 @@ def gelu_gate(gate_up: Tensor) -> Tensor:
     """gelu(gate) * up by its tanh approximation, [T, 2F] -> [T, F]"""
     gate, up = gate_up.chunk(2, dim=-1)
     return F.gelu(gate, approximate="tanh") * up
+
+
+def clamped_gate(gate_up: Tensor, alpha: float, limit: float) -> Tensor:
+    """(up + 1) * gate * sigmoid(alpha * gate), each clamped, of alternating columns: [T, 2F] -> [T, F]"""
+    up = gate_up[..., 1::2].clamp(-limit, limit)
+    below = gate_up.clamp(max=limit)
+    # of every other column no vectors are made: each is computed by the same instructions
+    share = torch.sigmoid((below * alpha)[..., ::2])
+    return (up + 1) * (below[..., ::2] * share)
 
 
 def _gated(gate_up: Tensor, activation: str) -> Tensor:

@@ -104,14 +104,15 @@ def _block_rows(decoder: Decoder, layer: int) -> Callable[[int, int], Tensor]:
         seen = (back >= 0) & (back < window) if window else back >= 0
         bias = torch.zeros(seen.shape).masked_fill_(~seen, -torch.inf)
 
-        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor, *sinks: Tensor) -> Tensor:
             if not cached:
                 cached.extend(torch.cat([x, x.new_zeros(16, *x.shape[1:])]) for x in (k, v))
             keys, values = (x[:length].transpose(0, 1)[None] for x in cached)
             rows = q.unflatten(1, (kv_heads, -1)).permute(1, 2, 0, 3)  # [K, G, T, d]
             group = rows.shape[1]
             by_head = bias.repeat(group, 1)[None, None]
-            found = attend_rows(rows.flatten(1, 2)[None], keys, values, by_head, window > 0)
+            how = by_head, window > 0, *sinks
+            found = attend_rows(rows.flatten(1, 2)[None], keys, values, *how)
             return found[0].unflatten(1, (group, -1)).permute(2, 0, 1, 3).flatten(1, 2)
 
         x = order.padded(stream[start:stop])

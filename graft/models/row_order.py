@@ -57,8 +57,8 @@ class RowOrder:
         if count >= self.least:
             return attend
 
-        def attend_first(layer: int, q: Tensor, k: Any, v: Any) -> Tensor:
-            return self.padded(attend(layer, q[:count], k[:count], v[:count]))
+        def attend_first(layer: int, q: Tensor, k: Any, v: Any, *sinks: Tensor) -> Tensor:
+            return self.padded(attend(layer, q[:count], k[:count], v[:count], *sinks))
 
         return attend_first
 

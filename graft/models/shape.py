@@ -16,6 +16,7 @@ ARCHITECTURES = {
     "glm4_moe": "Glm4MoeForCausalLM",
     "olmoe": "OlmoeForCausalLM",
     "granitemoe": "GraniteMoeForCausalLM",
+    "gpt_oss": "GptOssForCausalLM",
     "gemma3_text": "Gemma3ForCausalLM",
 }
 """Families with a native decoder: model_type -> Hugging Face class."""
@@ -78,6 +79,12 @@ class Experts:
     top_groups: int = 1
     shared_ff: int = 0
     """Width of an MLP that every token passes through beside its experts; 0: none."""
+    biased: bool = False
+    """Whether router and experts have biases."""
+    swiglu_limit: float = 0.0
+    """With it the gate is `ops.clamped_gate`, and rows of gate and up alternate; 0: silu(gate) * up."""
+    swiglu_alpha: float = 1.702
+    """Factor inside that gate's sigmoid."""
 
     def __post_init__(self) -> None:
         if self.router not in ("softmax", "sigmoid"):
@@ -93,6 +100,11 @@ class Experts:
             raise UnsupportedModel(
                 f"experts.groups={self.groups}: only a sigmoid router has groups"
             )
+        for name in ("swiglu_limit", "swiglu_alpha"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise UnsupportedModel(
+                    f"experts.{name}={getattr(self, name)}: must be a number that is 0 or more"
+                )
         if self.shared_ff:
             check_size("experts.shared_ff", self.shared_ff, LARGEST["ff"])
         limits = {"count": 1 << 16, "top_k": self.count, "ff": LARGEST["ff"]}
@@ -130,6 +142,8 @@ class ModelShape:
     dense_layers: tuple[int, ...] = ()
     windows: tuple[int, ...] = ()
     """How many positions each layer's tokens see, their own included; 0: all. Empty: all, in every layer."""
+    sinks: bool = False
+    """Whether each head has a score without a value, which takes its share of the attention."""
     local_theta: float = 0.0
     """`rope_theta` of layers with a window, without scaling; 0: they are rotated as the others."""
     query_scale: float = 1.0
@@ -222,6 +236,9 @@ class ModelShape:
     def parts_without_kernels(self) -> list[str]:
         """What our GPU kernels do not compute yet."""
         parts = {
+            "biases of experts": self.experts is not None and self.experts.biased,
+            "clamped gates": self.experts is not None and self.experts.swiglu_limit > 0,
+            "attention sinks": self.sinks,
             "norms over all heads": self.joint_norm,
             "multipliers": self.embedding_scale != 1
             or self.residual_scale != 1

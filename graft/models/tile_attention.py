@@ -5,7 +5,8 @@
 Keys are counted from the beginning of the query's own path and taken in tiles of TILE positions. A tile
 is one call of PyTorch's fused attention; the results of the tiles are merged from first to last. A key
 that a query does not see has weight 0, so neither the padding at the end nor the tiles after the last
-key change a bit: 40 keys give the same result as 40 keys and 8, or 400, that are not seen.
+key change a bit: 40 keys give the same result as 40 keys and 8, or 400, that are not seen. A sink, a score
+of a head that takes its share of the weights and has no value, is one more tile.
 
 The engine's decoding, its prompts and the learner's packed trees all call this, so they agree exactly
 wherever the library adds along a row in one order (`row_order` tests that). Three rules belong to it: L is
@@ -16,6 +17,7 @@ number, hence the smaller tiles there.
 
 from __future__ import annotations
 
+import math
 import platform
 from typing import Any
 
@@ -44,20 +46,46 @@ def padded_length(length: int) -> int:
     return -(-length // LANES) * LANES
 
 
-def attend_rows(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, has_window: bool = False) -> Tensor:
+def attend_rows(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    bias: Tensor,
+    has_window: bool = False,
+    sinks: Tensor | None = None,
+) -> Tensor:
     """[S, K, r, d] of q [S, K, r, d] over k, v [S, K, L, d]; bias [S, 1, r or 1, L] is 0 or -inf.
 
     A row sees the first positions up to its own, at least one; with a window, only the last of these.
+    Rows are those of the first query head of a group, then those of the second; `sinks` [H] has one of each.
     """
-    if q.device.type != "cpu" or q.dtype != torch.float32:
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=bias.to(q.dtype))
     rows = q.shape[2]
+    sinks = None if sinks is None else sink_rows(sinks, q.shape[1], rows)
+    if q.device.type != "cpu" or q.dtype != torch.float32:
+        return _attend_plainly(q, k, v, bias, sinks)
     q, bias = pad_rows(q), pad_rows(bias)
-    if k.shape[2] <= TILE:
+    if k.shape[2] <= TILE and sinks is None:
         seen = F.scaled_dot_product_attention(q, k, v, attn_mask=bias)
     else:
-        seen = _Tiles.apply(q, k, v, bias, has_window)
+        if sinks is not None:
+            sinks = pad_rows(sinks[None, :, :, None])[0, :, :, 0]
+        seen = _Tiles.apply(q, k, v, bias, has_window, sinks)
     return seen if seen.shape[2] == rows else seen[:, :, :rows]
+
+
+def sink_rows(sinks: Tensor, kv_heads: int, rows: int) -> Tensor:
+    """The sink [K, r] of each row, of those of the heads, [H]."""
+    by_group = sinks.view(kv_heads, -1, 1)
+    return by_group.expand(-1, -1, rows // by_group.shape[1]).flatten(1)
+
+
+def _attend_plainly(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, sinks: Tensor | None) -> Tensor:
+    """`attend_rows` in any order of adding."""
+    if sinks is None:
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=bias.to(q.dtype))
+    scores = (q @ k.transpose(-1, -2)).float() / math.sqrt(q.shape[-1]) + bias
+    sink = sinks.float()[None, :, :, None].expand(len(q), -1, -1, -1)
+    return torch.cat([scores, sink], -1).softmax(-1)[..., :-1].to(v.dtype) @ v
 
 
 def padded_rows(rows: int) -> int:
@@ -95,17 +123,20 @@ def attend_tiles(
     return tiles
 
 
-def merge_tiles(tiles: list[Tile]) -> Tile:
-    """Attention over all tiles, as if one softmax had run over all positions."""
-    if len(tiles) == 1:
+def merge_tiles(tiles: list[Tile], sinks: Tensor | None = None) -> Tile:
+    """Attention over all tiles, and sinks [K, r], as if one softmax had run over all positions."""
+    start = 0 if sinks is None else 1
+    if len(tiles) + start == 1:
         return tiles[0]
     first = tiles[0][1]
-    log_sums = first.new_full((*first.shape, padded_length(len(tiles))), -torch.inf)
-    for number, (_, log_sum) in enumerate(tiles):
+    log_sums = first.new_full((*first.shape, padded_length(len(tiles) + start)), -torch.inf)
+    if sinks is not None:  # the first: tiles after the last key must not move it
+        log_sums[..., 0] = sinks
+    for number, (_, log_sum) in enumerate(tiles, start):
         log_sums[..., number] = log_sum
     shares = log_sums.softmax(-1)
-    total = tiles[0][0] * shares[..., :1]
-    for number, (seen, _) in enumerate(tiles[1:], start=1):
+    total = tiles[0][0] * shares[..., start : start + 1]
+    for number, (seen, _) in enumerate(tiles[1:], start + 1):
         total += seen * shares[..., number : number + 1]
     return total, log_sums.logsumexp(-1)
 
@@ -115,15 +146,21 @@ class _Tiles(torch.autograd.Function):
 
     @staticmethod
     def forward(  # type: ignore[override]
-        ctx: Any, q: Tensor, k: Tensor, v: Tensor, bias: Tensor, has_window: bool
+        ctx: Any,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        bias: Tensor,
+        has_window: bool,
+        sinks: Tensor | None,
     ) -> Tensor:
-        seen, log_sum = merge_tiles(attend_tiles(q, k, v, bias, has_window))
-        ctx.save_for_backward(q, k, v, bias, seen, log_sum)
+        seen, log_sum = merge_tiles(attend_tiles(q, k, v, bias, has_window), sinks)
+        ctx.save_for_backward(q, k, v, bias, seen, log_sum, sinks)
         return seen
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
-        q, k, v, bias, seen, log_sum = ctx.saved_tensors
+        q, k, v, bias, seen, log_sum, sinks = ctx.saved_tensors
         grad_q = torch.zeros_like(q)
         grad_k, grad_v = torch.empty_like(k), torch.empty_like(v)
         backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
@@ -133,4 +170,8 @@ class _Tiles(torch.autograd.Function):
             found = backward(*of_tile, 0.0, False, attn_mask=bias[..., part])
             grad_q += found[0]
             grad_k[:, :, part], grad_v[:, :, part] = found[1:]
-        return grad_q, grad_k, grad_v, None, None
+        grad_sinks = None
+        if sinks is not None:  # a key with value 0: its weight times 0 - the mean of all values
+            share = (sinks - log_sum).exp()
+            grad_sinks = -(share * (grads[0] * seen).sum(-1)).sum(0)
+        return grad_q, grad_k, grad_v, None, None, grad_sinks

@@ -96,6 +96,11 @@ def num_unequal(
 
 def ordered(**changes: Any) -> Decoder:
     decoder = tiny_decoder(**changes)
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():  # biases and sinks begin as 0
+        for parameter in decoder.parameters():
+            if parameter.ndim == 1:
+                parameter.add_(torch.randn(parameter.shape, generator=generator) * 0.3)
     order = find_order(decoder)
     if order is None:
         pytest.skip(
@@ -136,6 +141,15 @@ SHAPES: list[dict[str, Any]] = [
         "residual_scale": 0.22,
         "logits_divisor": 6.0,
     },
+    {
+        "family": "gpt_oss",
+        "experts": Experts(6, 2, 20, renormalise=True, biased=True, swiglu_limit=0.5),
+        "sinks": True,
+        "windows": (9, 0),
+        "qk_norm": False,
+        "qkv_bias": True,
+        "out_bias": True,
+    },
     {"family": "mistral", "qk_norm": False, "windows": (7, 7)},
     {
         "family": "gemma3_text",
@@ -161,13 +175,15 @@ def test_the_log_probs_of_random_trees_have_the_learners_bits(changes: dict[str,
     assert total > 200 and unequal == 0
 
 
-@pytest.mark.parametrize("window", [0, 40, 200])
+@pytest.mark.parametrize(
+    ("window", "sinks"), [(0, False), (40, False), (200, False), (0, True), (200, True)]
+)
 def test_paths_of_several_tiles_and_shared_tiles_have_the_learners_bits(
-    window: int, monkeypatch: pytest.MonkeyPatch
+    window: int, sinks: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for module in (tile_attention, decode_batch):  # short paths, so that the test is quick
         monkeypatch.setattr(module, "TILE", 128)
-    decoder, rng = ordered(layers=1, windows=(window,)), random.Random(2)
+    decoder, rng = ordered(layers=1, windows=(window,), sinks=sinks), random.Random(2)
     engine = NativeEngine(decoder, kv_tokens=16_384, page_size=16)
     rows = Trees(engine, {}, rng, longest=150).grow(2)
     assert max(len(row.tokens) for row in rows) > 300

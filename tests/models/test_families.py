@@ -127,6 +127,21 @@ def granite(draw: random.Random) -> dict[str, Any]:
     }
 
 
+def gpt_oss(draw: random.Random) -> dict[str, Any]:
+    count, window = draw.choice([2, 5, 8]), {"sliding_window": draw.choice([3, 8, 30])}
+    yarn = {"rope_type": "yarn", "factor": 4.0, "rope_theta": 1000.0, "truncate": False}
+    yarn |= {"original_max_position_embeddings": 16, "beta_fast": 8.0, "beta_slow": 1.0}
+    return {
+        **({"rope_parameters": yarn} if draw.random() < 0.7 else {}),
+        **window,
+        "attention_bias": draw.random() < 0.8,
+        "num_local_experts": count,
+        "num_experts_per_tok": draw.randint(1, count),
+        "swiglu_limit": draw.choice([7.0, 0.5]),
+        "swiglu_alpha": draw.choice([1.702, 1.2]),
+    }
+
+
 def gemma(draw: random.Random) -> dict[str, Any]:
     full: dict[str, Any] = {"rope_type": "default", "rope_theta": draw.choice([500.0, 1e6])}
     if draw.random() < 0.3:
@@ -151,6 +166,7 @@ OWN = {
     "glm4_moe": sigmoid_experts,
     "olmoe": olmoe,
     "granitemoe": granite,
+    "gpt_oss": gpt_oss,
     "gemma3_text": gemma,
 }
 """The entries of each family, drawn at random."""
@@ -428,6 +444,9 @@ def test_entries_of_experts_that_cannot_be_meant_are_named(
         ("granitemoe", {"logits_scaling": 0}, "logits_scaling"),
         ("granitemoe", {"residual_multiplier": "0.2"}, "residual_multiplier"),
         ("granitemoe", {"attention_multiplier": -1.0}, "attention_multiplier"),
+        ("gpt_oss", {"swiglu_limit": 0.0}, "swiglu_limit"),
+        ("gpt_oss", {"swiglu_alpha": -2.0}, "swiglu_alpha"),
+        ("gpt_oss", {"layer_types": ["chunked_attention"]}, "layer_types"),
     ],
 )
 def test_entries_of_one_family_that_are_not_computed_are_named(

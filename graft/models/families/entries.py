@@ -12,7 +12,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from graft.models.shape import UnsupportedModel, is_number
+from graft.models.shape import ModelShape, UnsupportedModel, is_number
 
 LOOKS_AHEAD = "a token would also attend to later ones, and a policy writes from left to right"
 NOT_OURS = "it scales or caps numbers in other families, and our decoder would leave that out"
@@ -92,9 +92,12 @@ def refuse_quantised(config: Mapping[str, Any]) -> None:
         for key in ("quantization_config", "compression_config"):
             if how := part.get(key):
                 named = isinstance(how, Mapping) and how.get("quant_method")
+                way = "use the model's unquantised folder"
+                if named == "mxfp4":  # which `io.mxfp4` reads
+                    way += ", or for gpt-oss the one that `graft export` writes of this"
                 raise UnsupportedModel(
                     f"{key}: the weights are quantised ({named or 'an unnamed method'}) and cannot be "
-                    "trained; use the model's unquantised folder"
+                    f"trained; {way}"
                 )
 
 
@@ -133,6 +136,25 @@ def _refuse_windows(config: Mapping[str, Any]) -> None:
     if kinds and any(kind != "full_attention" for kind in kinds):
         names = sorted(set(map(str, kinds)))
         raise wrong_entry("layer_types", names, "only full attention is computed")
+
+
+FULL, SLIDING = "full_attention", "sliding_attention"
+
+
+def read_windows(config: Mapping[str, Any], window: int, every: int) -> tuple[int, ...]:
+    """`ModelShape.windows`, of `layer_types`; `window` and one full layer in `every` are the defaults."""
+    layers, kinds = read_count(config, "num_hidden_layers"), config.get("layer_types")
+    if kinds is None:
+        kinds = [SLIDING if (layer + 1) % every else FULL for layer in range(layers)]
+    if not isinstance(kinds, list) or len(kinds) != layers or set(kinds) - {SLIDING, FULL}:
+        raise wrong_entry("layer_types", kinds, f"need {SLIDING} or {FULL} for each layer")
+    window = read_count(config, "sliding_window", window)
+    windows = tuple(window if kind == SLIDING else 0 for kind in kinds)
+    return windows if any(windows) else ()
+
+
+def layer_types_of(shape: ModelShape) -> list[str]:
+    return [SLIDING if shape.window_of(layer) else FULL for layer in range(shape.layers)]
 
 
 def refuse_window(config: Mapping[str, Any], positions: int) -> None:

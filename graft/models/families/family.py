@@ -22,7 +22,9 @@ class ExpertNames:
     gate_up: str = ""
     """The tensor [E, 2F, D] of all experts; empty: `experts.0.gate_proj.weight` and so on."""
     down: str = ""
-    """The tensor [E, D, F] of all experts."""
+    """The tensor [E, D, F] of all experts; biases of either are the same name with `_bias`."""
+    is_transposed: bool = False
+    """Whether these are [E, D, 2F] and [E, F, D]."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,13 +7,20 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from graft.models.families.entries import read_count, read_switch, wrong_entry
+from graft.models.families.entries import (
+    FULL,
+    SLIDING,
+    layer_types_of,
+    read_count,
+    read_switch,
+    read_windows,
+    wrong_entry,
+)
 from graft.models.families.family import Config, Family
 from graft.models.shape import ModelShape, is_number
 
 POSITIONS, HEAD_DIM, SCALAR, WINDOW = 131_072, 256, 256, 4096
 THETA, LOCAL_THETA = 1_000_000.0, 10_000.0
-FULL, SLIDING = "full_attention", "sliding_attention"
 ACTIVATION = "gelu_pytorch_tanh"
 
 
@@ -35,9 +42,10 @@ def read(config: Config) -> dict[str, Any]:
         raise wrong_entry("hidden_activation", activation, f"only {ACTIVATION} is computed")
     is_biased = read_switch(config, "attention_bias")
     head_dim = read_count(config, "head_dim", HEAD_DIM)
+    every = read_count(config, "sliding_window_pattern", 6)
     scalar = read_count(config, "query_pre_attn_scalar", SCALAR)
     return {
-        "windows": _read_windows(config),
+        "windows": read_windows(config, WINDOW, every),
         "local_theta": _read_local_theta(config),
         "query_scale": math.sqrt(head_dim / scalar),
         "activation": "gelu_tanh",
@@ -48,19 +56,6 @@ def read(config: Config) -> dict[str, Any]:
         "qkv_bias": is_biased,
         "out_bias": is_biased,
     }
-
-
-def _read_windows(config: Config) -> tuple[int, ...]:
-    layers = read_count(config, "num_hidden_layers")
-    every = read_count(config, "sliding_window_pattern", 6)
-    kinds = config.get("layer_types")
-    if kinds is None:
-        kinds = [SLIDING if (layer + 1) % every else FULL for layer in range(layers)]
-    if not isinstance(kinds, list) or len(kinds) != layers or set(kinds) - {SLIDING, FULL}:
-        raise wrong_entry("layer_types", kinds, f"need {SLIDING} or {FULL} for each layer")
-    window = read_count(config, "sliding_window", WINDOW)
-    windows = tuple(window if kind == SLIDING else 0 for kind in kinds)
-    return windows if any(windows) else ()
 
 
 def _read_local_theta(config: Config) -> float:
@@ -77,12 +72,11 @@ def _read_local_theta(config: Config) -> float:
 def write(shape: ModelShape) -> dict[str, Any]:
     full = {"rope_type": "default", **shape.rope_scaling, "rope_theta": shape.rope_theta}
     local = {"rope_type": "default", "rope_theta": shape.local_theta}
-    kinds = [SLIDING if shape.window_of(layer) else FULL for layer in range(shape.layers)]
     return {
         "hidden_act": ACTIVATION,
         "hidden_activation": ACTIVATION,
         "attention_bias": shape.qkv_bias,
-        "layer_types": kinds,
+        "layer_types": layer_types_of(shape),
         "sliding_window": max(shape.windows, default=0) or WINDOW,
         "query_pre_attn_scalar": round(shape.head_dim / shape.query_scale**2),
         "rope_parameters": {FULL: full, SLIDING: local},

@@ -11,6 +11,7 @@ import torch
 from graft.models.families import (
     gemma3,
     glm4_moe,
+    gpt_oss,
     granitemoe,
     llama,
     mistral,
@@ -46,6 +47,7 @@ FAMILIES: dict[str, Family] = {
     "glm4_moe": glm4_moe.FAMILY,
     "olmoe": olmoe.FAMILY,
     "granitemoe": granitemoe.FAMILY,
+    "gpt_oss": gpt_oss.FAMILY,
     "gemma3_text": gemma3.FAMILY,
 }
 
@@ -62,7 +64,9 @@ def why_not_native(config: Config, device: torch.device) -> str:
     except (UnsupportedModel, KeyError):  # said where the model is loaded
         return ""
     if parts:
-        return f"a {name} model, and {' and '.join(parts)} are computed by the native decoder on a CPU only"
+        return (
+            f"a {name} model, and the native decoder computes its {', '.join(parts)} on a CPU only"
+        )
     return ""
 
 

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from graft.models.decoder import Decoder
 from graft.models.families.table import FAMILIES, read_shape
+from graft.models.io.mxfp4 import BLOCKS, SCALES, unpack_mxfp4, unpacked_sizes
 from graft.models.io.tensors import ModelFileError, NotAModel, build_decoder, check_sizes
 from graft.models.shape import ModelShape, UnsupportedModel
 from graft.trust.bounds import parse_json, read_bytes
@@ -90,10 +91,14 @@ def open_model(path: Path) -> Iterator[StoredModel]:
                 if not (found := later.match(name)) or int(found[1]) < shape.layers
             }
         sizes = {name: tuple(file.get_slice(name).get_shape()) for name, file in files.items()}
+        sizes = unpacked_sizes(sizes)
         kind = files[EMBEDDING].get_slice(EMBEDDING).get_dtype() if EMBEDDING in files else ""
 
         def read(name: str) -> Tensor:
-            return read_tensor(files[name], name, path)
+            if name in files:
+                return read_tensor(files[name], name, path)
+            packed = (read_packed(files[each], each) for each in (name + BLOCKS, name + SCALES))
+            return unpack_mxfp4(*packed).transpose(1, 2)
 
         if shape.tied:
             drop_tied_head(sizes, read, f"'{path}'")
@@ -247,6 +252,14 @@ def read_tensor(file: Any, name: str, folder: Path) -> Tensor:
         raise UnsupportedModel(
             f"{name} in '{folder}' is stored as {kind}; readable are {', '.join(READABLE)}"
         )
+    return file.get_tensor(name)
+
+
+def read_packed(file: Any, name: str) -> Tensor:
+    """A tensor of bytes."""
+    kind = file.get_slice(name).get_dtype()
+    if kind != "U8":
+        raise UnsupportedModel(f"{name} is stored as {kind}; mxfp4 is bytes (U8)")
     return file.get_tensor(name)
 
 

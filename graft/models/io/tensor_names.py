@@ -35,25 +35,32 @@ ACTION_ROWS, ACTION_BIAS = "actions.rows", "actions.bias"
 
 
 class ParameterRows(NamedTuple):
-    """Rows `start` to `stop` of one of our parameters; None is the open end."""
+    """Rows `start` to `stop`, or some of them, of one of our parameters; None is the open end."""
 
     parameter: str
     start: int | None = None
     stop: int | None = None
+    step: int | None = None
+    """2: every other row, since those of gate and up alternate."""
     experts: int = 0
     """In a checkpoint these rows are one tensor with so many experts as its first dimension; 0: as here."""
+    is_transposed: bool = False
+    """Whether the matrix of each of these experts is transposed there."""
 
     @property
     def rows(self) -> slice:
-        return slice(self.start, self.stop)
+        return slice(self.start, self.stop, self.step)
 
     def view(self, parameter: Tensor) -> Tensor:
         """The checkpoint's tensor, in the memory of our parameter."""
         rows = parameter[self.rows]
-        return rows.unflatten(0, (self.experts, -1)) if self.experts else rows
+        if self.experts:
+            rows = rows.unflatten(0, (self.experts, -1))
+        return rows.transpose(1, 2) if self.is_transposed else rows
 
     def flat(self, tensor: Tensor) -> Tensor:
         """The rows of our parameter, of a checkpoint's tensor."""
+        tensor = tensor.transpose(1, 2) if self.is_transposed else tensor
         return tensor.flatten(0, 1) if self.experts else tensor
 
 
@@ -85,6 +92,8 @@ def _block_rows(shape: ModelShape, layer: int, split_experts: bool) -> dict[str,
     if shape.qk_norm:
         rows["self_attn.q_norm.weight"] = ParameterRows("attention.q_norm.weight")
         rows["self_attn.k_norm.weight"] = ParameterRows("attention.k_norm.weight")
+    if shape.sinks:
+        rows["self_attn.sinks"] = ParameterRows("attention.sinks")
     if shape.sandwich:
         rows["post_attention_layernorm.weight"] = ParameterRows("attention.post_norm.weight")
         rows["pre_feedforward_layernorm.weight"] = ParameterRows("mlp.norm.weight")
@@ -95,18 +104,25 @@ def _block_rows(shape: ModelShape, layer: int, split_experts: bool) -> dict[str,
     if experts is None:
         return rows | _mlp_rows("mlp", 0, shape.width, shape.ff, shape.mlp_bias)
     names = FAMILIES[shape.family].expert_names
-    rows |= _linear(f"{names.block}.{names.router}", "mlp.router", None, None, False)
+    rows |= _linear(f"{names.block}.{names.router}", "mlp.router", None, None, experts.biased)
     if experts.router == "sigmoid":
         rows["mlp.gate.e_score_correction_bias"] = ParameterRows("mlp.correction")
     if experts.shared_ff:
         rows |= _mlp_rows("mlp.shared_experts", 0, shape.width, experts.shared_ff, own="shared_")
     if names.gate_up and not split_experts:
-        for name, parameter in ((names.gate_up, "gate_up"), (names.down, "down")):
-            all_rows = ParameterRows(f"mlp.{parameter}.weight", experts=experts.count)
-            rows[f"{names.block}.{name}"] = all_rows
+        for name, parameter in ((names.gate_up, "mlp.gate_up"), (names.down, "mlp.down")):
+            of_all = ParameterRows(f"{parameter}.weight", experts=experts.count)
+            rows[f"{names.block}.{name}"] = of_all._replace(is_transposed=names.is_transposed)
+            if experts.biased:
+                biases = of_all._replace(parameter=f"{parameter}.bias")
+                rows[f"{names.block}.{name}_bias"] = biases
         return rows
     for number in range(experts.count):
-        rows |= _mlp_rows(f"{names.block}.experts.{number}", number, shape.width, experts.ff)
+        name = f"{names.block}.experts.{number}"
+        matrices = _mlp_rows(name, number, shape.width, experts.ff)
+        if experts.swiglu_limit:
+            matrices |= _alternating_rows(name, number, experts.ff)
+        rows |= matrices
     return rows
 
 
@@ -122,6 +138,15 @@ def _mlp_rows(
     )
 
 
+def _alternating_rows(name: str, number: int, ff: int) -> dict[str, ParameterRows]:
+    """Gate and up of expert `number`, every other row each."""
+    first, stop = number * 2 * ff, (number + 1) * 2 * ff
+    return {
+        f"{name}.gate_proj.weight": ParameterRows("mlp.gate_up.weight", first, stop, 2),
+        f"{name}.up_proj.weight": ParameterRows("mlp.gate_up.weight", first + 1, stop, 2),
+    }
+
+
 def _linear(
     name: str, parameter: str, start: int | None, stop: int | None, is_biased: bool
 ) -> dict[str, ParameterRows]:
@@ -135,8 +160,11 @@ def expert_parts(shape: ModelShape) -> dict[str, dict[str, ParameterRows]]:
     parts: dict[str, dict[str, ParameterRows]] = {}
     for name, where in hf_rows(shape, split_experts=True).items():
         parts.setdefault(where.parameter, {})[name] = where
-    stored = hf_rows(shape).items()
-    return {name: parts[where.parameter] for name, where in stored if where.experts}
+    return {
+        name: parts[where.parameter]
+        for name, where in hf_rows(shape).items()
+        if where.experts and where.parameter in parts  # biases are in one tensor alone
+    }
 
 
 def whole_views(shape: ModelShape, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:

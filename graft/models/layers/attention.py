@@ -8,7 +8,6 @@ q|k|v are stored row-concatenated: one matrix product, and Hugging Face's names 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -19,8 +18,9 @@ from graft.models.layers.sublayer import Norm, Sublayer
 from graft.models.ops import attend_qkv, gather_rows, qk_rotate_to_slots
 from graft.models.shape import ModelShape
 
-Attend = Callable[[int, Tensor, Any, Any], Tensor]
-"""(layer, q [T,H,d], k [T,K,d], v [T,K,d]) -> [T,H,d]; k and v are None if they were written to `KVSlots`."""
+Attend = Callable[..., Tensor]
+"""(layer, q [T,H,d], k [T,K,d], v [T,K,d]) -> [T,H,d]; k and v are None if they were written to `KVSlots`.
+In models with sinks, a fifth argument: `sinks` [H], a score of each head that has no value."""
 
 
 class Attention(Sublayer):
@@ -36,6 +36,7 @@ class Attention(Sublayer):
             sizes = (shape.q_size, shape.kv_size) if shape.joint_norm else (shape.head_dim,) * 2
             norms = [Norm(size, shape.norm_eps, shape.norm_offset) for size in sizes]
             self.q_norm, self.k_norm = norms
+        self.sinks = nn.Parameter(torch.zeros(shape.heads)) if shape.sinks else None
         self.out = nn.Linear(shape.q_size, shape.width, bias=shape.out_bias)
 
     def forward(
@@ -68,10 +69,12 @@ class Attention(Sublayer):
         heads = shape.heads, shape.kv_heads, shape.norm_offset, shape.query_scale
         how = HeadRotation(q_weight, k_weight, shape.norm_eps, cos, sin, *heads)
         if kv_slots is None:
-            output = attend_qkv(attend, self.index, qkv, how)
+            output = attend_qkv(attend, self.index, qkv, how, self.sinks)
         else:
             q = qk_rotate_to_slots(qkv, how, kv_slots, self.index)
-            output = attend(self.index, q, None, None)
+            output = attend(
+                self.index, q, None, None, *(() if self.sinks is None else [self.sinks])
+            )
         return output.reshape(len(qkv), shape.q_size)
 
     def _over_heads(self, qkv: Tensor) -> Tensor:

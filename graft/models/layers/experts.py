@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from graft.models.device import has_kernels
 from graft.models.layers.sublayer import Sublayer
-from graft.models.ops import gather_rows, linear, router_logits, silu_gate
+from graft.models.ops import clamped_gate, gather_rows, linear, router_logits, silu_gate
 from graft.models.shape import Experts, ModelShape
 
 
@@ -31,10 +31,11 @@ class ExpertMLP(Sublayer):
 
     def __init__(self, shape: ModelShape, experts: Experts) -> None:
         super().__init__(shape)
-        self.experts, self.width = experts, shape.width
-        self.router = nn.Linear(shape.width, experts.count, bias=False)
-        self.gate_up = nn.Linear(shape.width, experts.count * 2 * experts.ff, bias=False)
-        self.down = nn.Linear(experts.ff, experts.count * shape.width, bias=False)
+        self.experts = experts
+        has_bias, inner = experts.biased, experts.count * 2 * experts.ff
+        self.router = nn.Linear(shape.width, experts.count, bias=has_bias)
+        self.gate_up = nn.Linear(shape.width, inner, bias=has_bias)
+        self.down = nn.Linear(experts.ff, experts.count * shape.width, bias=has_bias)
         if experts.router == "sigmoid":
             self.correction = nn.Parameter(torch.zeros(experts.count), requires_grad=False)
         if experts.shared_ff:
@@ -56,6 +57,8 @@ class ExpertMLP(Sublayer):
         x, normed = self.norm(x, delta)
         correction = self.correction.float() if self.experts.router == "sigmoid" else None
         logits_TE = router_logits(normed, self.router.weight, self.order)
+        if self.router.bias is not None:
+            logits_TE = logits_TE + self.router.bias.float()
         weights_Tk, chosen_Tk = route(logits_TE, self.experts, correction)
         if self.is_watched:
             self.choice = logits_TE, chosen_Tk
@@ -88,8 +91,24 @@ class ExpertMLP(Sublayer):
             self._count(groups.starts.diff())
         return mix_experts(x, self.gate_up.weight, self.down.weight, weights_Tk, groups)
 
-    def _product(self, x: Tensor, weight: Tensor) -> Tensor:
-        return linear(x, weight) if self.order is None else self.order.product(x, weight)
+    def _product(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        found = linear(x, weight) if self.order is None else self.order.product(x, weight)
+        return found if bias is None else found + bias
+
+    def _gate(self, gate_up: Tensor) -> Tensor:
+        """[R, 2F] -> [R, F]"""
+        limit = self.experts.swiglu_limit
+        if not limit:
+            return silu_gate(gate_up)
+        return clamped_gate(gate_up, self.experts.swiglu_alpha, limit)
+
+    def _per_expert(self, layer: nn.Linear) -> list[tuple[Tensor, Tensor | None]]:
+        """Weight and bias of each expert."""
+        count, bias = self.experts.count, layer.bias
+        # unbind, not an index each: its gradient is one tensor, not one as large as all for each expert
+        weights = layer.weight.view(count, -1, layer.in_features).unbind()
+        biases = [None] * count if bias is None else bias.view(count, -1).unbind()
+        return list(zip(weights, biases, strict=True))
 
     def _mix(self, x: Tensor, weights_Tk: Tensor, chosen_Tk: Tensor) -> Tensor:
         """The weighted sum of each token's experts, [T, D]."""
@@ -99,11 +118,9 @@ class ExpertMLP(Sublayer):
         if torch.is_grad_enabled():
             self._count(counts_E)
         inputs = gather_rows(x, by_expert // k).split(counts_E.tolist())
-        # unbind, not an index each: its gradient is one tensor, not one as large as all for each expert
-        gate_up = self.gate_up.weight.view(self.experts.count, -1, self.width).unbind()
-        down = self.down.weight.view(self.experts.count, self.width, -1).unbind()
+        gate_up, down = self._per_expert(self.gate_up), self._per_expert(self.down)
         parts = [
-            self._product(silu_gate(self._product(rows, gate_up[e])), down[e])
+            self._product(self._gate(self._product(rows, *gate_up[e])), *down[e])
             for e, rows in enumerate(inputs)
             if len(rows)
         ]

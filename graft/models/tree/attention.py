@@ -146,7 +146,9 @@ class TreeAttention:
             offset += len(flat)
         self.inverse = torch.stack(order).amax(0) if order else torch.zeros(0, dtype=torch.long)
 
-    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def __call__(
+        self, layer: int, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None = None
+    ) -> Tensor:
         _, heads, size = q.shape
         kv_heads = k.shape[1]
         outputs: list[Tensor] = []
@@ -160,7 +162,7 @@ class TreeAttention:
                 gather_rows(x, keys.flatten()).view(count, -1, kv_heads, size).transpose(1, 2)
                 for x in (k, v)
             )
-            found = attend_rows(q_rows, k_rows, v_rows, biases[window], window > 0)
+            found = attend_rows(q_rows, k_rows, v_rows, biases[window], window > 0, sinks)
             found = found.unflatten(2, (self.groups, m)).permute(0, 3, 1, 2, 4)
             outputs.append(found.reshape(count * m, heads, size))
         return gather_rows(torch.cat(outputs), self.inverse) if outputs else q

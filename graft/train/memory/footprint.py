@@ -72,10 +72,13 @@ def num_parameters(shape: ModelShape) -> int:
     small += (q + kv if shape.joint_norm else 2 * shape.head_dim) * shape.qk_norm
     small += (q + 2 * kv) * shape.qkv_bias + width * shape.out_bias
     small += (2 * shape.ff + width) * shape.mlp_bias
-    experts = shape.experts
-    corrected = 0 if experts is None or experts.router != "sigmoid" else experts.count
-    routed = shape.layers - len(shape.dense_layers)
-    return shape.num_params + shape.layers * small + routed * corrected + width
+    small += shape.heads * shape.sinks
+    experts, routed = shape.experts, shape.layers - len(shape.dense_layers)
+    of_experts = 0
+    if experts is not None:
+        of_experts = experts.count * (experts.router == "sigmoid")
+        of_experts += experts.count * (1 + 2 * experts.ff + width) * experts.biased
+    return shape.num_params + shape.layers * small + routed * of_experts + width
 
 
 def kv_bytes(shape: ModelShape, dtype: torch.dtype) -> int:

@@ -32,19 +32,22 @@ class Bucket(Protocol):
 
     tokens: int
 
-    def attend(self, pages: Pages, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor: ...
+    def attend(
+        self, pages: Pages, layer: int, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None
+    ) -> Tensor: ...
 
 
 def paged(pages: Pages, write_rows: Tensor, buckets: list[Bucket]) -> Attend:
     """The `attend` of a step: store the new keys and values, then attend bucket by bucket."""
     sizes = [bucket.tokens for bucket in buckets]
 
-    def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def attend(layer: int, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None = None) -> Tensor:
         pages.write(layer, write_rows, k, v)
         if len(buckets) == 1:
-            return buckets[0].attend(pages, layer, q, k, v)
-        parts = zip(buckets, q.split(sizes), k.split(sizes), v.split(sizes), strict=True)
-        return torch.cat([b.attend(pages, layer, q_b, k_b, v_b) for b, q_b, k_b, v_b in parts])
+            return buckets[0].attend(pages, layer, q, k, v, sinks)
+        parts = zip(q.split(sizes), k.split(sizes), v.split(sizes), strict=True)
+        paired = zip(buckets, parts, strict=True)
+        return torch.cat([bucket.attend(pages, layer, *qkv, sinks) for bucket, qkv in paired])
 
     return attend
 
@@ -83,7 +86,9 @@ class Extend:
     biases: dict[int, Tensor]
     """By window: [S, 1, G*m, L], 0 or -inf."""
 
-    def attend(self, pages: Pages, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def attend(
+        self, pages: Pages, layer: int, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None
+    ) -> Tensor:
         rows, m, heads, size = self.padding.rows, self.padding.m, q.shape[1], q.shape[2]
         group = heads // pages.kv_heads
         q = self.padding.pad(q).view(rows, m, pages.kv_heads, group, size)
@@ -91,7 +96,7 @@ class Extend:
         k = pages.gather(layer, 0, self.tiles).view(rows, pages.kv_heads, -1, size)
         v = pages.gather(layer, 1, self.tiles).view(rows, pages.kv_heads, -1, size)
         window = pages.window(layer)
-        seen = attend_rows(q, k, v, self.biases[window], window > 0)
+        seen = attend_rows(q, k, v, self.biases[window], window > 0, sinks)
         seen = seen.unflatten(2, (group, m)).permute(0, 3, 1, 2, 4)
         return self.padding.unpad(seen.reshape(rows, m, heads, size))
 

@@ -34,6 +34,7 @@ from graft.models.tile_attention import (
     attend_tiles,
     merge_tiles,
     pad_rows,
+    sink_rows,
 )
 
 MAX_KEPT = 1 << 26
@@ -141,7 +142,9 @@ class DecodeBatch:
             row_of_slot[slots] = np.arange(len(slots))
             self._used, self._row_of_slot = used, torch.from_numpy(row_of_slot).to(device)
 
-    def attend(self, pages: Pages, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def attend(
+        self, pages: Pages, layer: int, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None
+    ) -> Tensor:
         """[tokens, H, d]"""
         if self._row_of_slot is not None:
             q = q.index_select(0, self._row_of_slot)
@@ -150,13 +153,14 @@ class DecodeBatch:
         window = pages.window(layer)
         bias, first = self._in_window(window) if window else (self.bias, None)
         if self.prefix is None:
-            seen = attend_rows(rows, keys, values, bias, window > 0)
+            seen = attend_rows(rows, keys, values, bias, window > 0, sinks)
         else:
             shared = self.prefix.attend(rows, *self._prefix(pages, layer, self.prefix), first)
             own = attend_tiles(pad_rows(rows), keys, values, bias, window > 0)
             group = rows.shape[2]
             shared += [(seen[:, :, :group], log_sum[..., :group]) for seen, log_sum in own]
-            seen = merge_tiles(shared)[0]
+            sinks = None if sinks is None else sink_rows(sinks, pages.kv_heads, group)
+            seen = merge_tiles(shared, sinks)[0]
         seen = seen.reshape(q.shape)
         return seen if self._used is None else seen.index_select(0, self._used)
 
