@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
-from torch import nn
 
 from benchmarks.fleet import hardware as fleet
 from graft.models.decoder import Decoder
@@ -52,23 +49,7 @@ def activation_bytes(shape: ModelShape) -> int:
 def random_decoder(
     shape: ModelShape, device: torch.device, dtype: torch.dtype, seed: int = 0
 ) -> Decoder:
-    """As `Decoder.initialise`, but drawn where the weights live: 4B normals take a CPU a minute. It
-    computes as with `model.exact`, the default."""
-    with torch.device("meta"):
-        decoder = Decoder(shape).to(dtype)
-    decoder.to_empty(device=device)
-    for parameter in decoder.parameters():  # norms; what is multiplied is drawn below
-        if parameter.ndim == 1:
-            parameter.fill_(1.0)
-    generator = torch.Generator(device).manual_seed(seed)
-    for name, module in decoder.named_modules():
-        if not isinstance(module, (nn.Linear, nn.Embedding)):
-            continue
-        scale = 1 / math.sqrt(module.weight.shape[1])
-        if name.endswith((".out", ".down")):
-            scale /= math.sqrt(2 * shape.layers)
-        module.weight.normal_(0.0, scale, generator=generator)
-        if isinstance(module, nn.Linear) and module.bias is not None:
-            module.bias.zero_()
+    """A new model, which computes as with `model.exact`, the default."""
+    decoder = Decoder.empty(shape, dtype, device).initialise(seed)
     decoder.use_order(find_order(decoder))
     return decoder

@@ -15,7 +15,7 @@ from graft.config import ConfigError, load_config
 from graft.data.arrow_bounds import written_out
 from graft.data.errors import DataError
 from graft.data.tables import read_table
-from graft.models.io.gguf_check import GgufHeadError, check_gguf
+from graft.models.io.gguf_head import GgufHeadError, read_head
 from graft.models.io.load import ModelFileError, read_index
 from graft.models.shape import ModelShape, UnsupportedModel
 from graft.replay.recorded_step import CannotReplay, RecordedStep
@@ -294,7 +294,7 @@ def test_the_head_of_a_gguf_file_must_fit_it(tmp_path: Path, name: str):
     content, why = HEADS[name]
     (tmp_path / "a.gguf").write_bytes(content)
     with pytest.raises(GgufHeadError, match=why):
-        check_gguf(tmp_path / "a.gguf")
+        read_head(tmp_path / "a.gguf")
 
 
 @pytest.mark.parametrize("shard", ["../a.safetensors", "/etc/passwd", "", ".", 7, None, "a\0"])

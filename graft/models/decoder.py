@@ -50,6 +50,8 @@ class PackedTokens(Protocol):
     ) -> Attend: ...
 
 
+HOST_DRAWS = 1 << 28
+"""Weights that a CPU draws in two or three seconds."""
 BIAS_COLUMNS = 8
 """Inputs that carry the bias, of which one is used: rows of the head stay aligned."""
 
@@ -100,6 +102,13 @@ class Decoder(nn.Module):
             self.local_angles = Angles(local)
         self.recompute = False  # activation checkpointing: a third more time, little memory
         self.order: RowOrder | None = None
+
+    @classmethod
+    def empty(cls, shape: ModelShape, dtype: torch.dtype, device: torch.device | str) -> Decoder:
+        """A decoder whose weights are memory of the device that nothing was written to yet."""
+        with torch.device("meta"):
+            decoder = cls(shape).to(dtype)
+        return decoder.to_empty(device=device)
 
     def use_order(self, order: RowOrder | None) -> None:
         """Compute rows so that none depends on the others; None: as is fastest."""
@@ -308,10 +317,18 @@ class Decoder(nn.Module):
         without them one of three was at 31% after 450.
 
         Actions beyond the vocabulary are drawn last, so the other weights are as without them.
+
+        A CPU draws the weights of models of up to HOST_DRAWS, which a seed then gives on every device; a
+        GPU draws those of larger ones, in milliseconds in place of minutes.
         """
         vocab_size = self.shape.vocab_size
-        generator = torch.Generator().manual_seed(seed)
+        is_large = sum(parameter.numel() for parameter in self.parameters()) > HOST_DRAWS
+        generator = torch.Generator(self.device if is_large else "cpu").manual_seed(seed)
+        for parameter in self.parameters():
+            parameter.zero_()
         for name, module in self.named_modules():
+            if isinstance(module, Norm) and not module.offset:
+                module.weight.fill_(1.0)
             if not isinstance(module, (nn.Linear, nn.Embedding)):
                 continue
             scale = 1 / math.sqrt(module.weight.shape[1])
@@ -322,14 +339,19 @@ class Decoder(nn.Module):
             drawn = module.weight
             if self.shape.extra and drawn is self.head_weight:
                 drawn = drawn[:vocab_size]
-            drawn.copy_(torch.randn(drawn.shape, generator=generator) * scale)
-            if isinstance(module, nn.Linear) and module.bias is not None:
-                module.bias.zero_()
+            _draw(drawn, scale, generator)
         if self.shape.extra:
-            extra = self.head_weight[vocab_size:].zero_()[: self.shape.extra]
-            scale = 1 / math.sqrt(self.shape.width)
-            extra.copy_(torch.randn(extra.shape, generator=generator) * scale)
+            extra = self.head_weight[vocab_size : vocab_size + self.shape.extra]
+            _draw(extra, 1 / math.sqrt(self.shape.width), generator)
         return self
+
+
+def _draw(weight: Tensor, scale: float, generator: torch.Generator) -> None:
+    """Normal numbers, from the generator's device; a CPU's are the same for every dtype."""
+    if generator.device.type != "cpu":
+        weight.normal_(0.0, scale, generator=generator)
+    else:
+        weight.copy_(torch.randn(weight.shape, generator=generator) * scale)
 
 
 def causal(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:

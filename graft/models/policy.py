@@ -64,15 +64,12 @@ def host_copy(policy: Any, *, keep: bool) -> Any:
         state = whole_state(policy)
         return _HostCopy(policy, state) if keep else None
     weights = weights_of(policy)
-    with torch.device("meta"):
-        copy = Decoder(policy.shape)
-    if keep:
-        copy = copy.to(policy.dtype).to_empty(device="cpu")
-        if policy.shape.extra:
-            copy.head_weight.zero_()  # padding rows
-    views = weights_of(copy) if keep else {}
+    copy = Decoder.empty(policy.shape, policy.dtype, "cpu") if keep else None
+    if copy is not None and policy.shape.extra:
+        copy.head_weight.zero_()  # padding rows
+    views = {} if copy is None else weights_of(copy)
     for name in weights:
         tensor = weights[name]  # gathers: every process must read it, also without keep
-        if keep:
+        if copy is not None:
             views[name].copy_(tensor)
-    return copy if keep else None
+    return copy

@@ -110,7 +110,10 @@ def open_policy(
     is_split = processes.world > 1 and (config.parallel.shard or config.parallel.tp > 1)
     has_sampler = with_engine and not is_external(config)
     is_read_by_parts = is_split and not (has_sampler and group is None)
-    with _stored(config, source, tokenizer, is_read_by_parts) as (shape, read, plain, actions):
+    # what is split is read from host memory, by parts; else the weights are loaded where they stay
+    how = {"dtype": dtype, "device": torch.device("cpu") if is_split else device}
+    opened = _stored(config, source, tokenizer, is_read_by_parts, **how)
+    with opened as (shape, read, plain, actions):
         room = device_memory_of(device, ways(config, processes))
         recompute = choose_micro(config, shape, dtype, room).recompute
         recompute = processes.any(recompute, "whether blocks are computed twice")  # all, or none
@@ -123,7 +126,7 @@ def open_policy(
             refuse_unusable(policy, source, processes)
         else:
             assert plain is not None
-            policy = plain.to(device=device, dtype=dtype)
+            policy = plain
             policy.recompute = recompute
         # a matrix of which each process computes a part is added up in another order
         is_whole = config.parallel.tp == 1 and group is None and not is_external(config)
@@ -164,7 +167,13 @@ def refuse_without_experts(config: Config, shape: ModelShape) -> None:
 
 @contextmanager
 def _stored(
-    config: Config, source: Path | None, tokenizer: FastTokenizer, by_parts: bool
+    config: Config,
+    source: Path | None,
+    tokenizer: FastTokenizer,
+    by_parts: bool,
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
 ) -> Iterator[tuple[ModelShape, Callable[[str], Any], Decoder | None, Actions | None]]:
     """The shape of the recipe's model, its tensors by name, the whole model, and actions.
 
@@ -177,7 +186,7 @@ def _stored(
             stored.check()
             yield stored.shape, stored.read, None, None
         return
-    plain = load_policy(config, source, tokenizer)
+    plain = load_policy(config, source, tokenizer, dtype=dtype, device=device)
     actions = actions_of(config, tokenizer, plain.shape.vocab_size)
     if actions is not None:
         plain = with_actions(plain, actions, source, config.actions)
@@ -318,11 +327,20 @@ def make_chat(config: Config, tokenizer: FastTokenizer) -> Chat:
         raise ConfigError(f"model.template_args={args}: {error}") from error
 
 
-def load_policy(config: Config, source: Path | None, tokenizer: FastTokenizer) -> Decoder:
+def load_policy(
+    config: Config,
+    source: Path | None,
+    tokenizer: FastTokenizer,
+    *,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device | str = "cpu",
+) -> Decoder:
+    """The model at `source`, or a new one, in the memory of the device."""
     if source is not None:
         refuse_family(source, config)
-        return load_model(source)
-    return Decoder(new_shape(config, tokenizer)).initialise(config.run.seed)
+        return load_model(source, dtype=dtype, device=device)
+    shape = new_shape(config, tokenizer)
+    return Decoder.empty(shape, dtype, device).initialise(config.run.seed)
 
 
 def new_shape(config: Config, tokenizer: FastTokenizer) -> ModelShape:

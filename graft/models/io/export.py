@@ -97,7 +97,7 @@ def open_source(path: Path, base: Path | None = None) -> Iterator[StoredModel]:
             check_finite({name: tensor}, stored.origin)
             return tensor
 
-        yield replace(stored, read=read)
+        yield replace(stored, read=read, places={})
 
 
 @contextmanager
@@ -110,7 +110,7 @@ def _open_stored(path: Path, base: Path | None) -> Iterator[StoredModel]:
     elif (path / ADAPTER_CONFIG).exists() and not has_weights(path):
         adapter = read_adapter(path)
         with open_model(base or _named_base(path)) as stored:
-            yield adapter.merge_into(stored)
+            yield replace(adapter.merge_into(stored), places={})  # read by name, and merged
     else:
         with open_model(path) as stored:
             yield stored

@@ -1,34 +1,34 @@
 """GGUF files (llama.cpp): one file with quantised weights, the shape and the tokenizer.
 
-Weights are dequantised while they are read; the result is an ordinary decoder.
+Blocks of quantised numbers are moved to the decoder's device and dequantised there; the result is an
+ordinary decoder.
 """
 
 from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from graft.models.decoder import Decoder
-from graft.models.io.gguf_check import check_gguf
+from graft.models.io.gguf_blocks import BLOCKS, PLAIN, dequantise
+from graft.models.io.gguf_head import GgufTensor, read_head
 from graft.models.io.gguf_tokenizer import build_backend, special_token
+from graft.models.io.stream import StoredTensor, stream
 from graft.models.io.tensor_names import hf_rows
 from graft.models.io.tensors import ModelFileError, build_decoder, first_line
 from graft.models.shape import ModelShape, UnsupportedModel, rope_frequencies
 from graft.text.tokenizer import FastTokenizer
 
-if TYPE_CHECKING:
-    from gguf import GGUFReader, ReaderTensor
-
 DAMAGED = (ValueError, IndexError, KeyError, TypeError, OverflowError, ZeroDivisionError, OSError)
-"""What the gguf package raises for files that are not whole."""
+"""What is raised for files that are not whole."""
 GEMMA = "gemma3"
 FAMILIES = {"llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3", GEMMA: "gemma3_text"}
 """llama.cpp's architectures -> our families. Mistral's files say llama."""
@@ -73,25 +73,33 @@ def load_gguf(
 ) -> Decoder:
     """The decoder in a GGUF file of one of `FAMILIES`, dequantised."""
     path = Path(path)
-    reader = open_gguf(path)
-    tensors = {tensor.name: tensor for tensor in reader.tensors}
-    shape = gguf_shape(reader, path)
+    file = open_gguf(path)
+    shape = gguf_shape(file, path)
     names = {theirs: name for name, theirs in gguf_names(shape).items()}
     # an unknown tensor keeps its name, and `build_decoder` reports it
-    named = {names.get(name, name): t for name, t in tensors.items() if name != ROPE_FACTORS}
-    # GGUF lists the fastest-moving size first
-    stored = {name: tuple(int(n) for n in t.shape[::-1]) for name, t in named.items()}
+    places = {names.get(name, name): p for name, p in file.places.items() if name != ROPE_FACTORS}
+    stored = {name: place.sizes for name, place in places.items()}
 
-    def read(name: str) -> Tensor:
-        weight, heads = dequantise(named[name], path), paired_heads(shape, name)
-        if shape.norm_offset and name.endswith("norm.weight"):
-            return weight - 1  # llama.cpp stores what rows are multiplied by
-        return unpair_rows(weight, heads) if heads else weight
+    def fill(views: Mapping[str, Tensor]) -> None:
+        for name, raw in stream(places, torch.device(device), f"'{path}'"):
+            _write(raw, places[name], name, shape, views[name])
 
     try:
-        return build_decoder(shape, stored, read, origin=f"'{path}'", dtype=dtype, device=device)
+        return build_decoder(shape, stored, fill, origin=f"'{path}'", dtype=dtype, device=device)
     finally:
         _opened.cache_clear()
+
+
+def _write(raw: Tensor, place: StoredTensor, name: str, shape: ModelShape, view: Tensor) -> None:
+    """Dequantise a tensor's bytes into `view`, in Hugging Face's order of rows."""
+    if shape.norm_offset and name.endswith("norm.weight"):
+        view.copy_(dequantised(raw, place) - 1)  # llama.cpp stores what rows are multiplied by
+    elif heads := paired_heads(shape, name):
+        view.copy_(unpair_rows(dequantised(raw, place), heads))
+    elif place.kind in BLOCKS or place.kind in PLAIN:
+        dequantise(raw, place.kind, view)
+    else:
+        view.copy_(dequantised(raw, place))
 
 
 def gguf_package(task: str) -> Any:
@@ -104,49 +112,69 @@ def gguf_package(task: str) -> Any:
     return gguf
 
 
-def open_gguf(path: Path) -> GGUFReader:
-    """The file, memory-mapped; a tensor is read when it is used."""
+class GgufFile(NamedTuple):
+    """What a GGUF file holds: its entries, and where its tensors lie."""
+
+    entries: dict[str, Any]
+    places: dict[str, StoredTensor]
+
+
+def open_gguf(path: Path) -> GgufFile:
+    """The file's entries and places; no tensor is read."""
     gguf_package(f"reading '{path}'")
     if not path.is_file():
         raise ModelFileError(f"no GGUF file at '{path}'")
     state = path.stat()
-    reader = _opened(path, state.st_size, state.st_mtime_ns)
-    count = _value(reader, "split.count", 1)
+    file = _opened(path, state.st_size, state.st_mtime_ns)
+    count = file.entries.get("split.count", 1)
     if isinstance(count, int) and count > 1:
         raise ModelFileError(
             f"'{path}' is one of {count} shards; join them first: llama-gguf-split --merge"
         )
-    return reader
+    return file
 
 
 @lru_cache(maxsize=1)
-def _opened(path: Path, size: int, changed: int) -> GGUFReader:
-    """The reader of a file as it is now.
+def _opened(path: Path, size: int, changed: int) -> GgufFile:
+    """The file as it is now: shape, tokenizer and weights are read one after another.
 
-    Shape, tokenizer and weights are read one after another, and the package takes seconds to walk
-    through the texts of a vocabulary. `load_gguf`, which comes last, gives it free.
+    `load_gguf`, which comes last, frees it.
     """
     try:
-        check_gguf(path)
-        reader: GGUFReader = gguf_package(f"reading '{path}'").GGUFReader(path)
-        _ = [field.contents() for field in reader.fields.values() if field.types[:1] == [8]]
+        head = read_head(path)
+        places = {name: _place(path, size, name, tensor) for name, tensor in head.tensors.items()}
     except DAMAGED as error:  # bad magic; truncated; duplicate entries; texts that are not UTF-8
         raise ModelFileError(
             f"'{path}' ({size} bytes) is not a whole GGUF file ({error}); download it again"
         ) from error
-    return reader
+    return GgufFile(head.entries, places)
 
 
-def gguf_shape(reader: GGUFReader, path: Path) -> ModelShape:
+def _place(path: Path, size: int, name: str, tensor: GgufTensor) -> StoredTensor:
+    from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
+
+    kind = GGMLQuantizationType(tensor.kind)
+    count, num_bytes = GGML_QUANT_SIZES[kind]
+    if tensor.sizes[-1] % count:
+        raise ValueError(
+            f"{name} has rows of {tensor.sizes[-1]}, and {kind.name} blocks of {count}"
+        )
+    stop = tensor.start + math.prod(tensor.sizes) // count * num_bytes
+    if stop > size:
+        raise ValueError(f"{name} ends at {stop}")
+    return StoredTensor(path, tensor.start, stop, kind.name, tensor.sizes)
+
+
+def gguf_shape(file: GgufFile, path: Path) -> ModelShape:
     """The ModelShape that the metadata and the list of tensors describe."""
-    family = _value(reader, "general.architecture", "")
+    family = file.entries.get("general.architecture", "")
     if family not in FAMILIES:
         raise UnsupportedModel(
             f"'{path}': architecture {family!r} has no native decoder; known: {', '.join(FAMILIES)}"
         )
 
     def get(key: str, default: Any = None) -> Any:
-        value = _value(reader, f"{family}.{key}", default)
+        value = file.entries.get(f"{family}.{key}", default)
         if value is None:
             raise ModelFileError(f"'{path}' lacks the entry {family}.{key}; is the file complete?")
         if isinstance(value, list):  # one number per layer
@@ -160,7 +188,7 @@ def gguf_shape(reader: GGUFReader, path: Path) -> ModelShape:
     if get("expert_count", 0):
         raise UnsupportedModel(f"'{path}': a mixture of experts has no native decoder")
     for key, neutral in NEUTRAL.items():
-        if (value := _value(reader, f"{family}.{key}", None)) not in (None, *neutral):
+        if (value := file.entries.get(f"{family}.{key}")) not in (None, *neutral):
             raise UnsupportedModel(
                 f"'{path}': {family}.{key}={value} changes what the model computes, and the native "
                 "decoder does not support it; use another model"
@@ -170,7 +198,7 @@ def gguf_shape(reader: GGUFReader, path: Path) -> ModelShape:
         raise UnsupportedModel(
             f"'{path}': {family}.attention.sliding_window={window}; only full attention is supported"
         )
-    tensors = {tensor.name: tensor for tensor in reader.tensors}
+    tensors = file.places
     if "token_embd.weight" not in tensors:
         raise ModelFileError(f"'{path}' has no token_embd.weight; is the file complete?")
     width, heads = get("embedding_length"), get("attention.head_count")
@@ -184,7 +212,7 @@ def gguf_shape(reader: GGUFReader, path: Path) -> ModelShape:
     shape = ModelShape(
         family=FAMILIES[family],
         # rows, not the metadata: some files pad the embedding beyond the tokenizer
-        vocab_size=int(tensors["token_embd.weight"].shape[1]),
+        vocab_size=tensors["token_embd.weight"].sizes[0],
         width=width,
         layers=get("block_count"),
         heads=heads,
@@ -205,7 +233,9 @@ def gguf_shape(reader: GGUFReader, path: Path) -> ModelShape:
     is_scaled = get("rope.scaling.factor", 0.0) not in (0.0, 1.0)
     scaling = get("rope.scaling.type", "linear" if is_scaled else "none")
     if ROPE_FACTORS in tensors:
-        factors = dequantise(tensors[ROPE_FACTORS], path).tolist()
+        place = {ROPE_FACTORS: tensors[ROPE_FACTORS]}
+        [(_, raw)] = stream(place, torch.device("cpu"), f"'{path}'")
+        factors = dequantised(raw, place[ROPE_FACTORS]).tolist()
         return replace(shape, rope_scaling=_llama3_scaling(shape, factors, path))
     if scaling == "none":
         return shape
@@ -293,23 +323,30 @@ def unpair_rows(weight: Tensor, heads: int) -> Tensor:
     return weight.unflatten(0, (heads, -1, 2)).transpose(1, 2).flatten(0, 2)
 
 
-def dequantise(tensor: ReaderTensor, path: Path) -> Tensor:
-    from gguf import dequantize
+def dequantised(raw: Tensor, place: StoredTensor) -> Tensor:
+    """The tensor in fp32, of any kind that the installed gguf package knows."""
+    if place.kind in BLOCKS or place.kind in PLAIN:
+        result = torch.empty(place.sizes, device=raw.device)
+        dequantise(raw, place.kind, result)
+        return result
+    from gguf import GGMLQuantizationType, dequantize
 
+    blocks = raw.cpu().numpy().reshape(*place.sizes[:-1], -1)
     try:
-        return torch.from_numpy(dequantize(tensor.data, tensor.tensor_type).copy())
+        result = dequantize(blocks, GGMLQuantizationType[place.kind])
     except NotImplementedError as error:
         raise UnsupportedModel(
-            f"'{path}': {tensor.name} is quantised as {tensor.tensor_type.name}, which the "
+            f"'{place.file}': a tensor of {list(place.sizes)} is quantised as {place.kind}, which the "
             f"installed gguf package cannot dequantise; pip install -U gguf, or use another quantisation"
         ) from error
+    return torch.from_numpy(result).view(place.sizes).to(raw.device)
 
 
 def open_tokenizer(path: Path) -> FastTokenizer:
     """The tokenizer of a Hugging Face folder or of a .gguf file."""
     if path.suffix != ".gguf":
         return FastTokenizer.load(path)
-    fields = {name: field.contents() for name, field in open_gguf(path).fields.items()}
+    fields = open_gguf(path).entries
     entries, templates = (
         {
             name.removeprefix(start): value
@@ -336,11 +373,6 @@ def open_tokenizer(path: Path) -> FastTokenizer:
             f"'{path}' has no usable tokenizer ({type(error).__name__}: {first_line(error)}); download it "
             "again, or load the Hugging Face folder"
         ) from error
-
-
-def _value(reader: GGUFReader, key: str, default: Any) -> Any:
-    field = reader.get_field(key)
-    return default if field is None else field.contents()
 
 
 def _shortest(value: float) -> float:

@@ -11,7 +11,7 @@ import os
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,9 @@ from torch import Tensor
 
 from graft.models.decoder import Decoder
 from graft.models.families.table import FAMILIES, read_shape
+from graft.models.io.gguf_blocks import as_dtype
 from graft.models.io.mxfp4 import BLOCKS, SCALES, unpack_mxfp4, unpacked_sizes
+from graft.models.io.stream import StoredTensor, stream
 from graft.models.io.tensors import ModelFileError, NotAModel, build_decoder, check_sizes
 from graft.models.shape import ModelShape, UnsupportedModel
 from graft.trust.bounds import parse_json, read_bytes
@@ -36,6 +38,8 @@ READABLE = {
     "BF16": torch.bfloat16,
 }
 """Supported dtypes by safetensors' names, and the dtype a copy is stored in."""
+DTYPES = {**READABLE, "F64": torch.float64}
+"""What their bytes are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,11 +54,28 @@ class StoredModel:
     """The dtype of its embedding."""
     origin: str
     """Its path, for messages."""
+    places: Mapping[str, StoredTensor] = field(default_factory=dict)
+    """Where tensors lie that `read` gives as they are in a file."""
 
     def load(self, dtype: torch.dtype, device: torch.device | str) -> Decoder:
         return build_decoder(
-            self.shape, self.sizes, self.read, origin=self.origin, dtype=dtype, device=device
+            self.shape, self.sizes, self._fill, origin=self.origin, dtype=dtype, device=device
         )
+
+    def _fill(self, views: Mapping[str, Tensor]) -> None:
+        """Stream the tensors that have a place, and read the others."""
+        places = {name: self.places[name] for name in views if name in self.places}
+        device = next(iter(views.values())).device
+        try:
+            for name, raw in stream(places, device, self.origin):
+                view = views[name]
+                view.copy_(as_dtype(raw, DTYPES[places[name].kind]).view(view.shape))
+        except OSError as error:
+            raise ModelFileError(
+                f"{self.origin} cannot be read ({error}); download or save it again"
+            ) from error
+        for name in views.keys() - places:
+            views[name].copy_(self.read(name))
 
     def check(self) -> None:
         """Raise unless names and sizes are those of the config; reads no tensor."""
@@ -102,7 +123,8 @@ def open_model(path: Path) -> Iterator[StoredModel]:
 
         if shape.tied:
             drop_tied_head(sizes, read, f"'{path}'")
-        yield StoredModel(shape, sizes, read, READABLE.get(kind, torch.float32), f"'{path}'")
+        dtype, places = READABLE.get(kind, torch.float32), find_places(path)
+        yield StoredModel(shape, sizes, read, dtype, f"'{path}'", places)
 
 
 HUB_PAGE = re.compile(r"https?:/+(?:www\.)?(?:huggingface\.co|hf\.co)/([\w.-]+/[\w.-]+).*")
@@ -244,6 +266,28 @@ def open_tensors(file: Path) -> Any:
             f"'{file}' ({file.stat().st_size} bytes) is not a whole safetensors file ({error}); "
             f"download or save it again"
         ) from error
+
+
+def find_places(folder: Path) -> dict[str, StoredTensor]:
+    """Where each tensor of a supported dtype lies; the files are known to be whole."""
+    if (folder / WEIGHTS).exists():
+        return _places_in(folder / WEIGHTS)
+    weight_map = read_index(folder)
+    found = {shard: _places_in(folder / shard) for shard in set(weight_map.values())}
+    return {name: found[shard][name] for name, shard in weight_map.items() if name in found[shard]}
+
+
+def _places_in(file: Path) -> dict[str, StoredTensor]:
+    """A safetensors file: the length of its head, 8 bytes, the head as JSON, and the data."""
+    with file.open("rb") as raw:
+        length = int.from_bytes(raw.read(8), "little")
+        head = parse_json(raw.read(length), f"'{file}'")
+    places: dict[str, StoredTensor] = {}
+    for name, facts in head.items():
+        if name != "__metadata__" and facts["dtype"] in DTYPES:
+            start, stop = (8 + length + offset for offset in facts["data_offsets"])
+            places[name] = StoredTensor(file, start, stop, facts["dtype"], tuple(facts["shape"]))
+    return places
 
 
 def read_tensor(file: Any, name: str, folder: Path) -> Tensor:
