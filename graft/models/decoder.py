@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from graft.models.angles import Angles
-from graft.models.device import has_kernels
+from graft.models.device import has_kernels, without_memory
 from graft.models.kv_slots import KVSlots
 from graft.models.layers.attention import Attend, Attention
 from graft.models.layers.experts import ExpertMLP
@@ -106,7 +106,7 @@ class Decoder(nn.Module):
     @classmethod
     def empty(cls, shape: ModelShape, dtype: torch.dtype, device: torch.device | str) -> Decoder:
         """A decoder whose weights are memory of the device that nothing was written to yet."""
-        with torch.device("meta"):
+        with without_memory():
             decoder = cls(shape).to(dtype)
         return decoder.to_empty(device=device)
 

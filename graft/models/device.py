@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import platform
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from importlib.util import find_spec
+from typing import Any
 
 import torch
+from torch.nn import init
+from torch.overrides import TorchFunctionMode
 
 AMPERE, HOPPER = (8, 0), (9, 0)
 """Compute capabilities of GPU generations."""
@@ -23,6 +28,22 @@ def choose_device(name: str) -> torch.device:
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ValueError(f"device={name!r}, but torch finds no GPU; use device=auto")
     return device
+
+
+class _NoDraws(TorchFunctionMode):
+    """Leaves new weights as they are."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in (init.normal_, init.uniform_, init.kaiming_uniform_):
+            return kwargs["tensor"]
+        return func(*args, **(kwargs or {}))
+
+
+@contextmanager
+def without_memory() -> Iterator[None]:
+    """Build modules on the meta device; to draw weights there would import torch's compiler, for a second."""
+    with torch.device("meta"), _NoDraws():
+        yield
 
 
 def has_native_bf16(device: torch.device) -> bool:

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from graft.models.decoder import Decoder
+from graft.models.device import without_memory
 from graft.models.io.load import ModelFileError, open_tensors, read_tensor
 from graft.models.io.tensors import check_finite
 
@@ -101,7 +102,7 @@ def _with_rows(decoder: Decoder, rows: Tensor, bias: Tensor | None) -> Decoder:
     weight = torch.zeros(shape.head_rows, shape.width, dtype=old.dtype, device=old.device)
     weight[: shape.vocab_size] = old.detach()[: shape.vocab_size]
     weight[shape.vocab_size : shape.vocab_size + len(rows)] = rows.to(weight)
-    with torch.device("meta"):  # all of its weights are replaced below
+    with without_memory():  # all of its weights are replaced below
         extended = Decoder(shape)
     extended.blocks, extended.norm, extended.angles = decoder.blocks, decoder.norm, decoder.angles
     extended.recompute = decoder.recompute

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 from graft.models.decoder import Decoder
+from graft.models.device import without_memory
 from graft.models.io import progress, stream
 from graft.models.io.gguf_blocks import BLOCKS, PLAIN, dequantise
 from graft.models.io.gguf_head import read_head
@@ -200,6 +201,17 @@ def test_new_weights_are_those_of_the_seed_in_any_memory(shape: ModelShape) -> N
     assert torch.equal(built.embed.weight[:11], drawn * scale)
     rounded = Decoder.empty(shape, torch.bfloat16, "cpu").initialise(7)
     assert_equal(rounded, built.bfloat16())
+
+
+def test_models_without_memory_draw_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(self: torch.Tensor, *_: object, **__: object) -> None:
+        raise AssertionError("drawn on the meta device, which imports torch's compiler")
+
+    for name in ("normal_", "uniform_"):
+        monkeypatch.setattr(torch.Tensor, name, refuse)
+    with without_memory():
+        decoder = Decoder(EXPERTS)
+    assert {parameter.device.type for parameter in decoder.parameters()} == {"meta"}
 
 
 # progress

@@ -21,11 +21,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
 
 from graft.models.action_rows import extra_rows
 from graft.models.decoder import Decoder
+from graft.models.device import without_memory
 from graft.models.families.table import FAMILIES
 from graft.models.parallel.shards import is_sharded
 from graft.models.shape import ModelShape
@@ -221,5 +221,5 @@ def whole_state(policy: Any) -> dict[str, Tensor]:
 
 def hf_sizes(shape: ModelShape) -> dict[str, tuple[int, ...]]:
     """The size of each tensor of a Hugging Face checkpoint of this shape."""
-    with torch.device("meta"):
+    with without_memory():
         return {name: tuple(tensor.shape) for name, tensor in hf_names(Decoder(shape)).items()}
