@@ -33,8 +33,8 @@ def find_unusable(tensors: Mapping[str, Tensor]) -> str:
     bounds: dict[str, list[float]] = {}
     for names in by_device.values():
         # minimum and maximum of a tensor with a NaN are NaN
-        found = [torch.stack(torch.aminmax(parts[name].detach())).float() for name in names]
-        bounds |= dict(zip(names, torch.stack(found).tolist(), strict=True))
+        extremes = [torch.stack(torch.aminmax(parts[name].detach())).float() for name in names]
+        bounds |= dict(zip(names, torch.stack(extremes).tolist(), strict=True))
     for name in parts:
         least, most = bounds[name]
         if not (math.isfinite(least) and math.isfinite(most)):

@@ -39,7 +39,7 @@ class GgufHeadError(ValueError):
 
 
 class GgufTensor(NamedTuple):
-    """One tensor: its sizes, the slowest first, the number of its kind, and where it begins in the file."""
+    """One tensor: its sizes, the slowest first, the number of its kind, and its first byte in the file."""
 
     sizes: tuple[int, ...]
     kind: int

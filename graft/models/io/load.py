@@ -55,7 +55,7 @@ class StoredModel:
     origin: str
     """Its path, for messages."""
     places: Mapping[str, StoredTensor] = field(default_factory=dict)
-    """Where tensors lie that `read` gives as they are in a file."""
+    """Tensors that `read` gives as they are in a file."""
 
     def load(self, dtype: torch.dtype, device: torch.device | str) -> Decoder:
         return build_decoder(
@@ -269,12 +269,14 @@ def open_tensors(file: Path) -> Any:
 
 
 def find_places(folder: Path) -> dict[str, StoredTensor]:
-    """Where each tensor of a supported dtype lies; the files are known to be whole."""
+    """Find each tensor of a supported dtype in its file; the files are known to be whole."""
     if (folder / WEIGHTS).exists():
         return _places_in(folder / WEIGHTS)
     weight_map = read_index(folder)
-    found = {shard: _places_in(folder / shard) for shard in set(weight_map.values())}
-    return {name: found[shard][name] for name, shard in weight_map.items() if name in found[shard]}
+    by_shard = {shard: _places_in(folder / shard) for shard in set(weight_map.values())}
+    return {
+        name: by_shard[shard][name] for name, shard in weight_map.items() if name in by_shard[shard]
+    }
 
 
 def _places_in(file: Path) -> dict[str, StoredTensor]:

@@ -29,7 +29,7 @@ MAX_THREADS = 8
 
 
 class StoredTensor(NamedTuple):
-    """Where a tensor lies in a file, from byte `start` to `stop`, and how: its dtype and its sizes."""
+    """A tensor in a file, from byte `start` to `stop`: its dtype and its sizes."""
 
     file: Path
     start: int
