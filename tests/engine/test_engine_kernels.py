@@ -36,12 +36,18 @@ def ragged_table(
     return table, lengths
 
 
-def dense(q: Tensor, keys: Tensor, values: Tensor, window: int = 0) -> Tensor:
+def dense(
+    q: Tensor, keys: Tensor, values: Tensor, window: int = 0, sinks: Tensor | None = None
+) -> Tensor:
     """Attention of q [n,H,d] over keys, values [L,K,d] or the last of them, in float64."""
     keys, values = keys[-window:], values[-window:]
     group = q.shape[1] // keys.shape[1]
     keys, values = (x.double().repeat_interleave(group, 1) for x in (keys, values))
     score = torch.einsum("nhd,lhd->nhl", q.double(), keys) * q.shape[-1] ** -0.5
+    if sinks is not None:  # one more score, without a value
+        sink = sinks.cpu().double()[None, :, None].expand(len(q), -1, -1)
+        values = torch.cat([values, values.new_zeros(1, *values.shape[1:])])
+        score = torch.cat([score, sink], -1)
     return torch.einsum("nhl,lhd->nhd", score.softmax(-1), values)
 
 
@@ -92,6 +98,7 @@ def test_decoding_with_shared_pages_equals_dense_attention_of_each_row(
     pool = poisoned_pool(table, lengths, kv_heads, size, dtype, kernel_device)
     q = torch.randn(len(table), kv_heads * group, size, generator=generator)
     q = q.to(kernel_device, dtype)
+    sinks = torch.randn(q.shape[1]).to(kernel_device, dtype) if window else None
     dead = 2  # a row that is over: none of its pages may be read
     seen = torch.tensor(lengths, device=kernel_device)
     seen[dead] = 0
@@ -113,13 +120,14 @@ def test_decoding_with_shared_pages_equals_dense_attention_of_each_row(
         tile_rows=sharing.tile_rows,
         space=space,
         window=window,
+        sinks=sinks,
     ).cpu()
     pool, q = pool.cpu().float(), q.cpu().float()
     tolerance = 2e-5 if dtype == torch.float32 else 2e-2
     for row, length in enumerate(lengths):
         if row != dead:
             keys, values = (read_sequence(pool[i], table[row].tolist(), length) for i in (0, 1))
-            want = dense(q[row : row + 1], keys, values, window)[0]
+            want = dense(q[row : row + 1], keys, values, window, sinks)[0]
             torch.testing.assert_close(out[row].double(), want, atol=tolerance, rtol=tolerance)
 
 
@@ -130,6 +138,7 @@ def test_one_slot_is_written_without_a_merge(kernel_device):
     table, lengths = ragged_table([(0, [5]), (0, [31]), (0, [32])], generator)
     pool = poisoned_pool(table, lengths, 2, 32, torch.float32, kernel_device)
     q = torch.randn(3, 4, 32, generator=generator).to(kernel_device)
+    sinks = torch.randn(4, generator=generator).to(kernel_device)
     zeros = torch.zeros(3, dtype=torch.int64, device=kernel_device)
     out = decode(
         q,
@@ -144,10 +153,11 @@ def test_one_slot_is_written_without_a_merge(kernel_device):
         slots=1,
         tile_rows=16,
         space=scratch(0, 1, 4, 32, kernel_device),
+        sinks=sinks,
     ).cpu()
     for row, length in enumerate(lengths):
         keys, values = (read_sequence(pool[i].cpu(), table[row].tolist(), length) for i in (0, 1))
-        want = dense(q[row : row + 1].cpu(), keys, values)[0]
+        want = dense(q[row : row + 1].cpu(), keys, values, sinks=sinks)[0]
         torch.testing.assert_close(out[row].double(), want, atol=2e-5, rtol=2e-5)
 
 
@@ -168,6 +178,7 @@ def test_extending_sees_the_past_and_itself(group, size, dtype, window, kernel_d
     counts = [24, 70, 1, 64]  # of the last tokens of each sequence
     pool = poisoned_pool(table, lengths, 2, size, dtype, kernel_device)
     q = torch.randn(sum(counts), 2 * group, size, generator=generator).to(kernel_device, dtype)
+    sinks = torch.randn(2 * group).to(kernel_device, dtype) if window else None
     blocks: list[list[int]] = []
     first = 0
     for row, (length, count) in enumerate(zip(lengths, counts, strict=True)):
@@ -182,6 +193,7 @@ def test_extending_sees_the_past_and_itself(group, size, dtype, window, kernel_d
         torch.tensor(table, dtype=torch.int32, device=kernel_device),
         torch.tensor(blocks, dtype=torch.int32, device=kernel_device),
         window,
+        sinks,
     ).cpu()
     pool, q = pool.cpu().float(), q.cpu().float()
     tolerance = 2e-5 if dtype == torch.float32 else 2e-2
@@ -190,7 +202,7 @@ def test_extending_sees_the_past_and_itself(group, size, dtype, window, kernel_d
         for number in range(0, count, 13):
             seen = length - count + number + 1
             keys, values = (read_sequence(pool[i], table[row].tolist(), seen) for i in (0, 1))
-            want = dense(q[first + number : first + number + 1], keys, values, window)
+            want = dense(q[first + number : first + number + 1], keys, values, window, sinks)
             got = out[first + number : first + number + 1].double()
             torch.testing.assert_close(got, want, atol=tolerance, rtol=tolerance)
         first += count

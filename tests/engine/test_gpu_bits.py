@@ -43,7 +43,8 @@ SPAN = BLOCK * SEGMENT
 
 
 class Fork:
-    """A prompt and two answers, packed for the learner and in pages of the engine."""
+    """A prompt and two answers, packed for the learner and in pages of the engine; with a window heads have
+    sinks too."""
 
     def __init__(
         self, start: int, answers: int, dtype: torch.dtype, device: torch.device, window: int = 0
@@ -57,7 +58,8 @@ class Fork:
         q, k, v = (torch.randn(len(ends), heads, 16).to(device, dtype) for heads in (2, 1, 1))
         path = PathBlocks.of(self.runs, device)
         blocks = BlockLists.of(torch.tensor(ends), device, window, self.runs)
-        self.learner = path_attention(q, k, v, path, blocks)
+        self.sinks = torch.randn(2).to(device, dtype) if window else None
+        self.learner = path_attention(q, k, v, path, blocks, self.sinks)
         self.q, self.length = q, start + answers
         self.rows = [[*range(start), *range(run.start, run.stop)] for run in self.runs[1:]]
         shared = start // BLOCK
@@ -116,6 +118,7 @@ def test_decoding_has_the_learners_bits(
         tail_rows=tail_rows,
         space=space,
         window=window,
+        sinks=fork.sinks,
     )
     assert slots == 2 and torch.equal(found[:2], fork.learner[last])
 
@@ -161,6 +164,7 @@ def test_a_segment_that_siblings_begin_together_has_the_learners_bits(
         tail_rows=tail_rows,
         space=space,
         window=window,
+        sinks=fork.sinks,
     )
     for row, end in enumerate(ends):
         assert not end or torch.equal(found[row], fork.learner[last[row]])
@@ -181,6 +185,7 @@ def test_prompts_in_pages_have_the_learners_bits(window: int, kernel_device: tor
         torch.tensor(fork.table, dtype=torch.int32, device=kernel_device),
         torch.tensor(tiles, dtype=torch.int32, device=kernel_device),
         window,
+        fork.sinks,
     )
     assert torch.equal(found, fork.learner[tokens])
 

@@ -5,7 +5,7 @@
 Query i sees key j if and only if `j <= i < ends[j]`, and with a window `begins[i] <= j`. The L x L scores
 are never stored: a program holds a tile of queries, loops over the tiles of keys that any of them sees,
 and keeps a running maximum and sum per row. These tiles are listed once per forest, on the CPU
-(`BlockLists`).
+(`BlockLists`). A sink, a score of its head that has no value, is added to a row's sum at the end.
 
 The backward has two kernels with lists of their own: one holds queries and loops over keys for the
 gradient of q, one holds keys and loops over queries for those of k and v. There are no atomics, so
@@ -102,8 +102,13 @@ def _is_streamable(x: Tensor) -> bool:
     return is_flat and x.stride(0) * x.itemsize % 16 == 0 and x.data_ptr() % 16 == 0
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, blocks: BlockLists) -> tuple[Tensor, Tensor]:
-    """The output [L, H, d], and the logs of the sums of weights [H, L rounded up], to base 2."""
+def attend(
+    q: Tensor, k: Tensor, v: Tensor, blocks: BlockLists, sinks: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """The output [L, H, d], and the logs of the sums of weights [H, L rounded up], to base 2.
+
+    sinks   [H], a score of each head without a value
+    """
     length, heads, _ = q.shape
     out = torch.empty_like(q, memory_format=torch.contiguous_format)
     padded = triton.cdiv(length, QUERIES) * QUERIES
@@ -113,7 +118,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, blocks: BlockLists) -> tuple[Tensor,
     tiles = chosen.forward
     grid = (heads // chosen.pack, len(blocks.query_items) * (QUERIES // tiles.queries))
     forward[grid](
-        q, *(_streamed(x, tiles.keys) for x in (k, v)), out, lse,
+        q, *(_streamed(x, tiles.keys) for x in (k, v)), out, lse, sinks,
         _streamed(blocks.ends, tiles.keys), blocks.begins, blocks.query_items, blocks.query_lists, length,
         *q.stride()[:2], **constants,
         PACK=chosen.pack, K_BLOCK=KEYS, M=tiles.queries, N=tiles.keys,
@@ -123,9 +128,16 @@ def attend(q: Tensor, k: Tensor, v: Tensor, blocks: BlockLists) -> tuple[Tensor,
 
 
 def differentiate(
-    q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, grad: Tensor, blocks: BlockLists
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of q, k and v from that of the output."""
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    grad: Tensor,
+    blocks: BlockLists,
+    sinks: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    """Gradients of q, k, v and the sinks from that of the output."""
     grad = grad.contiguous()
     length, heads, _ = q.shape
     kv_heads = k.shape[1]
@@ -164,23 +176,31 @@ def differentiate(
             sums, grad_k, grad_v, blocks.splits, length,
             KV_HEADS=kv_heads, D=constants["D"], W=width, K_BLOCK=HELD_KEYS, N=SUMMED_KEYS,
         )  # fmt: skip
-    return grad_q, grad_k, grad_v
+    if sinks is None:
+        return grad_q, grad_k, grad_v, None
+    share = torch.exp2(sinks.float()[:, None] * LOG2_E - lse[:, :length])
+    return grad_q, grad_k, grad_v, -(share * delta[:, :length]).sum(1).to(sinks.dtype)
 
 
 class _IntervalAttention(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, blocks: BlockLists) -> Tensor:  # type: ignore[override]
-        out, lse = attend(q, k, v, blocks)
-        ctx.save_for_backward(q, k, v, out, lse)
+    def forward(  # type: ignore[override]
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, blocks: BlockLists
+    ) -> Tensor:
+        out, lse = attend(q, k, v, blocks, sinks)
+        ctx.save_for_backward(q, k, v, out, lse, sinks)
         ctx.blocks = blocks
         return out
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
-        return *differentiate(*ctx.saved_tensors, grads[0], ctx.blocks), None
+        *kept, sinks = ctx.saved_tensors
+        return *differentiate(*kept, grads[0], ctx.blocks, sinks), None
 
 
-def interval_attention(q: Tensor, k: Tensor, v: Tensor, blocks: BlockLists) -> Tensor:
+def interval_attention(
+    q: Tensor, k: Tensor, v: Tensor, blocks: BlockLists, sinks: Tensor | None = None
+) -> Tensor:
     """softmax(q k / sqrt(d)) v under the interval rule. q [L, H, d], k and v [L, K, d] -> [L, H, d]"""
     size = q.shape[-1]
     if size > MAX_HEAD or size * q.itemsize % 16:
@@ -188,4 +208,4 @@ def interval_attention(q: Tensor, k: Tensor, v: Tensor, blocks: BlockLists) -> T
             f"head size {size}: the attention kernels take multiples of 8 up to {MAX_HEAD}"
         )
     q, k, v = (x if _is_streamable(x) else x.contiguous() for x in (q, k, v))
-    return _IntervalAttention.apply(q, k, v, blocks)
+    return _IntervalAttention.apply(q, k, v, sinks, blocks)

@@ -45,6 +45,14 @@ def _add_dot(total, left, right):
 
 
 @triton.jit
+def sink_weight(top, sink):
+    """What a head's sink adds to the sum of a row's weights: a score without a value."""
+    zeros = tl.zeros_like(top)
+    # one rounding, so that it has the same bits in every kernel
+    return tl.exp2(tl.fma(sink.to(tl.float32) + zeros, 1.4426950408889634 + zeros, -top))
+
+
+@triton.jit
 def _fold_keys(
     top, total, acc, q, token, oldest,
     k, v, column, ends, lists, begin, stop,
@@ -79,7 +87,7 @@ def _fold_keys(
 
 @triton.jit(do_not_specialize=["length"])
 def forward(
-    q, k, v, out, lse, ends, begins, items, lists, length,
+    q, k, v, out, lse, sinks, ends, begins, items, lists, length,
     q_stride, q_head,
     SCALE: tl.constexpr, HEADS: tl.constexpr, GROUP: tl.constexpr, PACK: tl.constexpr,
     D: tl.constexpr, W: tl.constexpr,
@@ -110,6 +118,8 @@ def forward(
         top, total, acc, queries, token, oldest, k, v, column, ends, lists, middle, stop,
         SCALE, K_BLOCK, N, True,
     )  # fmt: skip
+    if sinks is not None:
+        total += sink_weight(top, tl.load(sinks + head))
     is_row = first + row % M < length
     target = out + start * (HEADS * D)
     _store(target, here * (HEADS * D) + head * D, columns, is_row, acc / total[:, None], D)

@@ -29,6 +29,7 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from graft.models.kernels import interval
+from graft.models.kernels.interval_kernels import sink_weight
 from graft.models.tree.block_lists import QUERIES, BlockLists
 from graft.models.tree.path_blocks import BLOCK, SEGMENT, PathBlocks
 
@@ -116,6 +117,7 @@ def _walk(
     out,  # [T, H, d]
     lse,  # [H, lse_stride] or None
     lse_stride,
+    sinks,  # [H] or None
     q_stride, q_head,
     SCALE: tl.constexpr, HEADS: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, W: tl.constexpr,
     BLOCK_ROWS: tl.constexpr, HEAD_ROWS: tl.constexpr, HEAD_COLUMNS: tl.constexpr,
@@ -164,6 +166,8 @@ def _walk(
         SCALE, BLOCK_ROWS, WINDOW, BLOCK, SEGMENT, ONES, W,
     )  # fmt: skip
     total = tl.max(sums, 1)  # of equal columns
+    if sinks is not None:
+        total += sink_weight(top, tl.load(sinks + head))
     result = (acc / total[:, None]).to(out.dtype.element_ty)
     tl.store(out + (token * HEADS + head)[:, None] * D + column[None, :], result, mask=inside)
     if lse is not None:
@@ -195,6 +199,7 @@ def _launch(
     *,
     kv_heads: int,
     window: int,
+    sinks: Tensor | None,
     lse: Tensor | None = None,
     **layout: Any,
 ) -> Tensor:
@@ -206,6 +211,7 @@ def _launch(
     fetched = [TensorDescriptor(x, [*x.shape], [*x.stride()], [BLOCK, shared["W"]]) for x in (k, v)]
     _walk[(heads, len(tiles))](
         q, *fetched, tiles, table, table_stride, out, lse, 0 if lse is None else lse.stride(0),
+        sinks,
         *q.stride()[:2], HEADS=heads, QUERIES=BLOCK, WINDOW=window, **shared, **layout,
         num_warps=4 if shared["W"] <= 128 else 8, num_stages=1 if is_wide else 3,
     )  # fmt: skip
@@ -213,7 +219,13 @@ def _launch(
 
 
 def attend_pages(
-    q: Tensor, k_pool: Tensor, v_pool: Tensor, table: Tensor, tiles: Tensor, window: int = 0
+    q: Tensor,
+    k_pool: Tensor,
+    v_pool: Tensor,
+    table: Tensor,
+    tiles: Tensor,
+    window: int = 0,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """Attention of new tokens q [T,H,d] over pages [pages, K, BLOCK, d], which have theirs already;
     tiles [n, 4] cover every token once: see `_walk`."""
@@ -221,12 +233,17 @@ def attend_pages(
     rows = [pool.view(-1, pool.shape[-1]) for pool in (k_pool, v_pool)]
     return _launch(
         q, *rows, tiles, table, table.stride(0), kv_heads=kv_heads, window=window,
-        BLOCK_ROWS=kv_heads * BLOCK, HEAD_ROWS=BLOCK, HEAD_COLUMNS=0,
+        sinks=sinks, BLOCK_ROWS=kv_heads * BLOCK, HEAD_ROWS=BLOCK, HEAD_COLUMNS=0,
     )  # fmt: skip
 
 
 def attend(
-    q: Tensor, k: Tensor, v: Tensor, path: PathBlocks, window: int = 0
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    path: PathBlocks,
+    window: int = 0,
+    sinks: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """`interval.attend` in this order."""
     length, heads, size = q.shape
@@ -237,7 +254,7 @@ def attend(
     # copied: a block is then fetched at once, and a copy takes a tenth of the attention's time
     blocks = [x.index_select(0, path.index).flatten(1) for x in (k, v)]
     out = _launch(
-        q, *blocks, path.tiles, path.table, 1, kv_heads=k.shape[1], window=window, lse=lse,
+        q, *blocks, path.tiles, path.table, 1, kv_heads=k.shape[1], window=window, sinks=sinks, lse=lse,
         BLOCK_ROWS=BLOCK, HEAD_ROWS=0, HEAD_COLUMNS=size,
     )  # fmt: skip
     return out, lse
@@ -246,19 +263,33 @@ def attend(
 class _PathAttention(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, q: Tensor, k: Tensor, v: Tensor, path: PathBlocks, blocks: BlockLists
+        ctx: Any,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        sinks: Tensor | None,
+        path: PathBlocks,
+        blocks: BlockLists,
     ) -> Tensor:  # type: ignore[override]
-        out, lse = attend(q, k, v, path, blocks.window)
-        ctx.save_for_backward(q, k, v, out, lse)
+        out, lse = attend(q, k, v, path, blocks.window, sinks)
+        ctx.save_for_backward(q, k, v, out, lse, sinks)
         ctx.blocks = blocks
         return out
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
-        return *interval.differentiate(*ctx.saved_tensors, grads[0], ctx.blocks), None, None
+        *kept, sinks = ctx.saved_tensors
+        return *interval.differentiate(*kept, grads[0], ctx.blocks, sinks), None, None
 
 
-def path_attention(q: Tensor, k: Tensor, v: Tensor, path: PathBlocks, blocks: BlockLists) -> Tensor:
+def path_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    path: PathBlocks,
+    blocks: BlockLists,
+    sinks: Tensor | None = None,
+) -> Tensor:
     """`interval.interval_attention` in this order: q [L, H, d], k and v [L, K, d] -> [L, H, d]."""
     q, k, v = (x.contiguous() for x in (q, k, v))
-    return _PathAttention.apply(q, k, v, path, blocks)
+    return _PathAttention.apply(q, k, v, sinks, path, blocks)

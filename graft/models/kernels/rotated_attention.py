@@ -20,30 +20,41 @@ from graft.models.tree.path_blocks import PathBlocks
 class _RotatedAttention(torch.autograd.Function):
     @staticmethod
     def forward(  # type: ignore[override]
-        ctx: Any, qkv: Tensor, blocks: BlockLists, path: PathBlocks | None, *of_heads: Any
+        ctx: Any,
+        qkv: Tensor,
+        sinks: Tensor | None,
+        blocks: BlockLists,
+        path: PathBlocks | None,
+        *of_heads: Any,
     ) -> Tensor:
         qkv, how = rope.streamed(qkv, HeadRotation(*of_heads))
         q, k, v, rstd = rope.rotate(qkv, how)
         if path is None:
-            out, lse = interval.attend(q, k, v, blocks)
+            out, lse = interval.attend(q, k, v, blocks, sinks)
         else:
-            out, lse = path_attention.attend(q, k, v, path, blocks.window)
-        ctx.save_for_backward(qkv, rstd, out, lse, *how.tensors)
+            out, lse = path_attention.attend(q, k, v, path, blocks.window, sinks)
+        ctx.save_for_backward(qkv, rstd, out, lse, sinks, *how.tensors)
         ctx.blocks, ctx.how = blocks, how.without_tensors()
         return out
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
-        qkv, rstd, out, lse, *of_heads = ctx.saved_tensors
+        qkv, rstd, out, lse, sinks, *of_heads = ctx.saved_tensors
         how = ctx.how.with_tensors(*of_heads)
         q, k, v, _ = rope.rotate(qkv, how)
-        of_heads = interval.differentiate(q, k, v, out, lse, grads[0], ctx.blocks)
-        grad_qkv, *of_weights = rope.differentiate(of_heads, qkv, rstd, how)
-        return grad_qkv, None, None, *of_weights, *[None] * (len(how) - 2)
+        *of_heads, grad_sinks = interval.differentiate(
+            q, k, v, out, lse, grads[0], ctx.blocks, sinks
+        )
+        grad_qkv, *of_weights = rope.differentiate(tuple(of_heads), qkv, rstd, how)
+        return grad_qkv, grad_sinks, None, None, *of_weights, *[None] * (len(how) - 2)
 
 
 def rotated_attention(
-    qkv: Tensor, how: HeadRotation, blocks: BlockLists, path: PathBlocks | None = None
+    qkv: Tensor,
+    how: HeadRotation,
+    blocks: BlockLists,
+    path: PathBlocks | None = None,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """`interval_attention` of `rope.qk_rotate`, or `path_attention`: [L, (H+2K) d] -> [L, H, d]."""
-    return _RotatedAttention.apply(qkv, blocks, path, *how)
+    return _RotatedAttention.apply(qkv, sinks, blocks, path, *how)

@@ -62,30 +62,34 @@ class KernelAttention:
         self._forest = (runs, heads, kv_heads, device, windows)
         self._plain: TreeAttention | None = None
 
-    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def __call__(
+        self, layer: int, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None = None
+    ) -> Tensor:
         from graft.models.kernels.interval import interval_attention
 
         if not why_no_kernel(q.shape[-1], q.dtype, q.device):
             if self.path is not None:
                 from graft.models.kernels.path_attention import path_attention
 
-                return path_attention(q, k, v, self.path, self._blocks_of(layer))
-            return interval_attention(q, k, v, self._blocks_of(layer))
+                return path_attention(q, k, v, self.path, self._blocks_of(layer), sinks)
+            return interval_attention(q, k, v, self._blocks_of(layer), sinks)
         if self._plain is None:
             self._plain = TreeAttention(*self._forest)
-        return self._plain(layer, q, k, v)
+        return self._plain(layer, q, k, v, *(() if sinks is None else (sinks,)))
 
-    def of_qkv(self, layer: int, qkv: Tensor, how: HeadRotation) -> Tensor:
+    def of_qkv(
+        self, layer: int, qkv: Tensor, how: HeadRotation, sinks: Tensor | None = None
+    ) -> Tensor:
         """The same of q|k|v before head norms and rotation, which is all that is kept of it.
 
         A rotation alone needs no q|k|v for its gradient: its result is kept instead.
         """
         size = qkv.shape[1] // (how.heads + 2 * how.kv_heads)
         if how.q_weight is None or why_no_kernel(size, qkv.dtype, qkv.device):
-            return self(layer, *qk_rotate(qkv, how))
+            return self(layer, *qk_rotate(qkv, how), sinks)
         from graft.models.kernels.rotated_attention import rotated_attention
 
-        return rotated_attention(qkv, how, self._blocks_of(layer), self.path)
+        return rotated_attention(qkv, how, self._blocks_of(layer), self.path, sinks)
 
     def _blocks_of(self, layer: int) -> BlockLists:
         return self.blocks[self.windows[layer] if self.windows else 0]

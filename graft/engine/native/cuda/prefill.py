@@ -122,9 +122,9 @@ class Prefill:
 
         attention = attend_pages if self.in_order else extend
 
-        def attend(layer: int, q: Tensor, *_: None) -> Tensor:
-            window = self.decoder.shape.window_of(layer)
-            return attention(q, pool[layer, 0], pool[layer, 1], chunk.table, chunk.blocks, window)
+        def attend(layer: int, q: Tensor, k: None, v: None, sinks: Tensor | None = None) -> Tensor:
+            how = chunk.table, chunk.blocks, self.decoder.shape.window_of(layer), sinks
+            return attention(q, pool[layer, 0], pool[layer, 1], *how)
 
         kv_slots = KVSlots(pool, chunk.table, chunk.rows, chunk.positions, chunk.alive)
         self.decoder(chunk.tokens, chunk.positions, attend, kv_slots)

@@ -208,7 +208,7 @@ class CudaRunner:
         rows = key.rows if key.slots > 1 or key.in_order else 0
         space = scratch(rows, key.slots, shape.heads, shape.head_dim, self.device)
 
-        def attend(layer: int, q: Tensor, *_: None) -> Tensor:
+        def attend(layer: int, q: Tensor, k: None, v: None, sinks: Tensor | None = None) -> Tensor:
             pages = pool[layer, 0], pool[layer, 1], decode_state.table
             length, tail = state[DrawField.LENGTH], state[DrawField.TAIL]
             how = {
@@ -217,6 +217,7 @@ class CudaRunner:
                 "tile_rows": key.tile_rows,
                 "space": space,
                 "window": shape.window_of(layer),
+                "sinks": sinks,
             }
             if key.in_order:
                 how["tail_rows"] = key.tail_rows

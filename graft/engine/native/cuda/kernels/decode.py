@@ -26,6 +26,7 @@ import triton.language as tl
 from torch import Tensor
 
 from graft.models.device import has_large_shared_memory
+from graft.models.kernels.interval_kernels import sink_weight
 
 ITEM_FIELDS = 5
 LOG2_E = math.log2(math.e)
@@ -78,6 +79,7 @@ def _attend(
     partial,  # [B, SLOTS, H, d] float32
     stats,  # [B, SLOTS, H, 2] float32: maximum, sum
     out,  # [B, H, d], written where there is one slot only
+    sinks,  # [H] or None
     HEADS: tl.constexpr,
     GROUP: tl.constexpr,
     SIZE: tl.constexpr,
@@ -150,6 +152,8 @@ def _attend(
         values = tl.where(is_past[:, None], values, 0.0)
         top, total, acc = fold(top, total, acc, score, values, WINDOW)
     if SLOTS == 1:
+        if sinks is not None:
+            total += sink_weight(top, tl.load(sinks + query_head, mask=is_used, other=0.0))
         result = acc / tl.where(total == 0, 1.0, total)[:, None]
         tl.store(out + at, result.to(out.dtype.element_ty), mask=inside)
     else:
@@ -165,6 +169,7 @@ def _merge(
     stats,
     shared_slots,  # [B] slots in use after the SPLITS of the tail
     out,
+    sinks,  # [H] or None
     HEADS: tl.constexpr,  # H
     SIZE: tl.constexpr,
     SIZE_2: tl.constexpr,
@@ -196,6 +201,8 @@ def _merge(
         total = total * fade + its_total * weight
         acc = acc * fade[:, None] + its_acc * weight[:, None]
         top = new_top
+    if sinks is not None:
+        total += sink_weight(top, tl.load(sinks + head, mask=is_head, other=0.0))
     result = acc / tl.where(total == 0, 1.0, total)[:, None]
     at = (row * HEADS + head)[:, None] * SIZE + column[None, :]
     tl.store(out + at, result.to(out.dtype.element_ty), mask=inside)
@@ -236,10 +243,12 @@ def decode(
     tile_rows: int,
     space: tuple[Tensor, Tensor],
     window: int = 0,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """Attention of q [B,H,d], see the module; `slots` >= splits + the largest of `shared_slots`.
 
     window   how many positions a row sees, its own included; 0: all
+    sinks    [H], a score of each head without a value
     """
     batch, heads, size = q.shape
     kv_heads, page = k_pool.shape[1:3]
@@ -261,6 +270,7 @@ def decode(
         partial,
         stats,
         out,
+        sinks,
         HEADS=kv_heads,
         GROUP=heads // kv_heads,
         SIZE=size,
@@ -280,6 +290,7 @@ def decode(
             stats,
             shared_slots,
             out,
+            sinks,
             HEADS=heads,
             SIZE=size,
             SIZE_2=size_2,

@@ -14,6 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from graft.engine.native.cuda.kernels.decode import LOG2_E, fold, stages
+from graft.models.kernels.interval_kernels import sink_weight
 
 BLOCK = 64
 BLOCK_FIELDS = 4
@@ -29,6 +30,7 @@ def _extend(
     blocks,  # [n, 4]
     scale,
     out,
+    sinks,  # [H] or None
     HEADS: tl.constexpr,  # K
     GROUP: tl.constexpr,
     SIZE: tl.constexpr,
@@ -77,11 +79,19 @@ def _extend(
             v_pool + base + tile, mask=is_written[:, None] & in_size[None, :], other=0.0
         )
         top, total, acc = fold(top, total, acc, score, values, WINDOW)
+    if sinks is not None:
+        total += sink_weight(top, tl.load(sinks + query_head))
     tl.store(out + at, (acc / total[:, None]).to(out.dtype.element_ty), mask=inside)
 
 
 def extend(
-    q: Tensor, k_pool: Tensor, v_pool: Tensor, table: Tensor, blocks: Tensor, window: int = 0
+    q: Tensor,
+    k_pool: Tensor,
+    v_pool: Tensor,
+    table: Tensor,
+    blocks: Tensor,
+    window: int = 0,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """Attention of q [T,H,d]; `blocks` [n,4] cover every token once. With a `window` a token sees so many
     positions, its own included."""
@@ -98,6 +108,7 @@ def extend(
         blocks,
         size**-0.5 * LOG2_E,
         out,
+        sinks,
         HEADS=kv_heads,
         GROUP=heads // kv_heads,
         SIZE=size,

@@ -28,6 +28,7 @@ from torch import Tensor
 
 from graft.engine.native.cuda.kernels.decode import first_position
 from graft.models.kernels.chained import after_previous, chained
+from graft.models.kernels.interval_kernels import sink_weight
 from graft.models.kernels.path_attention import (
     empty_segment,
     fold_block,
@@ -158,7 +159,7 @@ def _attend(
 
 @triton.jit(do_not_specialize=["slots"])
 def _merge(
-    partial, stats, lengths, out, slots,
+    partial, stats, lengths, out, sinks, slots,
     HEADS: tl.constexpr, D: tl.constexpr, W: tl.constexpr,
     SPAN: tl.constexpr, WINDOW: tl.constexpr, MERGED_HEADS: tl.constexpr, CHAINED: tl.constexpr,
 ):  # fmt: skip
@@ -181,6 +182,8 @@ def _merge(
         at_acc = at_slot[:, None] * D + column[None, :]
         its_acc = tl.load(partial + at_acc, mask=inside, other=0.0)
         top, total, acc = merge_segment(top, total, acc, its_top, its_total, its_acc)
+    if sinks is not None:
+        total += sink_weight(top, tl.load(sinks + head, mask=is_head, other=0.0))[:, None]
     total = tl.where(total == 0, 1.0, total)  # an unused row
     at = (row * HEADS + head)[:, None] * D + column[None, :]
     tl.store(out + at, (acc / total).to(out.dtype.element_ty), mask=inside)
@@ -201,6 +204,7 @@ def decode_segments(
     space: tuple[Tensor, Tensor],
     tail_rows: int = 1,
     window: int = 0,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """Attention of q [B,H,d], see the module; `space` is `decode.scratch` of `slots` per row."""
     batch, heads, _ = q.shape
@@ -216,7 +220,7 @@ def decode_segments(
     )  # fmt: skip
     merged = min(triton.next_power_of_2(heads), 4)
     _merge[(batch, triton.cdiv(heads, merged))](
-        partial, stats, lengths, out, slots, HEADS=heads, D=shared["D"], W=shared["W"],
+        partial, stats, lengths, out, sinks, slots, HEADS=heads, D=shared["D"], W=shared["W"],
         SPAN=BLOCK * SEGMENT, WINDOW=window, MERGED_HEADS=merged, num_warps=4, **chained(q.device),
     )  # fmt: skip
     return out
