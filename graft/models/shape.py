@@ -238,7 +238,6 @@ class ModelShape:
         parts = {
             "biases of experts": self.experts is not None and self.experts.biased,
             "clamped gates": self.experts is not None and self.experts.swiglu_limit > 0,
-            "attention sinks": self.sinks,
             "norms over all heads": self.joint_norm,
             "multipliers": self.embedding_scale != 1
             or self.residual_scale != 1

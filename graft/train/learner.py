@@ -34,12 +34,10 @@ from graft.algos.batch import Batch
 from graft.algos.checked import check_loss
 from graft.algos.losses.loss import Loss
 from graft.algos.losses.terms import value_loss
-from graft.models.action_rows import ActionRows
 from graft.models.critic import Critic
 from graft.models.decoder import Decoder
 from graft.models.layers.experts import describe_loads, take_loads
 from graft.models.layers.router_losses import chosen_shares, router_losses, watch_routers
-from graft.models.lora.training import Lora
 from graft.models.parallel.shards import is_sharded
 from graft.models.tree.forest import Forest
 from graft.models.truncation import Truncation
@@ -92,9 +90,10 @@ class Learner:
     value_reduction: Callable[[Batch], Tensor] | None = None
     """Of the critic's loss; None: `reduction`."""
     reference: Decoder | None = None
-    lora: Lora | None = None
-    rows: ActionRows | None = None
-    """The head rows of actions, where nothing else is trained."""
+    lora: Any = None
+    """The adapters (`models.lora.training.Lora`), if they are trained."""
+    rows: Any = None
+    """The head rows of actions (`models.action_rows.ActionRows`), if nothing else is trained."""
     anchor: Mapping[str, Tensor] | None = None
     """Adapters of the reference, in place of a model of its own."""
     reference_sync: tuple[int, float] | None = None

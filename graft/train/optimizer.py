@@ -18,8 +18,8 @@ import torch
 from torch import Tensor, nn
 
 from graft.models.device import has_kernels
-from graft.models.grad_sum import GRAD_SUM, grad_sum_of
 from graft.models.parallel.shards import is_sharded, local, num_replicas
+from graft.row_sums import GRAD_SUM, grad_sum_of
 from graft.train.processes import SINGLE, Processes
 
 Schedule = Callable[[int], float]

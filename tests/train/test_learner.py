@@ -10,9 +10,9 @@ from graft.algos.reductions import turn_starts
 from graft.config import check
 from graft.models.critic import Critic
 from graft.models.decoder import Decoder
-from graft.models.grad_sum import grad_sum_of
 from graft.models.shape import ModelShape
 from graft.rollout.batching import to_batch, trajectories_of
+from graft.row_sums import grad_sum_of
 from graft.train import step_totals as totals_module
 from graft.train.learner import Learner
 from graft.train.learner_build import sft_rate_plan

@@ -13,21 +13,6 @@ Config = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class ExpertNames:
-    """How a checkpoint names the experts of a layer: a matrix each, or one tensor of all."""
-
-    block: str = "mlp"
-    router: str = "gate"
-    """Inside the block, as all that follow."""
-    gate_up: str = ""
-    """The tensor [E, 2F, D] of all experts; empty: `experts.0.gate_proj.weight` and so on."""
-    down: str = ""
-    """The tensor [E, D, F] of all experts; biases of either are the same name with `_bias`."""
-    is_transposed: bool = False
-    """Whether these are [E, D, 2F] and [E, F, D]."""
-
-
-@dataclass(frozen=True, slots=True)
 class Family:
     """A `model_type` that the decoder computes."""
 
@@ -40,7 +25,6 @@ class Family:
     has_experts: bool = False
     experts: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """Fields of Experts whose value in this family is not the default, for a shape from a recipe."""
-    expert_names: ExpertNames = ExpertNames()
     ff_is_of_experts: bool = False
     """Whether intermediate_size is the width of an expert, since no layer has a plain MLP."""
     rotary_share: float | None = None

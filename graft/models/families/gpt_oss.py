@@ -14,7 +14,7 @@ from graft.models.families.entries import (
     read_windows,
     wrong_entry,
 )
-from graft.models.families.family import Config, ExpertNames, Family
+from graft.models.families.family import Config, Family
 from graft.models.shape import Experts, ModelShape
 
 WINDOW, THETA = 128, 150_000.0
@@ -87,12 +87,6 @@ FAMILY = Family(
     prepare=prepare,
     has_experts=True,
     experts={**EXPERTS, "swiglu_limit": LIMIT},
-    expert_names=ExpertNames(
-        router="router",
-        gate_up="experts.gate_up_proj",
-        down="experts.down_proj",
-        is_transposed=True,
-    ),
     ff_is_of_experts=True,
     norm_eps=1e-5,
     positions=131_072,

@@ -12,7 +12,7 @@ from graft.models.families.entries import (
     refuse_window,
     wrong_entry,
 )
-from graft.models.families.family import Config, ExpertNames, Family
+from graft.models.families.family import Config, Family
 from graft.models.shape import Experts, ModelShape
 
 POSITIONS = 2048
@@ -87,9 +87,6 @@ FAMILY = Family(
     prepare=prepare,
     has_experts=True,
     experts=ROUTER,
-    expert_names=ExpertNames(
-        "block_sparse_moe", "router.layer", "input_linear.weight", "output_linear.weight"
-    ),
     ff_is_of_experts=True,
     positions=POSITIONS,
     switches={"qk_norm": False},

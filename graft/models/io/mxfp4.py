@@ -29,12 +29,12 @@ def unpack_mxfp4(blocks: Tensor, scales: Tensor) -> Tensor:
     """
     size, flat, first = blocks.shape[-1], blocks.flatten(0, -2), scales.flatten()
     pairs = _pairs(blocks.device)
-    found = torch.empty(len(flat), size, dtype=torch.int32, device=blocks.device)
+    values = torch.empty(len(flat), size, dtype=torch.int32, device=blocks.device)
     for start in range(0, len(flat), rows := max(CHUNK // size, 1)):
         part = slice(start, start + rows)
         numbers = flat[part].int().add_(first[part, None].int().mul_(256))
-        torch.index_select(pairs, 0, numbers.flatten(), out=found[part].view(-1))
-    return found.view(torch.bfloat16).view(*blocks.shape[:-2], -1)
+        torch.index_select(pairs, 0, numbers.flatten(), out=values[part].view(-1))
+    return values.view(torch.bfloat16).view(*blocks.shape[:-2], -1)
 
 
 def _pairs(device: torch.device) -> Tensor:
@@ -49,10 +49,10 @@ def _pairs(device: torch.device) -> Tensor:
 
 def unpacked_sizes(sizes: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
     """The sizes with each X_blocks and X_scales that belong together as X; all others as they are."""
-    found = dict(sizes)
+    unpacked = dict(sizes)
     for name, size in sizes.items():
         stem = name.removesuffix(BLOCKS)
         if stem != name and len(size) == 4 and sizes.get(stem + SCALES) == size[:-1]:
-            del found[name], found[stem + SCALES]
-            found[stem] = (size[0], 2 * size[2] * size[3], size[1])
-    return found
+            del unpacked[name], unpacked[stem + SCALES]
+            unpacked[stem] = (size[0], 2 * size[2] * size[3], size[1])
+    return unpacked

@@ -86,7 +86,7 @@ class _ChunkReader:
     """Reads parts of files into new memory of a device; each thread has its own pinned memory."""
 
     def __init__(self, device: torch.device) -> None:
-        self.device, self.own = device, threading.local()
+        self.device, self.thread = device, threading.local()
 
     def read(self, file: Path, start: int, stop: int) -> Tensor:
         chunk = torch.empty(stop - start, dtype=torch.uint8, device=self.device)
@@ -102,10 +102,10 @@ class _ChunkReader:
         return chunk
 
     def _pinned(self) -> Tensor:
-        if not hasattr(self.own, "pinned"):
+        if not hasattr(self.thread, "pinned"):
             is_cuda = self.device.type == "cuda"
-            self.own.pinned = torch.empty(PINNED, dtype=torch.uint8, pin_memory=is_cuda)
-        return self.own.pinned
+            self.thread.pinned = torch.empty(PINNED, dtype=torch.uint8, pin_memory=is_cuda)
+        return self.thread.pinned
 
 
 def _fill(opened: Any, target: Tensor) -> None:

@@ -26,12 +26,39 @@ from torch import Tensor
 from graft.models.action_rows import extra_rows
 from graft.models.decoder import Decoder
 from graft.models.device import without_memory
-from graft.models.families.table import FAMILIES
 from graft.models.parallel.shards import is_sharded
 from graft.models.shape import ModelShape
 
 ACTION_ROWS, ACTION_BIAS = "actions.rows", "actions.bias"
 """Names of the rows of actions and their bias among weights for engines; no Hugging Face tensor has them."""
+
+
+class ExpertNames(NamedTuple):
+    """How a checkpoint names the experts of a layer: a matrix each, or one tensor of all."""
+
+    block: str = "mlp"
+    router: str = "gate"
+    """Inside the block, as all that follow."""
+    gate_up: str = ""
+    """The tensor [E, 2F, D] of all experts; empty: `experts.0.gate_proj.weight` and so on."""
+    down: str = ""
+    """The tensor [E, D, F] of all experts; biases of either are the same name with `_bias`."""
+    is_transposed: bool = False
+    """Whether these are [E, D, 2F] and [E, F, D]."""
+
+
+EXPERT_NAMES = {
+    "granitemoe": ExpertNames(
+        "block_sparse_moe", "router.layer", "input_linear.weight", "output_linear.weight"
+    ),
+    "gpt_oss": ExpertNames(
+        router="router",
+        gate_up="experts.gate_up_proj",
+        down="experts.down_proj",
+        is_transposed=True,
+    ),
+}
+"""Of families that store the experts of a layer together."""
 
 
 class ParameterRows(NamedTuple):
@@ -103,7 +130,7 @@ def _block_rows(shape: ModelShape, layer: int, split_experts: bool) -> dict[str,
     experts = shape.experts_of(layer)
     if experts is None:
         return rows | _mlp_rows("mlp", 0, shape.width, shape.ff, shape.mlp_bias)
-    names = FAMILIES[shape.family].expert_names
+    names = EXPERT_NAMES.get(shape.family, ExpertNames())
     rows |= _linear(f"{names.block}.{names.router}", "mlp.router", None, None, experts.biased)
     if experts.router == "sigmoid":
         rows["mlp.gate.e_score_correction_bias"] = ParameterRows("mlp.correction")
@@ -156,7 +183,7 @@ def _linear(
 
 
 def expert_parts(shape: ModelShape) -> dict[str, dict[str, ParameterRows]]:
-    """For tensors that hold all experts of a layer: the matrices of `hf_rows(split_experts=True)` in them."""
+    """List the matrices of `hf_rows(split_experts=True)` in each tensor that holds all experts of a layer."""
     parts: dict[str, dict[str, ParameterRows]] = {}
     for name, where in hf_rows(shape, split_experts=True).items():
         parts.setdefault(where.parameter, {})[name] = where

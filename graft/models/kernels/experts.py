@@ -22,11 +22,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from graft.models.grad_sum import grad_sum_of
 from graft.models.kernels.chained import after_previous, chained
 from graft.models.kernels.fixed_product import Tile
 from graft.models.kernels.gate import gated, gated_product
 from graft.models.kernels.routing import Groups
+from graft.row_sums import grad_sum_of
 
 TILES = {
     tile.rows: tile
@@ -75,10 +75,10 @@ def _multiply(
         for start in tl.range(0, K, BLOCK_K):
             inner = start + tl.arange(0, BLOCK_K)
             inside = (inner < K)[None, :]
-            left = tl.load(at_x + inner[None, :], mask=is_row[:, None] & inside, other=0.0)
+            x_rows = tl.load(at_x + inner[None, :], mask=is_row[:, None] & inside, other=0.0)
             at = at_weight + inner[None, :] * weight_column
-            right = tl.load(at, mask=is_output[:, None] & inside, other=0.0)
-            acc = tl.dot(left, tl.trans(right), acc, input_precision="ieee")
+            weights = tl.load(at, mask=is_output[:, None] & inside, other=0.0)
+            acc = tl.dot(x_rows, tl.trans(weights), acc, input_precision="ieee")
         result = acc.to(out.dtype.element_ty)
         if COLUMNS < BLOCK_N:
             both = tl.permute(tl.reshape(result, [BLOCK_M, 2, COLUMNS]), [0, 2, 1])
@@ -228,10 +228,10 @@ def _grad_weight(
         of_grad = place if GRAD_SHARE == 0 else row // GRAD_SHARE
         of_x = place if X_SHARE == 0 else row // X_SHARE
         at = grad + of_grad.to(tl.int64)[:, None] * N + output[None, :]
-        left = tl.load(at, mask=is_row[:, None] & (output < N)[None, :], other=0.0)
+        grad_rows = tl.load(at, mask=is_row[:, None] & (output < N)[None, :], other=0.0)
         at = x + of_x.to(tl.int64)[:, None] * K + column[None, :]
-        right = tl.load(at, mask=is_row[:, None] & (column < K)[None, :], other=0.0)
-        acc = tl.dot(tl.trans(left), right, acc, input_precision="ieee")
+        x_rows = tl.load(at, mask=is_row[:, None] & (column < K)[None, :], other=0.0)
+        acc = tl.dot(tl.trans(grad_rows), x_rows, acc, input_precision="ieee")
     at = total + (expert.to(tl.int64) * N + output)[:, None] * K + column[None, :]
     mask = (output < N)[:, None] & (column < K)[None, :]
     if IS_SUM:

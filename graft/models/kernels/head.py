@@ -22,13 +22,13 @@ import triton
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from graft.models.grad_sum import grad_sum_of
 from graft.models.kernels import head_kernels
 from graft.models.kernels.fixed_product import fixed_linear
 from graft.models.kernels.head_kernels import BACKWARD_WARPS, BLOCK, FORWARD_STAGES, FORWARD_WARPS
 from graft.models.kernels.products import add_product_
 from graft.models.row_order import RowOrder
 from graft.models.truncation import Truncation
+from graft.row_sums import grad_sum_of
 
 CHUNK_BYTES = 650_000_000
 """Logits held at a time: 2,048 rows of 152k actions in bfloat16. Twice as many are 4% faster."""

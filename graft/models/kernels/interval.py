@@ -194,8 +194,8 @@ class _IntervalAttention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
-        *kept, sinks = ctx.saved_tensors
-        return *differentiate(*kept, grads[0], ctx.blocks, sinks), None
+        *saved, sinks = ctx.saved_tensors
+        return *differentiate(*saved, grads[0], ctx.blocks, sinks), None
 
 
 def interval_attention(

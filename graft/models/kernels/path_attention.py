@@ -278,8 +278,8 @@ class _PathAttention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
-        *kept, sinks = ctx.saved_tensors
-        return *interval.differentiate(*kept, grads[0], ctx.blocks, sinks), None, None
+        *saved, sinks = ctx.saved_tensors
+        return *interval.differentiate(*saved, grads[0], ctx.blocks, sinks), None, None
 
 
 def path_attention(

@@ -15,11 +15,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from graft.models.grad_sum import grad_sum_of
 from graft.models.kernels import gate, norm
 from graft.models.kernels.fixed_product import fixed_linear
 from graft.models.row_order import RowOrder
-from graft.row_sums import add_rows
+from graft.row_sums import add_rows, grad_sum_of
 
 
 def add_product_(total: Tensor, left: Tensor, right: Tensor) -> None:

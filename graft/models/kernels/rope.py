@@ -33,7 +33,7 @@ RESIDENT_WARPS = 24
 
 @triton.jit
 def _pairs(pair, HALF: tl.constexpr, TURNED: tl.constexpr):
-    """Where the first number of each pair is in its head, and how far behind it the second."""
+    """Find the first number of each pair in its head, and how far behind it the second is."""
     at, gap = pair, HALF
     if TURNED < HALF:
         at = tl.where(pair < TURNED, pair, pair + TURNED)

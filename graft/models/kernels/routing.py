@@ -77,11 +77,11 @@ def _route(
     scores = tl.zeros([ROWS, BLOCK_K], tl.float32)
     total = tl.zeros([ROWS], tl.float32)
     for s in tl.static_range(TOP_K):
-        found = tl.argmax(rated, 1, tie_break_left=True)
-        is_found = expert[None, :] == found[:, None]
-        value = tl.sum(tl.where(is_found, score, 0.0), 1)
-        rated = tl.where(is_found, -float("inf"), rated)
-        best = tl.where(slot[None, :] == s, found[:, None], best)
+        top = tl.argmax(rated, 1, tie_break_left=True)
+        is_top = expert[None, :] == top[:, None]
+        value = tl.sum(tl.where(is_top, score, 0.0), 1)
+        rated = tl.where(is_top, -float("inf"), rated)
+        best = tl.where(slot[None, :] == s, top[:, None], best)
         scores = tl.where(slot[None, :] == s, value[:, None], scores)
         total += value
     if RENORMALISE:

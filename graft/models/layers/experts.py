@@ -92,8 +92,8 @@ class ExpertMLP(Sublayer):
         return mix_experts(x, self.gate_up.weight, self.down.weight, weights_Tk, groups)
 
     def _product(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        found = linear(x, weight) if self.order is None else self.order.product(x, weight)
-        return found if bias is None else found + bias
+        out = linear(x, weight) if self.order is None else self.order.product(x, weight)
+        return out if bias is None else out + bias
 
     def _gate(self, gate_up: Tensor) -> Tensor:
         """[R, 2F] -> [R, F]"""

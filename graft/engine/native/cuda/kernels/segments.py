@@ -115,11 +115,11 @@ def _attend(
     for segment in tl.range(start, stop, step):
         pages = tl.minimum(longest - segment * SEGMENT, SEGMENT)
         count = shared + rows * (pages - shared)
-        whose, place, own = 0, 0, shared  # the first page of each row's own
+        whose, place, apart = 0, 0, shared  # the first page that rows do not share
         if WINDOW:
             place = tl.minimum(tl.maximum(first_page - segment * SEGMENT, 0), pages - 1)
-            own = tl.maximum(shared, place)
-            count = own - place + rows * (pages - own)
+            apart = tl.maximum(shared, place)
+            count = apart - place + rows * (pages - apart)
         at_pages = table + row.to(tl.int64) * table_stride + segment * SEGMENT
         top, sums, acc = empty_segment(ROWS, ONES, W)
         # the number of the next page is read a turn ahead, so that pages can be fetched ahead
@@ -143,7 +143,7 @@ def _attend(
             values = tl.load(v_pool + base + tile, mask=is_read, other=0.0)
             place += 1
             whose = tl.where(place == pages, tl.minimum(whose + 1, rows - 1), whose)
-            place = tl.where(place == pages, tl.minimum(own, pages - 1), place)
+            place = tl.where(place == pages, tl.minimum(apart, pages - 1), place)
             page = tl.load(at_pages + whose.to(tl.int64) * table_stride + place)
             is_seen = is_past[None, :] & is_its[:, None]
             if WINDOW:
