@@ -22,6 +22,11 @@ SHAPES = {
         "qwen3_moe", 50_304, 2048, 16, 16, 16, 128, 1024, tied=False,
         experts=Experts(64, top_k=8, ff=1024),
     ),
+    "270M": ModelShape(  # Gemma 3's: windows, heads of 256
+        "gemma3_text", 262_144, 640, 18, 4, 1, 256, 2048, rope_theta=1e6, local_theta=1e4,
+        max_positions=32_768, windows=(512, 512, 512, 512, 512, 0) * 3, activation="gelu_tanh",
+        norm_offset=True, sandwich=True, scales_embedding=True,
+    ),
     "small": ModelShape(  # the quickstart's, with a larger vocabulary
         vocab_size=4096, width=192, layers=3, heads=6, kv_heads=6, head_dim=32, ff=384
     ),

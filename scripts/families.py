@@ -8,9 +8,11 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from graft.models.families.family import Family
 from graft.models.families.table import FAMILIES
+from graft.models.io.tensor_names import EXPERT_NAMES
 from graft.models.parallel.layout import COMPUTED
-from graft.models.shape import ARCHITECTURES
+from graft.models.shape import ARCHITECTURES, Experts, ModelShape
 
 PAGE = Path(__file__).parents[1] / "docs" / "models.md"
 BLOCK = re.compile(r"(<!-- families -->\n).*?(<!-- /families -->)", re.DOTALL)
@@ -29,28 +31,34 @@ HEAD = (
 def render() -> str:
     """The table as Markdown."""
     rows = [HEAD, ("---",) * len(HEAD)]
-    on_gpu, elsewhere = "exact on Hopper", "by transformers, with vLLM or SGLang"
+    on_gpu = "exact on Hopper"
     for name, family in FAMILIES.items():
-        layers, gpu, adapters = "attention, MLP", on_gpu, "every matrix"
-        is_split = COMPUTED.issuperset(family.switches)
-        split, gguf = "FSDP2, tensor parallel" if is_split else "no: each process holds all", "yes"
+        layers, adapters, gguf = "attention, MLP", "every matrix", "yes"
+        shape = ModelShape(family=name, **family.switches, **_experts(family))
+        parts = shape.parts_without_kernels
+        gpu = f"by transformers, with vLLM or SGLang ({', '.join(parts)})" if parts else on_gpu
+        is_split = COMPUTED.issuperset(family.switches) and name not in EXPERT_NAMES
+        split = "FSDP2, tensor parallel" if is_split else "no: each process holds all"
         if family.has_experts:
-            layers, gpu, adapters = "attention, experts", elsewhere, "attention, each expert"
-            gguf = "no"
+            layers, adapters, gguf = "attention, experts", "attention, each expert", "no"
         if name == "gpt_oss":
             layers = "attention with and without window, sinks, experts"
+        if name == "granitemoe":
+            gpu = "by transformers, with vLLM or SGLang (multipliers)"
         if name == "gemma3_text":
-            layers, gpu = "attention with and without window, MLP", elsewhere
+            layers = "attention with and without window, MLP"
         if name == "mistral":  # llama.cpp's files say llama
-            layers, gpu, gguf = (
-                "attention, window in older models, MLP",
-                f"{on_gpu}, without window",
-                "as `llama`",
-            )
+            layers, gguf = "attention, window in older models, MLP", "as `llama`"
         rows.append(
             (f"`{name}`", f"`{ARCHITECTURES[name]}`", layers, "exact", gpu, adapters, split, gguf)
         )
     return "".join(f"| {' | '.join(row)} |\n" for row in rows)
+
+
+def _experts(family: Family) -> dict[str, Experts]:
+    if not family.has_experts:
+        return {}
+    return {"experts": Experts(count=2, top_k=1, ff=8, **family.experts)}
 
 
 def fill(page: str) -> str:

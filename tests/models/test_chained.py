@@ -54,4 +54,5 @@ def test_every_such_kernel_waits_first(name: str) -> None:
 
 def test_all_kernels_of_a_decode_step_are_among_them() -> None:
     names = {"norm.py:_forward", "rope.py:_forward", "gate.py:_forward", "segments.py:_attend"}
+    names |= {"routing.py:_route", "routing.py:_group", "experts.py:_multiply", "experts.py:_sum"}
     assert names | {"segments.py:_merge", "fixed_product.py:_product"} == set(kernels())

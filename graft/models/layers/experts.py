@@ -106,7 +106,7 @@ class ExpertMLP(Sublayer):
         """Weight and bias of each expert."""
         count, bias = self.experts.count, layer.bias
         # unbind, not an index each: its gradient is one tensor, not one as large as all for each expert
-        weights = layer.weight.view(count, -1, layer.in_features).unbind()
+        weights = layer.weight.view(count, -1, layer.weight.shape[1]).unbind()
         biases = [None] * count if bias is None else bias.view(count, -1).unbind()
         return list(zip(weights, biases, strict=True))
 

@@ -25,6 +25,7 @@ class JoinedWeight(NamedTuple):
     """Takes the place of a linear layer during a pass."""
 
     weight: Tensor
+    bias: None = None
 
 
 class Projections(nn.Module):

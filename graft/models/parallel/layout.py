@@ -13,6 +13,7 @@ import math
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Placement, Replicate, Shard
 
+from graft.models.io.tensor_names import EXPERT_NAMES
 from graft.models.parallel.shards import shard_range
 from graft.models.shape import ModelShape, UnsupportedModel
 
@@ -49,7 +50,10 @@ def check_sizes(shape: ModelShape, dp: int, tp: int) -> None:
     """Raise unless `tp` processes can share a layer of this shape, and `dp` groups its weights."""
     plain = ModelShape()
     others = [name for name in ModelShape.__dataclass_fields__ if name not in COMPUTED]
-    if parts := [name for name in others if getattr(shape, name) != getattr(plain, name)]:
+    parts = [name for name in others if getattr(shape, name) != getattr(plain, name)]
+    if shape.family in EXPERT_NAMES:
+        parts.append("experts in one tensor")
+    if parts:
         raise UnsupportedModel(
             f"a {shape.family} model ({', '.join(parts)}) cannot be split over processes yet; leave "
             "parallel.tp at 1 and set parallel.shard=false, so that each process has all of it"
