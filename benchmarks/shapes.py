@@ -2,12 +2,42 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from benchmarks.fleet import hardware as fleet
 from graft.models.decoder import Decoder
+from graft.models.families.table import FAMILIES, make_shape
 from graft.models.order_probe import find_order
 from graft.models.shape import Experts, ModelShape
+
+SIZES = {
+    "vocab_size": 8192, "width": 512, "layers": 4, "heads": 8, "kv_heads": 2, "head_dim": 64, "ff": 1024
+}  # fmt: skip
+EXPERTS = {"count": 16, "top_k": 4, "ff": 256}
+PECULIARITIES: dict[str, dict[str, Any]] = {
+    "mistral": {"windows": (300,) * 4},
+    "qwen2": {"qkv_bias": True},
+    "qwen3_moe": {"experts": EXPERTS},
+    "glm4_moe": {
+        "experts": {**EXPERTS, "shared_ff": 256, "scaling": 2.5, "groups": 2}, "dense_layers": (0,)
+    },
+    "olmoe": {"experts": EXPERTS, "kv_heads": 8},
+    "granitemoe": {
+        "experts": EXPERTS, "embedding_scale": 12.0, "residual_scale": 0.22, "query_scale": 0.125,
+        "logits_divisor": 6.0,
+    },
+    "gpt_oss": {"experts": EXPERTS, "windows": (128, 0, 128, 0)},
+    "gemma3_text": {"windows": (300, 300, 300, 0)},
+}  # fmt: skip
+"""What a family has beside the common sizes, in a form in which it can go wrong."""
+
+
+def small_shape(family: str) -> ModelShape:
+    """Four layers of a family, to compare bits on."""
+    return make_shape({"family": family, **SIZES, **PECULIARITIES.get(family, {})})
+
 
 SHAPES = {
     **{
@@ -36,6 +66,7 @@ SHAPES = {
     "tiny-experts": ModelShape(
         "qwen3_moe", 512, 64, 2, 4, 2, 16, 128, experts=Experts(8, top_k=2, ff=32)
     ),
+    **{f"small-{family}": small_shape(family) for family in FAMILIES},
 }  # fmt: skip
 
 
