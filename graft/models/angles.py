@@ -85,7 +85,7 @@ class HeadRotation(NamedTuple):
     offset: bool = False
     """Whether the weights are stored as their distance from 1."""
     query_scale: float = 1.0
-    """Factor on normed queries."""
+    """Factor on queries, after their norm."""
 
     @property
     def tensors(self) -> tuple[Tensor | None, ...]:

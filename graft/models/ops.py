@@ -105,6 +105,8 @@ def qk_rotate(qkv: Tensor, how: HeadRotation) -> tuple[Tensor, Tensor, Tensor]:
     qk, v = qkv.split([heads + kv_heads, kv_heads], dim=1)
     if how.q_weight is not None and how.k_weight is not None:  # both in one call
         qk = _RmsNorm.apply(qk, how.head_weights(), how.eps)
+    elif how.query_scale != 1:
+        qk = torch.cat([qk[:, :heads] * how.query_scale, qk[:, heads:]], 1)
     q, k = _Rotate.apply(qk, how.cos[:, None], how.sin[:, None]).split([heads, kv_heads], dim=1)
     return q, k, v
 

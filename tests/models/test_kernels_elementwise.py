@@ -167,6 +167,7 @@ def test_head_norms_and_rotation(
         (32, 4, False, False, 1.0),  # the first 8 numbers of 32
         (24, 8, True, False, 1.0),  # no powers of two
         (32, 16, True, True, 0.7),
+        (32, 16, False, False, 0.7),
         (12, 3, True, True, 1.0),
     ],
 )

@@ -139,6 +139,10 @@ def _forward(
         left = (left * rstd[:, None]).to(dtype).to(tl.float32) * weight_left
         right = (right * rstd[:, None]).to(dtype).to(tl.float32) * weight_right
         left, right = left.to(dtype).to(tl.float32), right.to(dtype).to(tl.float32)
+    elif QUERY_SCALE != 1:
+        factor = tl.where(is_q, QUERY_SCALE, 1.0)[:, None]
+        left = (left * factor).to(dtype).to(tl.float32)
+        right = (right * factor).to(dtype).to(tl.float32)
     cos, sin = _angles(cos_ptr, sin_ptr, token, pair, HALF, TURNED)
     rotated_left = (left * cos - right * sin).to(dtype)
     rotated_right = (right * cos + left * sin).to(dtype)
@@ -221,6 +225,9 @@ def _backward(
             along = along / (2 * HALF)
             grad_left = rstd * (grad_left - unit_left * along)
             grad_right = rstd * (grad_right - unit_right * along)
+        elif QUERY_SCALE != 1:
+            factor = tl.where(is_q, QUERY_SCALE, 1.0)[:, None]
+            grad_left, grad_right = grad_left * factor, grad_right * factor
         # the gradient of v is added: where it is not 0 the others are masked to 0
         target = grad_qkv_ptr + token * ((H + 2 * K) * 2 * HALF) + within
         dtype = grad_qkv_ptr.dtype.element_ty

@@ -62,10 +62,11 @@ class Attention(Sublayer):
         """[T, H*d]: the output of the heads."""
         shape = self.shape
         q_weight = k_weight = None
-        if self.q_norm is None or self.k_norm is None or shape.joint_norm:
-            qkv = self._over_heads(qkv)
-        else:
-            q_weight, k_weight = self.q_norm.weight, self.k_norm.weight
+        if self.q_norm is not None and self.k_norm is not None:
+            if shape.joint_norm:
+                qkv = self._norm_over_heads(qkv, self.q_norm, self.k_norm)
+            else:
+                q_weight, k_weight = self.q_norm.weight, self.k_norm.weight
         heads = shape.heads, shape.kv_heads, shape.norm_offset, shape.query_scale
         how = HeadRotation(q_weight, k_weight, shape.norm_eps, cos, sin, *heads)
         if kv_slots is None:
@@ -77,12 +78,8 @@ class Attention(Sublayer):
             )
         return output.reshape(len(qkv), shape.q_size)
 
-    def _over_heads(self, qkv: Tensor) -> Tensor:
-        """q|k|v after what is done to all heads of a token together: norms, a factor on queries."""
+    def _norm_over_heads(self, qkv: Tensor, q_norm: Norm, k_norm: Norm) -> Tensor:
+        """q|k|v with queries and keys normed over all heads of a token together."""
         shape = self.shape
-        if self.q_norm is None and shape.query_scale == 1:
-            return qkv
         q, k, v = qkv.split([shape.q_size, shape.kv_size, shape.kv_size], dim=1)
-        if self.q_norm is not None and self.k_norm is not None:
-            q, k = self.q_norm(q, None)[1], self.k_norm(k, None)[1]
-        return torch.cat([q * shape.query_scale, k, v], dim=1)
+        return torch.cat([q_norm(q, None)[1], k_norm(k, None)[1], v], dim=1)
