@@ -20,6 +20,9 @@ from triton.runtime.jit import JITFunction
 from graft.engine.native.cuda.kernels import decode, extend, segments
 from graft.models.device import has_large_shared_memory
 from graft.models.kernels import fixed_product, interval, path_attention
+from graft.models.kernels.experts import mix_experts
+from graft.models.kernels.gate import Clamp
+from graft.models.kernels.routing import group_rows
 from graft.models.tree.block_lists import BlockLists
 from graft.models.tree.packing import TokenRun
 
@@ -97,6 +100,19 @@ def exact(heads: int, kv_heads: int, size: int) -> None:
                 fixed_product.fixed_linear(x, weight, gate="silu")
 
 
+def experts(width: int, ff: int, clamp: Clamp, has_bias: bool) -> None:
+    """Launch each tile of the MLPs of experts, with the gate inside and apart, and the gradients."""
+    for tokens in (8, 40, 100):
+        groups = group_rows(zeros(tokens, 4, dtype=torch.int32), 4)
+        sizes = (tokens, width), (8 * ff, width), (4 * width, ff)
+        given = [zeros(*size).requires_grad_() for size in sizes]
+        weights = zeros(tokens, 4, dtype=torch.float32).requires_grad_()
+        biases = [zeros(n).requires_grad_() if has_bias else None for n in (8 * ff, 4 * width)]
+        with torch.no_grad():
+            mix_experts(*given, weights, groups, *biases, clamp)
+        mix_experts(*given, weights, groups, *biases, clamp).sum().backward()
+
+
 def main(capability: int) -> dict[str, int]:
     driver.set_active(Driver(capability))
     compile_only, found = JITFunction.run, dict[str, int]()
@@ -118,6 +134,9 @@ def main(capability: int) -> dict[str, int]:
             learner(*group)
         if capability == 90:
             exact(*group)
+    if capability == 90:
+        experts(2048, 768, Clamp(), has_bias=False)  # of Qwen3-30B-A3B
+        experts(2880, 2880, Clamp(7.0, 1.702), has_bias=True)  # of gpt-oss
     if capability == 86:  # the least of all
         engine(*GROUPS[0], torch.float32)
     return found

@@ -2,11 +2,12 @@
 
     norm      add and root-mean-square norm             ops.add_norm
     rope      head norms and rotation of q|k|v          ops.qk_rotate
-    gate      silu(gate) * up, or gelu                  ops.silu_gate, ops.gelu_gate
+    gate      silu(gate) * up, gelu, the clamped one    ops.silu_gate, ops.gelu_gate, ops.clamped_gate
     products  matrix products and their gradients       ops.norm_linear, ops.linear
     skinny    matrix products of a few rows             torch's own, after a norm or a gate
     routing   which experts, and whose rows             layers.experts.route
     experts   the MLPs of all experts                   layers.experts.ExpertMLP
+    expert_gradients     of their gates, weights and biases    the same
     interval  attention over a packed forest            tree.attention.TreeAttention
     rotated_attention    rope and interval together     both
     head      log-probs and entropies from logits       logprobs

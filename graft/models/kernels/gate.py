@@ -1,12 +1,16 @@
-"""silu(gate) * up, or gelu(gate) * up, of gate|up in one matrix.
+"""silu(gate) * up, or gelu(gate) * up, of gate|up in one matrix; or the clamped gate of experts.
 
 T rows, F width of each half
 
 Both are gate * sigmoid(z): z is the gate itself for silu, and for gelu's approximation by tanh a polynomial
 of it, since (1 + tanh(u)) / 2 = sigmoid(2u).
+The clamped one is (up + 1) * gate * sigmoid(alpha gate) of both within a limit, and its columns of gate and
+up alternate (`ops.clamped_gate`).
 """
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import torch
 import triton
@@ -19,6 +23,14 @@ BLOCK = 1024
 WARPS = 4
 
 
+class Clamp(NamedTuple):
+    """What a clamped gate is compiled for."""
+
+    limit: float = 0.0
+    """0: the gate is not clamped, and gate and up are halves."""
+    alpha: float = 0.0
+
+
 @triton.jit
 def exponent(gate, GELU: tl.constexpr):
     """z, of which the sigmoid is the share of the gate that passes."""
@@ -28,27 +40,47 @@ def exponent(gate, GELU: tl.constexpr):
 
 
 @triton.jit
-def gated_product(gate, up, like, GELU: tl.constexpr):
-    """The product of fp32 numbers, in the precision that `like` points to, rounded after each step."""
+def clamp_both(gate, up, LIMIT: tl.constexpr):
+    """Gate and up within the limit; what is no number stays none, so that it shows."""
+    gate, up = tl.where(gate > LIMIT, LIMIT, gate), tl.where(up > LIMIT, LIMIT, up)
+    return gate, tl.where(up < -LIMIT, -LIMIT, up)
+
+
+@triton.jit
+def gated_product(
+    gate, up, like,
+    GELU: tl.constexpr, LIMIT: tl.constexpr = 0.0, ALPHA: tl.constexpr = 0.0,
+):  # fmt: skip
+    """The product of fp32 numbers, in the precision that `like` points to, rounded after each step, or
+    once with a clamped gate."""
     dtype = like.dtype.element_ty
-    active = (gate * tl.sigmoid(exponent(gate, GELU))).to(dtype).to(tl.float32)
-    return (active * up).to(dtype)
+    if LIMIT > 0:
+        gate, up = clamp_both(gate, up, LIMIT)
+        product = (up + 1) * (gate * tl.sigmoid(gate * ALPHA))
+    else:
+        active = (gate * tl.sigmoid(exponent(gate, GELU))).to(dtype).to(tl.float32)
+        product = active * up
+    return product.to(dtype)
 
 
 @triton.jit
 def _forward(
     gate_up_ptr, out_ptr,
-    WIDTH: tl.constexpr, BLOCK: tl.constexpr, GELU: tl.constexpr, CHAINED: tl.constexpr,
+    WIDTH: tl.constexpr, BLOCK: tl.constexpr, GELU: tl.constexpr,
+    LIMIT: tl.constexpr, ALPHA: tl.constexpr, CHAINED: tl.constexpr,
 ):  # fmt: skip
     if CHAINED:
         after_previous()
+    STEP: tl.constexpr = 2 if LIMIT > 0 else 1
+    GAP: tl.constexpr = 1 if LIMIT > 0 else WIDTH
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < WIDTH
-    source = gate_up_ptr + row * (2 * WIDTH) + column
+    source = gate_up_ptr + row * (2 * WIDTH) + column * STEP
     gate = tl.load(source, mask=inside, other=0.0).to(tl.float32)
-    up = tl.load(source + WIDTH, mask=inside, other=0.0).to(tl.float32)
-    tl.store(out_ptr + row * WIDTH + column, gated_product(gate, up, out_ptr, GELU), mask=inside)
+    up = tl.load(source + GAP, mask=inside, other=0.0).to(tl.float32)
+    target = out_ptr + row * WIDTH + column
+    tl.store(target, gated_product(gate, up, out_ptr, GELU, LIMIT, ALPHA), mask=inside)
 
 
 @triton.jit
@@ -82,13 +114,14 @@ def _backward(
         tl.store(target, gated_product(gate, up, gated_ptr, GELU), mask=inside)
 
 
-def gated(gate_up: Tensor, activation: str = "silu") -> Tensor:
-    """silu(gate) * up, or with `gelu_tanh` gelu(gate) * up, [T, F]."""
+def gated(gate_up: Tensor, activation: str = "silu", clamp: Clamp = Clamp()) -> Tensor:
+    """silu(gate) * up, or with `gelu_tanh` gelu(gate) * up, [T, F]; or the clamped gate."""
     rows, width = len(gate_up), gate_up.shape[1] // 2
     out = gate_up.new_empty(rows, width)
     grid = (rows, triton.cdiv(width, BLOCK))
     sizes = {"WIDTH": width, "BLOCK": BLOCK, "num_warps": WARPS}
-    _forward[grid](gate_up, out, GELU=is_gelu(activation), **sizes, **chained(out.device))
+    how = {"GELU": is_gelu(activation), "LIMIT": clamp.limit, "ALPHA": clamp.alpha}
+    _forward[grid](gate_up, out, **how, **sizes, **chained(out.device))
     return out
 
 

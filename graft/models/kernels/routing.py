@@ -39,7 +39,12 @@ class Groups(NamedTuple):
     """[tiles] where its rows begin in `order`."""
     height: int
     """Most rows of a tile."""
-    top_k: int
+    chosen: Tensor
+    """[T, k] the experts of each token."""
+
+    @property
+    def top_k(self) -> int:
+        return self.chosen.shape[1]
 
     @property
     def count(self) -> int:
@@ -155,7 +160,7 @@ def height_of(rows: int, count: int) -> int:
 
 def group_rows(chosen: Tensor, count: int) -> Groups:
     """The groups of rows whose tokens chose experts [T, k]."""
-    rows, top_k = chosen.numel(), chosen.shape[1]
+    rows = chosen.numel()
     height = height_of(rows, count)
     tiles = min(rows, triton.cdiv(rows, height) + count)
     numbers: dict[str, Any] = {"dtype": torch.int32, "device": chosen.device}
@@ -166,4 +171,4 @@ def group_rows(chosen: Tensor, count: int) -> Groups:
         ROWS=min(GROUP_ROWS, triton.next_power_of_2(rows)),
         BLOCK_E=triton.next_power_of_2(count), num_warps=4, **chained(chosen.device),
     )  # fmt: skip
-    return Groups(order, starts, experts, first, height, top_k)
+    return Groups(order, starts, experts, first, height, chosen)

@@ -71,7 +71,9 @@ class ExpertMLP(Sublayer):
         if not len(x):  # every weight still gets a gradient, of zeros, as in other layers
             used = [self.gate_up, self.down]
             used += [self.shared_gate_up, self.shared_down] if self.experts.shared_ff else []
-            return x + sum((layer.weight.sum() for layer in used), weights_Tk.sum()) * 0.0
+            weights = [weight for layer in used for weight in (layer.weight, layer.bias)]
+            sums = (weight.sum() for weight in weights if weight is not None)
+            return x + sum(sums, weights_Tk.sum()) * 0.0
         mix = self._mix_in_kernels if has_kernels(x.device) else self._mix
         mixed = mix(x, weights_Tk, chosen_Tk)
         if self.experts.shared_ff:
@@ -84,12 +86,15 @@ class ExpertMLP(Sublayer):
 
     def _mix_in_kernels(self, x: Tensor, weights_Tk: Tensor, chosen_Tk: Tensor) -> Tensor:
         from graft.models.kernels.experts import mix_experts
+        from graft.models.kernels.gate import Clamp
         from graft.models.kernels.routing import group_rows
 
         groups = group_rows(chosen_Tk, self.experts.count)
         if torch.is_grad_enabled():
             self._count(groups.starts.diff())
-        return mix_experts(x, self.gate_up.weight, self.down.weight, weights_Tk, groups)
+        first, last = self.gate_up, self.down
+        how = first.bias, last.bias, Clamp(self.experts.swiglu_limit, self.experts.swiglu_alpha)
+        return mix_experts(x, first.weight, last.weight, weights_Tk, groups, *how)
 
     def _product(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         out = linear(x, weight) if self.order is None else self.order.product(x, weight)
