@@ -8,11 +8,10 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from graft.models.families.family import Family
 from graft.models.families.table import FAMILIES
 from graft.models.io.tensor_names import EXPERT_NAMES
 from graft.models.parallel.layout import COMPUTED
-from graft.models.shape import ARCHITECTURES, Experts, ModelShape
+from graft.models.shape import ARCHITECTURES
 
 PAGE = Path(__file__).parents[1] / "docs" / "models.md"
 BLOCK = re.compile(r"(<!-- families -->\n).*?(<!-- /families -->)", re.DOTALL)
@@ -31,34 +30,21 @@ HEAD = (
 def render() -> str:
     """The table as Markdown."""
     rows = [HEAD, ("---",) * len(HEAD)]
-    on_gpu = "exact on Hopper"
     for name, family in FAMILIES.items():
         layers, adapters, gguf = "attention, MLP", "every matrix", "yes"
-        shape = ModelShape(family=name, **family.switches, **_experts(family))
-        parts = shape.parts_without_kernels
-        gpu = f"by transformers, with vLLM or SGLang ({', '.join(parts)})" if parts else on_gpu
         is_split = COMPUTED.issuperset(family.switches) and name not in EXPERT_NAMES
         split = "FSDP2, tensor parallel" if is_split else "no: each process holds all"
         if family.has_experts:
             layers, adapters, gguf = "attention, experts", "attention, each expert", "no"
         if name == "gpt_oss":
             layers = "attention with and without window, sinks, experts"
-        if name == "granitemoe":
-            gpu = "by transformers, with vLLM or SGLang (multipliers)"
         if name == "gemma3_text":
             layers = "attention with and without window, MLP"
         if name == "mistral":  # llama.cpp's files say llama
             layers, gguf = "attention, window in older models, MLP", "as `llama`"
-        rows.append(
-            (f"`{name}`", f"`{ARCHITECTURES[name]}`", layers, "exact", gpu, adapters, split, gguf)
-        )
+        names = f"`{name}`", f"`{ARCHITECTURES[name]}`"
+        rows.append((*names, layers, "exact", "exact on Hopper", adapters, split, gguf))
     return "".join(f"| {' | '.join(row)} |\n" for row in rows)
-
-
-def _experts(family: Family) -> dict[str, Experts]:
-    if not family.has_experts:
-        return {}
-    return {"experts": Experts(count=2, top_k=1, ff=8, **family.experts)}
 
 
 def fill(page: str) -> str:

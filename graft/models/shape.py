@@ -233,20 +233,6 @@ class ModelShape:
         return list({(self.experts_of(i), self.window_of(i)): i for i in layers}.values())
 
     @property
-    def parts_without_kernels(self) -> list[str]:
-        """What our GPU kernels do not compute yet."""
-        parts = {
-            "biases of experts": self.experts is not None and self.experts.biased,
-            "clamped gates": self.experts is not None and self.experts.swiglu_limit > 0,
-            "norms over all heads": self.joint_norm,
-            "multipliers": self.embedding_scale != 1
-            or self.residual_scale != 1
-            or self.logits_divisor != 1
-            or (self.query_scale != 1 and not self.qk_norm),
-        }
-        return [part for part, is_there in parts.items() if is_there]
-
-    @property
     def active_ff(self) -> int:
         """Width of the MLP that a token passes through, or of its experts together, in the widest layer."""
         chosen = [self.experts_of(layer) for layer in self.kinds]

@@ -21,6 +21,7 @@ from graft.actions.space import ActionSpace
 from graft.models.decoder import Decoder
 from graft.models.order_probe import find_order
 from graft.models.row_order import NEVER, RowOrder
+from graft.models.shape import Experts
 from graft.models.tree.forest import Forest
 from graft.models.tree.packing import TokenRun
 from graft.models.tree.path_blocks import BLOCK, SEGMENT, PathBlocks
@@ -193,12 +194,16 @@ def test_prompts_in_pages_have_the_learners_bits(window: int, kernel_device: tor
 def in_order(monkeypatch: pytest.MonkeyPatch, device: torch.device, **changes: Any) -> Decoder:
     """A decoder as `model.exact` makes it; in the interpreter all products are our own."""
     decoder = small_decoder(**changes)
+    torch.manual_seed(1)
+    for weight in decoder.parameters():
+        if weight.ndim == 1:  # biases and sinks begin as 0
+            weight.data += 0.3 * torch.randn_like(weight)
     if device.type == "cuda":
         decoder = decoder.to(device, torch.bfloat16)
         order = find_order(decoder)
         assert order is not None, "products with these shapes depend on the number of rows"
     else:
-        for module in ("ops", "decoder", "logprobs", "tree.attention"):
+        for module in ("ops", "decoder", "layers.experts", "logprobs", "tree.attention"):
             monkeypatch.setattr(f"graft.models.{module}.has_kernels", lambda _: True)
         one_tile = Tile(64, 32, 64, 4, 3)  # numpy adds in another order in others, unlike the GPU
         monkeypatch.setattr("graft.models.kernels.fixed_product.tile_of", lambda *_: one_tile)
@@ -242,6 +247,26 @@ GEMMA = {
     "sandwich": True,
     "scales_embedding": True,
 }
+OLMOE = {"family": "olmoe", "joint_norm": True, "experts": Experts(4, 2, 16)}
+GRANITE = {
+    "family": "granitemoe",
+    "experts": Experts(4, 2, 16, renormalise=True),
+    "qk_norm": False,
+    "query_scale": 0.3,
+    "embedding_scale": 12.0,
+    "residual_scale": 0.22,
+    "logits_divisor": 6.0,
+}
+GPT_OSS = {
+    "family": "gpt_oss",
+    "layers": 2,
+    "experts": Experts(4, 2, 16, renormalise=True, biased=True, swiglu_limit=0.5),
+    "sinks": True,
+    "windows": (3, 0),
+    "qk_norm": False,
+    "qkv_bias": True,
+    "out_bias": True,
+}
 
 
 @pytest.mark.parametrize(
@@ -250,6 +275,9 @@ GEMMA = {
         {},
         {"family": "mistral", "qk_norm": False, "windows": (2,), "rotary_share": 0.5},
         GEMMA,
+        OLMOE,
+        GRANITE,
+        GPT_OSS,
     ],
 )
 def test_the_log_probs_of_forks_have_the_learners_bits(

@@ -53,21 +53,11 @@ FAMILIES: dict[str, Family] = {
 
 
 def why_not_native(config: Config, device: torch.device) -> str:
-    """Why our decoder does not compute the model of a `config.json` on this device; empty if it does."""
+    """Why our decoder does not compute the model of a `config.json`; empty if it does, on every device."""
     name = str(config.get("model_type", ""))
-    if name not in FAMILIES:
-        return f"a {name} model, and the native decoder computes {', '.join(FAMILIES)}"
-    if device.type == "cpu":
+    if name in FAMILIES:
         return ""
-    try:
-        parts = read_shape(config).parts_without_kernels
-    except (UnsupportedModel, KeyError):  # said where the model is loaded
-        return ""
-    if parts:
-        return (
-            f"a {name} model, and the native decoder computes its {', '.join(parts)} on a CPU only"
-        )
-    return ""
+    return f"a {name} model, and the native decoder computes {', '.join(FAMILIES)}"
 
 
 def read_shape(config: Config) -> ModelShape:
