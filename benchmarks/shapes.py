@@ -18,6 +18,7 @@ SIZES = {
 EXPERTS = {"count": 16, "top_k": 4, "ff": 256}
 PECULIARITIES: dict[str, dict[str, Any]] = {
     "mistral": {"windows": (300,) * 4},
+    "ministral": {"windows": (300, 0, 300, 0)},
     "qwen2": {"qkv_bias": True},
     "qwen3_moe": {"experts": EXPERTS},
     "glm4_moe": {

@@ -38,8 +38,10 @@ def render() -> str:
             layers, adapters, gguf = "attention, experts", "attention, each expert", "no"
         if name == "gpt_oss":
             layers = "attention with and without window, sinks, experts"
-        if name == "gemma3_text":
+        if name in ("gemma3_text", "ministral"):
             layers = "attention with and without window, MLP"
+        if name == "ministral":
+            gguf = "no"
         if name == "mistral":  # llama.cpp's files say llama
             layers, gguf = "attention, window in older models, MLP", "as `llama`"
         names = f"`{name}`", f"`{ARCHITECTURES[name]}`"

@@ -157,9 +157,20 @@ def gemma(draw: random.Random) -> dict[str, Any]:
     }
 
 
+def ministral(draw: random.Random) -> dict[str, Any]:
+    layers, kinds = draw.choice([1, 2, 3]), ["sliding_attention", "full_attention"]
+    chosen = {"layer_types": [draw.choice(kinds) for _ in range(layers)]}
+    return {
+        "num_hidden_layers": layers,
+        "sliding_window": draw.choice([3, 8, 30]),
+        **(chosen if draw.random() < 0.7 else {}),
+    }
+
+
 OWN = {
     "llama": biased,
     "mistral": lambda draw: {"sliding_window": draw.choice([None, 5, 13, 128, 4096])},
+    "ministral": ministral,
     "qwen2": lambda draw: {},
     "qwen3": lambda draw: {"attention_bias": draw.random() < 0.5},
     "qwen3_moe": softmax_experts,

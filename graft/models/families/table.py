@@ -14,6 +14,7 @@ from graft.models.families import (
     gpt_oss,
     granitemoe,
     llama,
+    ministral,
     mistral,
     olmoe,
     qwen2,
@@ -41,6 +42,7 @@ from graft.models.shape import (
 FAMILIES: dict[str, Family] = {
     "llama": llama.FAMILY,
     "mistral": mistral.FAMILY,
+    "ministral": ministral.FAMILY,
     "qwen2": qwen2.FAMILY,
     "qwen3": qwen3.FAMILY,
     "qwen3_moe": qwen3_moe.FAMILY,
