@@ -58,8 +58,15 @@ def main() -> dict[str, list[Any]]:
 
     found: dict[str, list[Any]] = {}
     for size in (64, 128):
-        shared = path_attention.sizes(torch.empty(1, 16, size), kv_heads=8)
-        walk = {**shared, "HEADS": 16, "QUERIES": 64, "num_warps": 4, "num_stages": 3}
+        shared = {**path_attention.sizes(torch.empty(1, 16, size), kv_heads=8), "WINDOW": 0}
+        walk = {
+            **shared,
+            "HEADS": 16,
+            "QUERIES": 64,
+            "sinks": None,
+            "num_warps": 4,
+            "num_stages": 3,
+        }
         learner = {**walk, "BLOCK_ROWS": 64, "HEAD_ROWS": 0, "HEAD_COLUMNS": size}
         prompts = {**walk, "BLOCK_ROWS": 512, "HEAD_ROWS": 64, "HEAD_COLUMNS": 0, "lse": None}
         strides = ("q_stride", "q_head")
@@ -73,6 +80,9 @@ def main() -> dict[str, list[Any]]:
             "H": 16,
             "K": 8,
             "HALF": size // 2,
+            "TURNED": size // 2,
+            "OFFSET": False,
+            "QUERY_SCALE": 1.0,
             "HEADS": heads,
             "PAIRS": pairs,
             "CHAINED": True,
