@@ -53,8 +53,12 @@ def plan(dtype: torch.dtype, group: int, width: int, has_large_memory: bool) -> 
         tiles = Tiles(16, 16, 8, 1) if width > 64 else Tiles(32, 32, 8, 1)
         return TilePlan(1, tiles, tiles, tiles)
     if width > 128:  # registers hold the sums of 64 rows with 8 warps; 99 KB hold tiles of 32
-        tiles = Tiles(QUERIES, KEYS, 8, 2) if has_large_memory else Tiles(32, 32, 4, 1)
-        return TilePlan(1, tiles, tiles, tiles)
+        if not has_large_memory:
+            tiles = Tiles(32, 32, 4, 1)
+            return TilePlan(1, tiles, tiles, tiles)
+        tiles = Tiles(QUERIES, KEYS, 8, 2)
+        # on a B200 two stages of three tiles would take 257 KB
+        return TilePlan(1, tiles, tiles, Tiles(QUERIES, KEYS, 8, 1))
     # with 2 stages two small programs of wide heads fit a multiprocessor: one computes while one loads
     stages = 2 if width > 64 else 3
     held = Tiles(QUERIES, HELD_KEYS, 4, stages)
