@@ -232,8 +232,7 @@ def is_transformers_only(config: Config, source: Path | None) -> bool:
     """Whether only transformers computes the model's family."""
     if source is None or not source.is_dir():
         return False
-    device = choose_device(config.model.device)
-    return is_external(config) and bool(why_not_native(read_config(source), device))
+    return is_external(config) and bool(why_not_native(read_config(source)))
 
 
 def sampling_only(config: Config, source: Path) -> Config:
@@ -385,8 +384,7 @@ def recipe_shape(config: Config, weights: Path | None = None) -> ModelShape:
 def refuse_family(source: Path, config: Config) -> None:
     """Refuse models that our decoder does not compute where the engine is native."""
     described = read_config(source) if source.is_dir() else {}
-    device = choose_device(config.model.device)
-    if described.get("model_type") and (why := why_not_native(described, device)):
+    if described.get("model_type") and (why := why_not_native(described)):
         raise ConfigError(
             f"'{source}' is {why}; engine.name=vllm (or sglang) can train it, as transformers computes it"
         )

@@ -6,8 +6,6 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-import torch
-
 from graft.models.families import (
     gemma3,
     glm4_moe,
@@ -54,8 +52,8 @@ FAMILIES: dict[str, Family] = {
 }
 
 
-def why_not_native(config: Config, device: torch.device) -> str:
-    """Why our decoder does not compute the model of a `config.json`; empty if it does, on every device."""
+def why_not_native(config: Config) -> str:
+    """Why our decoder does not compute the model of a `config.json`; empty if it does."""
     name = str(config.get("model_type", ""))
     if name in FAMILIES:
         return ""
