@@ -100,14 +100,19 @@ def exact(heads: int, kv_heads: int, size: int) -> None:
                 fixed_product.fixed_linear(x, weight, gate="silu")
 
 
-def experts(width: int, ff: int, clamp: Clamp, has_bias: bool) -> None:
+def experts(
+    width: int, ff: int, clamp: Clamp, has_bias: bool, dtype: torch.dtype = torch.bfloat16
+) -> None:
     """Launch each tile of the MLPs of experts, with the gate inside and apart, and the gradients."""
     for tokens in (8, 40, 100):
-        groups = group_rows(zeros(tokens, 4, dtype=torch.int32), 4)
+        groups = group_rows(zeros(tokens, 4, dtype=torch.int64), 4)
         sizes = (tokens, width), (8 * ff, width), (4 * width, ff)
-        given = [zeros(*size).requires_grad_() for size in sizes]
+        given = [zeros(*size, dtype=dtype).requires_grad_() for size in sizes]
         weights = zeros(tokens, 4, dtype=torch.float32).requires_grad_()
-        biases = [zeros(n).requires_grad_() if has_bias else None for n in (8 * ff, 4 * width)]
+        biases = [
+            zeros(n, dtype=dtype).requires_grad_() if has_bias else None
+            for n in (8 * ff, 4 * width)
+        ]
         with torch.no_grad():
             mix_experts(*given, weights, groups, *biases, clamp)
         mix_experts(*given, weights, groups, *biases, clamp).sum().backward()
@@ -137,6 +142,7 @@ def main(capability: int) -> dict[str, int]:
     if capability == 90:
         experts(2048, 768, Clamp(), has_bias=False)  # of Qwen3-30B-A3B
         experts(2880, 2880, Clamp(7.0, 1.702), has_bias=True)  # of gpt-oss
+        experts(512, 512, Clamp(7.0, 1.702), has_bias=True, dtype=torch.float32)
     if capability == 86:  # the least of all
         engine(*GROUPS[0], torch.float32)
     return found

@@ -56,6 +56,11 @@ def tile_of(rows: int, outputs: int) -> Tile:
     return next((tile for tile in reversed(tiles) if tile.outputs <= share), tiles[0])
 
 
+def step_of(tile: Tile, inputs: int, like: Tensor) -> int:
+    """Inputs of one step along K: half as many in fp32, so that a tile takes the same shared memory."""
+    return min(tile.inputs * 2 // max(like.itemsize, 2), triton.next_power_of_2(inputs))
+
+
 # strides are specialised: one that 16 divides lets rows be copied in vectors, ahead of their use
 @triton.jit(do_not_specialize=["rows"])
 def _product(
@@ -83,9 +88,9 @@ def _product(
     for start in tl.range(0, K, BLOCK_K):
         inner = start + tl.arange(0, BLOCK_K)
         inside = (inner < K)[None, :]
-        left = tl.load(at_x + inner[None, :], mask=is_row[:, None] & inside, other=0.0)
-        right = tl.load(at_weight + inner[None, :], mask=is_output[:, None] & inside, other=0.0)
-        acc = tl.dot(left, tl.trans(right), acc, input_precision="ieee")
+        x_rows = tl.load(at_x + inner[None, :], mask=is_row[:, None] & inside, other=0.0)
+        weights = tl.load(at_weight + inner[None, :], mask=is_output[:, None] & inside, other=0.0)
+        acc = tl.dot(x_rows, tl.trans(weights), acc, input_precision="ieee")
     if bias is not None:
         acc += tl.load(bias + output, mask=is_output, other=0.0).to(tl.float32)[None, :]
     result = acc.to(out.dtype.element_ty)
@@ -116,7 +121,7 @@ def fixed_linear(
     _product[(triton.cdiv(outputs, columns), triton.cdiv(rows, tile.rows))](
         x, weight, bias, out, rows, x.stride(0), out.stride(0), N=outputs, K=inputs, COLUMNS=columns,
         BLOCK_M=tile.rows, BLOCK_N=tile.outputs,
-        BLOCK_K=min(tile.inputs, triton.next_power_of_2(inputs)),
+        BLOCK_K=step_of(tile, inputs, x),
         GELU=is_gelu(gate), num_warps=tile.warps, num_stages=tile.stages, **chained(x.device),
     )  # fmt: skip
     return out

@@ -160,6 +160,7 @@ def height_of(rows: int, count: int) -> int:
 
 def group_rows(chosen: Tensor, count: int) -> Groups:
     """The groups of rows whose tokens chose experts [T, k]."""
+    chosen = chosen.int()  # Triton 3.6 cannot count longer numbers
     rows = chosen.numel()
     height = height_of(rows, count)
     tiles = min(rows, triton.cdiv(rows, height) + count)
