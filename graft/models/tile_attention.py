@@ -11,8 +11,8 @@ of a head that takes its share of the weights and has no value, is one more tile
 The engine's decoding, its prompts and the learner's packed trees all call this, so they agree exactly
 wherever the library adds along a row in one order (`row_order` tests that). Three rules belong to it: L is
 a multiple of LANES, because the rest of a vector is computed by other instructions; so is a product with
-one query row, or on x86 (MKL) with 2 or 4 (`padded_rows`); and MKL divides more than 256 keys by their
-number, hence the smaller tiles there.
+one query row, or on x86 (MKL) with 2 or 4, up to 10 for heads of 256 (`padded_rows`); and MKL divides more
+than 256 keys by their number, hence the smaller tiles there.
 """
 
 from __future__ import annotations
@@ -63,12 +63,13 @@ def attend_rows(
     sinks = None if sinks is None else sink_rows(sinks, q.shape[1], rows)
     if q.device.type != "cpu" or q.dtype != torch.float32:
         return _attend_plainly(q, k, v, bias, sinks)
-    q, bias = pad_rows(q), pad_rows(bias)
+    size = q.shape[3]
+    q, bias = pad_rows(q, size), pad_rows(bias, size)
     if k.shape[2] <= TILE and sinks is None:
         seen = F.scaled_dot_product_attention(q, k, v, attn_mask=bias)
     else:
         if sinks is not None:
-            sinks = pad_rows(sinks[None, :, :, None])[0, :, :, 0]
+            sinks = pad_rows(sinks[None, :, :, None], size)[0, :, :, 0]
         seen = _Tiles.apply(q, k, v, bias, has_window, sinks)
     return seen if seen.shape[2] == rows else seen[:, :, :rows]
 
@@ -88,17 +89,19 @@ def _attend_plainly(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, sinks: Tensor
     return torch.cat([scores, sink], -1).softmax(-1)[..., :-1].to(v.dtype) @ v
 
 
-def padded_rows(rows: int) -> int:
-    """The number of query rows to compute for so many: 1 -> 2 on ARM, 6 on x86."""
+def padded_rows(rows: int, size: int) -> int:
+    """The number of query rows to compute for so many: 1 -> 2 on ARM, 6 on x86, 16 of heads above 128."""
     rows += rows % 2
     rest = rows % ROW_BLOCK
-    return rows + 6 - rest if IS_X86 and rest in (2, 4) else rows
+    least = 16 if size > 128 else 6
+    return rows + least - rest if IS_X86 and 0 < rest < least else rows
 
 
-def pad_rows(x: Tensor) -> Tensor:
-    """x [S, K, r, n] with its last row repeated up to `padded_rows`; a bias of one row is for all."""
+def pad_rows(x: Tensor, size: int) -> Tensor:
+    """x [S, K, r, n] with its last row repeated up to `padded_rows` of heads of `size`; a bias of one row is
+    for all."""
     rows = x.shape[2]
-    missing = padded_rows(rows) - rows
+    missing = padded_rows(rows, size) - rows
     if missing == 0 or (rows == 1 and x.shape[1] == 1):
         return x
     return torch.cat([x, x[:, :, -1:].expand(-1, -1, missing, -1)], dim=2)

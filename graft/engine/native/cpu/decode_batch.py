@@ -69,7 +69,8 @@ class SharedPrefix:
 
         first   [S] the first position that each slot sees; None: all see the whole prefix
         """
-        rows = pad_rows(self.siblings.pad(q).transpose(1, 2).flatten(2, 3))  # [g, K, R*G, d]
+        rows = self.siblings.pad(q).transpose(1, 2).flatten(2, 3)  # [g, K, R*G, d]
+        rows = pad_rows(rows, rows.shape[3])
         bias = None
         if first is not None:
             is_before = torch.arange(keys.shape[2], device=q.device) < first[:, None]
@@ -156,7 +157,7 @@ class DecodeBatch:
             seen = attend_rows(rows, keys, values, bias, window > 0, sinks)
         else:
             shared = self.prefix.attend(rows, *self._prefix(pages, layer, self.prefix), first)
-            own = attend_tiles(pad_rows(rows), keys, values, bias, window > 0)
+            own = attend_tiles(pad_rows(rows, rows.shape[3]), keys, values, bias, window > 0)
             group = rows.shape[2]
             shared += [(seen[:, :, :group], log_sum[..., :group]) for seen, log_sum in own]
             sinks = None if sinks is None else sink_rows(sinks, pages.kv_heads, group)
