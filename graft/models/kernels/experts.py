@@ -28,7 +28,7 @@ from graft.models.kernels.expert_gradients import (
     dot_with_biases,
     weight_gradient,
 )
-from graft.models.kernels.fixed_product import Tile, step_of
+from graft.models.kernels.fixed_product import Tile, stages_of
 from graft.models.kernels.gate import Clamp, gated, gated_product
 from graft.models.kernels.routing import Groups
 from graft.row_sums import grad_sum_of
@@ -136,8 +136,9 @@ def multiply(
         x, weight, bias, out, groups.order, groups.starts, groups.experts, groups.first,
         x.stride(0), size, *strides, out.stride(0), E=groups.count, N=outputs, K=inputs,
         COLUMNS=columns, X_SHARE=share, IS_SPREAD=spread, LIMIT=limit, ALPHA=alpha,
-        BLOCK_M=groups.height, BLOCK_N=tile.outputs, BLOCK_K=step_of(tile, inputs, x),
-        num_warps=tile.warps, num_stages=tile.stages, **chained(x.device),
+        BLOCK_M=groups.height, BLOCK_N=tile.outputs,
+        BLOCK_K=min(tile.inputs, triton.next_power_of_2(inputs)),
+        num_warps=tile.warps, num_stages=stages_of(tile, x), **chained(x.device),
     )  # fmt: skip
     return out
 

@@ -56,9 +56,9 @@ def tile_of(rows: int, outputs: int) -> Tile:
     return next((tile for tile in reversed(tiles) if tile.outputs <= share), tiles[0])
 
 
-def step_of(tile: Tile, inputs: int, like: Tensor) -> int:
-    """Inputs of one step along K: half as many in fp32, so that a tile takes the same shared memory."""
-    return min(tile.inputs * 2 // max(like.itemsize, 2), triton.next_power_of_2(inputs))
+def stages_of(tile: Tile, like: Tensor) -> int:
+    """Steps under way: half as many in fp32, so that a tile takes the same shared memory."""
+    return tile.stages * 2 // max(like.itemsize, 2)
 
 
 # strides are specialised: one that 16 divides lets rows be copied in vectors, ahead of their use
@@ -121,7 +121,8 @@ def fixed_linear(
     _product[(triton.cdiv(outputs, columns), triton.cdiv(rows, tile.rows))](
         x, weight, bias, out, rows, x.stride(0), out.stride(0), N=outputs, K=inputs, COLUMNS=columns,
         BLOCK_M=tile.rows, BLOCK_N=tile.outputs,
-        BLOCK_K=step_of(tile, inputs, x),
-        GELU=is_gelu(gate), num_warps=tile.warps, num_stages=tile.stages, **chained(x.device),
+        BLOCK_K=min(tile.inputs, triton.next_power_of_2(inputs)),
+        GELU=is_gelu(gate), num_warps=tile.warps, num_stages=stages_of(tile, x),
+        **chained(x.device),
     )  # fmt: skip
     return out
