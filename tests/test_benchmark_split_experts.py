@@ -75,6 +75,10 @@ def test_results_become_rows() -> None:
     found = {"decisions": 5640, "other_layers": 0.25, "other_tokens": 1.0, "gap_mean": 1e-3}
     case = {"device": "cuda", "dtype": "bfloat16", "exact": False, "routes": found}
     layers, tokens, gap = figures(case)
-    assert (layers.name, layers.value, layers.unit) == ("routes.cuda.inexact.layers", 25, "%")
+    assert (layers.name, layers.value, layers.unit) == (
+        "routes.cuda.bfloat16.inexact.layers",
+        25,
+        "%",
+    )
     assert (tokens.value, gap.value, layers.note) == (100, 1e-3, "of 5,640")
     assert layers.what.startswith("bfloat16, model.exact=false, untrained routers: ")
