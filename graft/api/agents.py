@@ -25,6 +25,7 @@ from graft.user_code import UserCodeError, as_reward, describe_value
 
 T = TypeVar("T")
 ROLES = ("main", "sub-agent", "summary")
+"""Whose answers are trained unless one says otherwise; "user", a simulated one, may be added."""
 
 
 class RolloutFunction:
@@ -67,7 +68,7 @@ def rollout(
     function         (task, client) or (task): async, or blocking, which runs on a thread
     seconds          that one attempt may take
     concurrency      attempts at a time; 0: 512
-    roles            whose answers are trained: main, sub-agent, summary
+    roles            whose answers are trained: main, sub-agent, summary, user
     client_sampling  sample with the temperature that the function asks for; answers that are drawn
                      otherwise than `collect` says are then not trained
     """
@@ -264,7 +265,7 @@ def agent(
     max_tokens       sampled tokens per answer
     max_calls        answers per session
     max_context      tokens of one context, the answer included; None: 4096, or the model's window
-    roles            whose answers are trained: main, sub-agent, summary
+    roles            whose answers are trained: main, sub-agent, summary, user
     client_sampling  honour the client's temperature, top_p and top_k; such answers are not trained
     seed             of the draws, where `policy` is no Engine
     host             address to listen on

@@ -8,6 +8,7 @@ second gets the first one's answers: where it makes the same requests, attempts 
                           rewritten history at message 3
                             before  assistant: The sum is 5.
                             after   assistant: The sum is five.
+    pass  agent main      task.reward reads conversation 2 of 2: it has tools
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from graft.gateway.gateway import Gateway
 from graft.gateway.request import AgentRequest, PolicyAnswer, RefusedRequest
 from graft.gateway.roots import REASONS
 from graft.gateway.session import AgentSession, ContextRecord
+from graft.gateway.speakers.main_choice import describe_thread, explain_no_main
 from graft.rollout.episode_builder import EpisodeBuilder
 from graft.rollout.event_loop import run
 from graft.rollout.setup import RolloutSetup
@@ -82,6 +84,7 @@ def agent_checks(setup: RolloutSetup, task: Task, wants_forks: bool = False) -> 
     if not first.history.answers:
         return
     yield _contexts(first)
+    yield from _main(first)
     yield _tokens(first)
     yield from _settings(first)
     yield from _tools(first)
@@ -194,6 +197,40 @@ def _contexts(session: WatchedSession) -> Check:
         ]
     }
     return Check("agent contexts", WARN if remedy else PASS, "\n".join(lines), remedy, data)
+
+
+def _main(session: WatchedSession) -> Iterator[Check]:
+    """Which conversation is the agent's, where there are several."""
+    main, count_of = session.main, len(session.main.threads)
+    if count_of < 2:
+        return
+    listed = [
+        f"  {place} {main.roles[thread.number]}: {describe_thread(thread)}"
+        for place, thread in enumerate(main.threads, 1)
+    ]
+    data = {
+        "main": main.thread,
+        "why": main.why,
+        "rivals": list(main.rivals),
+        "roles": main.roles,
+    }
+    if main.thread is None:
+        lines = [explain_no_main(main, session.policy.main), *listed]
+        yield Check(
+            "agent main", FAIL, visible_lines(lines), "change agent.main, or leave it out", data
+        )
+        return
+    place = 1 + [thread.number for thread in main.threads].index(main.thread)
+    lines = [f"task.reward reads conversation {place} of {count_of}: {main.why}", *listed]
+    remedy = ""
+    if main.rivals:
+        lines[0] += f"; {count(len(main.rivals), 'other')} could be the agent's too"
+        remedy = "name what the agent's own has: agent.main={tools: NAME}, {system: TEXT} or {model: NAME}"
+    yield Check("agent main", WARN if remedy else PASS, visible_lines(lines), remedy, data)
+
+
+def visible_lines(lines: Sequence[str]) -> str:
+    return "\n".join(visible(line)[:LONGEST_LINE] for line in lines)
 
 
 def _is_slight(context: ContextRecord) -> bool:

@@ -5,7 +5,7 @@ its model provider until it is done. What it earned, the first of these that the
 
     the program        a number that it returns, or writes into the file $GRAFT_REWARD_FILE
     its session        POST /graft/sessions/ID/reward, client.reward(...); added to the above
-    task.reward        on the main agent's last context
+    task.reward        on the main agent's last context (`speakers.main_choice`)
     the environment    its step with the last answer, where that ends the episode
 """
 
@@ -24,8 +24,9 @@ from graft.gateway.forest import CallForest, Node
 from graft.gateway.gateway import Gateway
 from graft.gateway.history import RecordedCall
 from graft.gateway.programs import AgentProgram, Outcome
-from graft.gateway.roots import MAIN, ROLES
+from graft.gateway.roots import TRAINED_ROLES
 from graft.gateway.session import AgentSession
+from graft.gateway.speakers.main_choice import MainPattern, explain_no_main
 from graft.protocols import Env
 from graft.rollout.failure import RolloutFailure, boundary
 from graft.rollout.setup import ProgramAttempt, RolloutSetup
@@ -42,7 +43,8 @@ class AgentAttempts:
     seconds         that one attempt may take
     concurrency     attempts at a time, over all tasks; 0: as many as the program suggests
     honour_client   sample with the temperature that clients ask for; see Gateway
-    trained_roles   whose answers are trained: main, sub-agent, summary
+    trained_roles   whose answers are trained: main, sub-agent, summary, user
+    main            what the conversation has that task.reward reads
     """
 
     def __init__(
@@ -53,11 +55,13 @@ class AgentAttempts:
         seconds: float = 1800.0,
         concurrency: int = 0,
         honour_client: bool = False,
-        trained_roles: Sequence[str] = ROLES,
+        trained_roles: Sequence[str] = TRAINED_ROLES,
+        main: MainPattern = MainPattern(),
     ) -> None:
         self.program, self.address = program, address
         self.seconds, self.concurrency = seconds, concurrency or program.concurrency
         self.honour_client, self.trained_roles = honour_client, tuple(trained_roles)
+        self.main = main
         self._gates: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = (
             WeakKeyDictionary()
         )
@@ -81,6 +85,7 @@ class AgentAttempts:
                 deadline=setup.deadline,
                 honour_client=self.honour_client,
                 trained_roles=self.trained_roles,
+                main=self.main,
             )
         return self._gateways[key]
 
@@ -218,20 +223,23 @@ class AgentAttempt:
             failure.write(self._tips(leaf)[-1].span.info)
         if leaf.status.is_trainable and not session.is_rewarded:
             try:
-                await self._grade(leaf)
+                await self._grade(session, leaf)
             except RolloutFailure as failure:
                 self.failure, leaf.status = failure, failure.status
                 leaf.info["error"] = str(failure)
                 failure.write(self._tips(leaf)[-1].span.info)
         return leaf
 
-    async def _grade(self, leaf: Leaf) -> None:
+    async def _grade(self, session: AgentSession, leaf: Leaf) -> None:
         """The reward function of the setup, else the environment's step, on the main agent's last context."""
         setup, task = self.group.setup, self.group.forest.task
         tips = self._tips(leaf)
-        roles = [one.get("role") for one in leaf.info.get("contexts", [])]
-        of_main = [place for place, role in enumerate(roles) if role == MAIN]
-        place = of_main[-1] if of_main else len(tips) - 1
+        if session.main.thread is None:
+            raise RolloutFailure(
+                Status.ENV_ERROR, explain_no_main(session.main, self.group.agents.main)
+            )
+        threads = [one.get("thread") for one in leaf.info.get("contexts", [])]
+        place = len(threads) - 1 - threads[::-1].index(session.main.thread)
         spans = [node.span for node in tips[place].path()]
         trajectory = Trajectory(Episode(task, spans, [leaf]), 0, place, spans)
         if setup.reward is not None:

@@ -10,7 +10,8 @@ from hashlib import blake2b
 from typing import Any
 
 from graft.gateway.request import AgentRequest, RefusedRequest
-from graft.gateway.roots import ROLES
+from graft.gateway.roots import ROLES, TRAINED_ROLES
+from graft.gateway.speakers.main_choice import MainPattern
 from graft.protocols import Engine
 from graft.rollout.setup import limited_sampling
 from graft.text.call_opening import call_opening
@@ -32,7 +33,8 @@ class ServedPolicy:
     deadline        seconds that one answer may take
     honour_client   draw with the client's temperature, top-p and top-k; answers that are not drawn as
                     `sampling` says are then recorded and not trained
-    trained_roles   of main, sub-agent, summary: whose answers are trained
+    trained_roles   of main, sub-agent, summary, user: whose answers are trained
+    main            what the main agent's conversation has; see `speakers.main_choice`
     """
 
     def __init__(
@@ -45,11 +47,13 @@ class ServedPolicy:
         max_calls: int = 100,
         deadline: float = 600.0,
         honour_client: bool = False,
-        trained_roles: Sequence[str] = ROLES,
+        trained_roles: Sequence[str] = TRAINED_ROLES,
+        main: MainPattern = MainPattern(),
     ) -> None:
         self.engine, self.chat, self.sampling = engine, chat, sampling
         self.max_context, self.max_calls, self.deadline = max_context, max_calls, deadline
         self.honour_client, self.trained_roles = honour_client, tuple(trained_roles)
+        self.main = main
         if unknown := [role for role in trained_roles if role not in ROLES]:
             raise ValueError(f"no role {', '.join(unknown)}; an answer is of {', '.join(ROLES)}")
         if share := getattr(engine, "share_loop", None):

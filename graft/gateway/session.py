@@ -29,7 +29,8 @@ from graft.gateway.history import Answered, CallHistory, Prompt, RecordedCall
 from graft.gateway.policy import ServedPolicy
 from graft.gateway.reading import read_answer
 from graft.gateway.request import AgentRequest, PolicyAnswer, RefusedRequest
-from graft.gateway.roots import SUMMARY
+from graft.gateway.roots import SUMMARY, USER
+from graft.gateway.speakers.main_choice import MainChoice, choose_main
 from graft.rollout.failure import together
 from graft.rollout.setup import draw_key
 from graft.rollout.user_calls import in_thread
@@ -51,6 +52,8 @@ class ContextRecord:
     agent: str
     after: str
     change: PromptChange | None = None
+    thread: int = 0
+    """The number of its conversation: contexts that go on from each other have the same one."""
     answers: list[str] = field(default_factory=list[str])
 
 
@@ -86,6 +89,9 @@ class AgentSession:
         self._replay: dict[str, list[RecordedCall]] = {}
         for call in replay:
             self._replay.setdefault(call.asked, []).append(call)
+        self.main = MainChoice()
+        """The conversation that is the agent's, known when the attempt has ended."""
+        self._num_known: list[int] = []  # conversations when each context began
         self._own: dict[Node, int] = {}  # what was sampled, and the number of its context
         self._given: dict[str, list[PolicyAnswer]] = {}  # by request, for retries
         self._under_way: Counter[str] = Counter()
@@ -171,6 +177,7 @@ class AgentSession:
         status, why = self.status_at_end(status)
         info = {**(info or {}), "error": why} if why else info
         tips = self._tips()
+        self._settle_roles()
         self._mask_untrained()
         metrics = {
             "turns": float(len(self.history.answers)),
@@ -304,6 +311,7 @@ class AgentSession:
             (*before, answer.reasoning),
             context,
             prompt.role,
+            self.contexts[context].thread,
         )
         self._keep(request, names, RecordedCall(asked.rpartition("/")[0], message, done))
         return answer
@@ -324,7 +332,8 @@ class AgentSession:
         prompt = self.history.prompt(request, names)
         context = self._context(request, prompt)
         for call in calls:
-            done = replace(call.done, live=None, context=context, role=prompt.role)
+            thread = self.contexts[context].thread
+            done = replace(call.done, live=None, context=context, role=prompt.role, thread=thread)
             self._own |= dict.fromkeys(done.nodes, context)
             self.contexts[context].answers.append(done.answer.id)
             self._keep(request, names, replace(call, done=done))
@@ -355,10 +364,14 @@ class AgentSession:
         """The number of the context that a request belongs to; a new root begins one."""
         if prompt.known is not None:
             return prompt.known.context
+        thread = prompt.thread
+        if thread is None:
+            thread = 1 + max((record.thread for record in self.contexts), default=-1)
         record = ContextRecord(
-            prompt.reason, prompt.role, request.agent, prompt.after, prompt.change
+            prompt.reason, prompt.role, request.agent, prompt.after, prompt.change, thread
         )
         self.contexts.append(record)
+        self._num_known.append(len(self.history.conversations))
         self.counts[f"roots/{prompt.reason}"] += 1
         if prompt.summary is not None and prompt.reason == "compaction":
             prompt.summary.role = SUMMARY
@@ -385,6 +398,31 @@ class AgentSession:
         """The last node of each context, in the order in which they were completed."""
         inner = {above for node in self._own for above in node.path()[:-1]}
         return [node for node in self._own if node not in inner]
+
+    def _settle_roles(self) -> None:
+        """Say whose each context and answer is, now that all conversations of the attempt are known."""
+        said, contexts = self.history.conversations, self.contexts
+        main = self.main = choose_main(said, self.forest.task, self.policy.main)
+        for record in contexts:
+            record.role = main.roles.get(record.thread, record.role)
+        for done in self.history.answers.values():
+            if done.role != SUMMARY:
+                done.role = contexts[done.context].role
+        self.counts["no_main"] += main.thread is None and bool(main.threads)
+        if main.thread is None:
+            return
+        self.counts["user_answers"] += sum(
+            done.role == USER for done in self.history.answers.values()
+        )
+        asked = next(record for record in contexts if record.thread == main.thread)
+        if asked is not contexts[0] and asked.reason == "sub-agent":  # another one asked before it
+            first = contexts[0]
+            asked.reason, first.reason = first.reason, asked.reason
+            asked.after, asked.change = "", None
+        for record, count in zip(contexts, self._num_known, strict=True):
+            if record.reason == "sub-agent":
+                ours = [known.id for known in said[:count] if known.thread == main.thread]
+                record.after = next(reversed(ours), "")
 
     def _mask_untrained(self) -> None:
         """Mask the answers of roles that are not trained."""

@@ -128,11 +128,15 @@ class AgentSection(Section):
     """Seconds that one attempt of task.agent may take; then its processes are killed."""
     concurrency: int = Field(default=0, ge=0)
     """Attempts of task.agent that run at a time; 0: 64 processes of a command, or 512 calls of a function."""
-    roles: list[Literal["main", "sub-agent", "summary"]] = Field(
+    main: dict[Literal["model", "system", "tools"], str] = {}
+    """What the agent's own conversation has, which task.reward reads: shell patterns of its model's name, of
+    a part of its system prompt, of a tool's name, such as {tools: bash}. Empty: the one with the task's
+    prompt, else the one with tools, else the longest."""
+    roles: list[Literal["main", "sub-agent", "summary", "user"]] = Field(
         default=["main", "sub-agent", "summary"], min_length=1
     )
     """Whose answers are trained: the agent's own, those of its sub-agents, those that it continues from as
-    a summary."""
+    a summary; and, only if named, those of a simulated user."""
     client_sampling: bool = False
     """Sample with the temperature, top_p and top_k that the agent asks for; answers drawn otherwise than
     rollout says are then not trained. false: always as rollout says."""

@@ -68,6 +68,7 @@ KEYS: dict[str, Effect] = {
     "task.prefill": S,
     "task.agent": Effect.EXECUTE,
     "task.salt": S,
+    "agent.main": S,
     "agent.host": Effect.CONNECT,
     "agent.variables": Effect.SECRET,
     "actions.file": Effect.BUNDLED,

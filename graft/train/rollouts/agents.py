@@ -9,6 +9,7 @@ from graft.gateway.address import GatewayAddress, split_address
 from graft.gateway.attempts import AgentAttempts
 from graft.gateway.external import ExternalAgents
 from graft.gateway.programs import CommandAgent, make_program
+from graft.gateway.speakers.main_choice import MainPattern
 from graft.recipe.attempt_keys import AgentSection
 from graft.rollout.branches.branch import Branch
 from graft.train.rollouts.rollout_engine import engine_tp
@@ -58,6 +59,8 @@ def make_agents(config: Config) -> AgentAttempts | None:
     ) in OPTIONS.items():  # of `@graft.rollout(...)`, unless the recipe says otherwise
         if getattr(section, key) == getattr(AgentSection(), key):
             options |= {option: getattr(program, "options", options).get(option, options[option])}
+    if section.main:
+        options["main"] = MainPattern(**section.main)
     if is_external:
         options["seconds"] = UNCLAIMED_SECONDS
     return AgentAttempts(program, address, **options)
