@@ -22,11 +22,13 @@ from typing import Any
 from graft.gateway.attempts import AgentAttempts, AgentGroup
 from graft.gateway.canonical import names_of, normalised
 from graft.gateway.changes import PromptChange, token_change
+from graft.gateway.client import MODEL
 from graft.gateway.gateway import Gateway
 from graft.gateway.request import AgentRequest, PolicyAnswer, RefusedRequest
 from graft.gateway.roots import REASONS
 from graft.gateway.session import AgentSession, ContextRecord
 from graft.gateway.speakers.main_choice import describe_thread, explain_no_main
+from graft.gateway.speakers.routes import FrozenModel, describe_names
 from graft.rollout.episode_builder import EpisodeBuilder
 from graft.rollout.event_loop import run
 from graft.rollout.setup import RolloutSetup
@@ -85,6 +87,7 @@ def agent_checks(setup: RolloutSetup, task: Task, wants_forks: bool = False) -> 
         return
     yield _contexts(first)
     yield from _main(first)
+    yield from _models(first)
     yield _tokens(first)
     yield from _settings(first)
     yield from _tools(first)
@@ -227,6 +230,30 @@ def _main(session: WatchedSession) -> Iterator[Check]:
         lines[0] += f"; {count(len(main.rivals), 'other')} could be the agent's too"
         remedy = "name what the agent's own has: agent.main={tools: NAME}, {system: TEXT} or {model: NAME}"
     yield Check("agent main", WARN if remedy else PASS, visible_lines(lines), remedy, data)
+
+
+def _models(session: WatchedSession) -> Iterator[Check]:
+    """The names of models that the agent asks for, and who answers them."""
+    routes = session.policy.routes
+    if not routes.entries and not set(routes.names) - {MODEL}:
+        return
+    unnamed = routes.unnamed
+    who = {
+        name: "policy"
+        if route is None
+        else "frozen"
+        if isinstance(route, FrozenModel)
+        else "endpoint"
+        for name, route in routes.names.items()
+    }
+    lines = [f"  {name!r}: {answers}" for name, answers in who.items()]
+    several = len(unnamed) > 1
+    told = describe_names(unnamed) if unnamed else "every model is named in agent.models"
+    remedy = "name them: agent.models={NAME: policy, OTHER: frozen}" if several else ""
+    data = {"models": who}
+    yield Check(
+        "agent models", WARN if several else PASS, visible_lines([told, *lines]), remedy, data
+    )
 
 
 def visible_lines(lines: Sequence[str]) -> str:

@@ -12,7 +12,7 @@ its model provider until it is done. What it earned, the first of these that the
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -27,7 +27,8 @@ from graft.gateway.programs import AgentProgram, Outcome
 from graft.gateway.roots import TRAINED_ROLES
 from graft.gateway.session import AgentSession
 from graft.gateway.speakers.main_choice import MainPattern, explain_no_main
-from graft.protocols import Env
+from graft.gateway.speakers.routes import ModelRoutes
+from graft.protocols import Engine, Env
 from graft.rollout.failure import RolloutFailure, boundary
 from graft.rollout.setup import ProgramAttempt, RolloutSetup
 from graft.rollout.user_calls import call, compute_reward, last_info, try_close
@@ -45,6 +46,8 @@ class AgentAttempts:
     honour_client   sample with the temperature that clients ask for; see Gateway
     trained_roles   whose answers are trained: main, sub-agent, summary, user
     main            what the conversation has that task.reward reads
+    routes          which model answers which name; None: the policy answers all
+    frozen          engines of the frozen models among them, by path
     """
 
     def __init__(
@@ -57,11 +60,13 @@ class AgentAttempts:
         honour_client: bool = False,
         trained_roles: Sequence[str] = TRAINED_ROLES,
         main: MainPattern = MainPattern(),
+        routes: ModelRoutes | None = None,
+        frozen: Mapping[str, Engine] | None = None,
     ) -> None:
         self.program, self.address = program, address
         self.seconds, self.concurrency = seconds, concurrency or program.concurrency
         self.honour_client, self.trained_roles = honour_client, tuple(trained_roles)
-        self.main = main
+        self.main, self.routes, self.frozen = main, routes or ModelRoutes(), dict(frozen or {})
         self._gates: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = (
             WeakKeyDictionary()
         )
@@ -86,6 +91,8 @@ class AgentAttempts:
                 honour_client=self.honour_client,
                 trained_roles=self.trained_roles,
                 main=self.main,
+                routes=self.routes,
+                frozen=self.frozen,
             )
         return self._gateways[key]
 
@@ -100,6 +107,8 @@ class AgentAttempts:
 
     def close(self) -> None:
         self.address.close()
+        for engine in self.frozen.values():
+            engine.close()
 
 
 class AgentGroup:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from array import array
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from hashlib import blake2b
 from typing import Any
@@ -12,6 +12,7 @@ from typing import Any
 from graft.gateway.request import AgentRequest, RefusedRequest
 from graft.gateway.roots import ROLES, TRAINED_ROLES
 from graft.gateway.speakers.main_choice import MainPattern
+from graft.gateway.speakers.routes import ModelRoutes
 from graft.protocols import Engine
 from graft.rollout.setup import limited_sampling
 from graft.text.call_opening import call_opening
@@ -35,6 +36,8 @@ class ServedPolicy:
                     `sampling` says are then recorded and not trained
     trained_roles   of main, sub-agent, summary, user: whose answers are trained
     main            what the main agent's conversation has; see `speakers.main_choice`
+    routes          which model answers which name; None: the policy answers all
+    frozen          engines of the frozen models among them, by path
     """
 
     def __init__(
@@ -49,11 +52,14 @@ class ServedPolicy:
         honour_client: bool = False,
         trained_roles: Sequence[str] = TRAINED_ROLES,
         main: MainPattern = MainPattern(),
+        routes: ModelRoutes | None = None,
+        frozen: Mapping[str, Engine] | None = None,
     ) -> None:
         self.engine, self.chat, self.sampling = engine, chat, sampling
         self.max_context, self.max_calls, self.deadline = max_context, max_calls, deadline
         self.honour_client, self.trained_roles = honour_client, tuple(trained_roles)
-        self.main = main
+        self.main, self.routes = main, routes or ModelRoutes()
+        self._frozen_engines, self._frozen = dict(frozen or {}), dict[str, ServedPolicy]()
         if unknown := [role for role in trained_roles if role not in ROLES]:
             raise ValueError(f"no role {', '.join(unknown)}; an answer is of {', '.join(ROLES)}")
         if share := getattr(engine, "share_loop", None):
@@ -65,6 +71,20 @@ class ServedPolicy:
         """The role of system messages inside a conversation."""
         self._prompts: dict[bytes, Sequence[int]] = {}
         self._openings: dict[str, str] = {}
+
+    def frozen(self, path: str) -> ServedPolicy:
+        """The same limits and chat over a frozen model."""
+        if path not in self._frozen:
+            self._frozen[path] = ServedPolicy(
+                self._frozen_engines[path],
+                self.chat,
+                sampling=self.sampling,
+                max_context=self.max_context,
+                max_calls=self.max_calls,
+                deadline=self.deadline,
+                honour_client=self.honour_client,
+            )
+        return self._frozen[path]
 
     def prompt(self, messages: Sequence[Message], tools: Sequence[Any] | None) -> list[int]:
         """The tokens of a prompt; all attempts at a task begin with the same one."""

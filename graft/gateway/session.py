@@ -30,6 +30,7 @@ from graft.gateway.policy import ServedPolicy
 from graft.gateway.reading import read_answer
 from graft.gateway.request import AgentRequest, PolicyAnswer, RefusedRequest
 from graft.gateway.roots import SUMMARY, USER
+from graft.gateway.speakers.endpoint import ModelEndpoint
 from graft.gateway.speakers.main_choice import MainChoice, choose_main
 from graft.rollout.failure import together
 from graft.rollout.setup import draw_key
@@ -91,6 +92,7 @@ class AgentSession:
             self._replay.setdefault(call.asked, []).append(call)
         self.main = MainChoice()
         """The conversation that is the agent's, known when the attempt has ended."""
+        self._frozen: dict[str, AgentSession] = {}  # what frozen models said to the agent
         self._num_known: list[int] = []  # conversations when each context began
         self._own: dict[Node, int] = {}  # what was sampled, and the number of its context
         self._given: dict[str, list[PolicyAnswer]] = {}  # by request, for retries
@@ -99,6 +101,25 @@ class AgentSession:
         self.is_cut = False
         """Whether a limit refused the last request."""
         self._earned = 0.0
+
+    def speaker(self, model: str) -> AgentSession | ModelEndpoint:
+        """Who answers requests for a model of this name: the policy, a frozen model, or an endpoint.
+
+        What a frozen model says is a session of its own, with its own forest: nothing of it is recorded here.
+        All attempts at a task get the same answer to the same request, so that forks repeat it.
+        """
+        route = self.policy.routes.route(model)
+        if isinstance(route, ModelEndpoint):
+            self.counts["passed_calls"] += 1
+            return route
+        if route is None:
+            return self
+        self.counts["frozen_calls"] += 1
+        if route.path not in self._frozen:
+            policy, task = self.policy.frozen(route.path), self.forest.task
+            forest = CallForest(task, policy.engine, policy.chat.tokenizer.decode_after)
+            self._frozen[route.path] = AgentSession(policy, task, forest, self.salt)
+        return self._frozen[route.path]
 
     async def answer(self, request: AgentRequest) -> list[PolicyAnswer]:
         """The policy's answers, `request.n` of them. To cancel it means that the client has gone."""
@@ -174,6 +195,10 @@ class AgentSession:
             return self.leaf
         for live in self._lives:
             live.context.close()
+        for other in self._frozen.values():
+            other.end(Status.ABORTED)
+            other.forest.close()
+        self.policy.routes.note_names()
         status, why = self.status_at_end(status)
         info = {**(info or {}), "error": why} if why else info
         tips = self._tips()

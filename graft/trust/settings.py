@@ -69,6 +69,8 @@ KEYS: dict[str, Effect] = {
     "task.agent": Effect.EXECUTE,
     "task.salt": S,
     "agent.main": S,
+    "agent.models": Effect.CONNECT,
+    "agent.embeddings": Effect.CONNECT,
     "agent.host": Effect.CONNECT,
     "agent.variables": Effect.SECRET,
     "actions.file": Effect.BUNDLED,

@@ -17,7 +17,7 @@ import asyncio
 import logging
 import traceback
 from collections.abc import Awaitable, Mapping
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 from weakref import WeakKeyDictionary
 
 from graft.gateway.dialects import anthropic, openai_responses
@@ -27,11 +27,14 @@ from graft.gateway.http.caller import Caller, EventStream
 from graft.gateway.http.rules import Find, Place, dialect_of, session_of, shown_keys
 from graft.gateway.request import AgentRequest, PolicyAnswer, RefusedRequest
 from graft.gateway.session import AgentSession
+from graft.gateway.speakers.endpoint import ModelEndpoint
 from graft.serving.guard import Scope, Send, equal_secrets
 from graft.types import Status, Task
 from graft.user_code import UserCodeError, describe_error
 
 Answers = list[PolicyAnswer]
+T = TypeVar("T")
+EMBEDDINGS_PATH = "/v1/embeddings"
 log = logging.getLogger("graft")
 
 
@@ -69,11 +72,11 @@ class GatewayApp:
             if place.is_control:
                 await self._control(caller)
             elif path == anthropic.COUNT_PATH and caller.method == "POST":
-                request = anthropic.read_count(await caller.body(), headers)
-                count = await self._session(caller).count_tokens(request)
-                await caller.reply(200, anthropic.counted(count))
+                await self._count(caller)
             elif path == dialect.PATH and caller.method == "POST":
                 await self._call(caller, dialect)
+            elif path == EMBEDDINGS_PATH and caller.method == "POST":
+                await self._embed(caller)
             elif path == "/v1/models" and caller.method == "GET":
                 await caller.reply(200, dialect.models([self.model]))
             elif path.startswith("/v1/models/") and caller.method == "GET":
@@ -146,15 +149,62 @@ class GatewayApp:
         except UserCodeError as error:
             raise RefusedRequest(f"{name}: {error}; the attempt fails", param=name) from error
 
+    async def _count(self, caller: Caller) -> None:
+        session, body = self._session(caller), await caller.body()
+        speaker = session.speaker(named_model(body))
+        if isinstance(speaker, ModelEndpoint):
+            answer = await speaker.send(caller.place.api_path, body, caller.headers)
+            return await caller.reply(200, answer)
+        count = await speaker.count_tokens(anthropic.read_count(body, caller.headers))
+        await caller.reply(200, anthropic.counted(count))
+
+    async def _embed(self, caller: Caller) -> None:
+        session, body = self._session(caller), await caller.body()
+        endpoint = session.policy.routes.embeddings
+        if endpoint is None:
+            raise RefusedRequest(
+                "the policy writes texts and embeds none; name a server that does: "
+                'agent.embeddings={endpoint: "http://host:8001/v1"}',
+                "not_found",
+            )
+        session.counts["embeddings"] += 1
+        await caller.reply(200, await endpoint.send(EMBEDDINGS_PATH, body, caller.headers))
+
+    async def _pass(
+        self, caller: Caller, dialect: Dialect, endpoint: ModelEndpoint, body: Mapping[str, Any]
+    ) -> None:
+        """Pass a call on to an endpoint, and its answer back as it is."""
+        sent = endpoint.send(dialect.PATH, body, caller.headers)
+        if body.get("stream") is not True:
+            answer = await self._while_connected(caller, sent)
+            return None if answer is None else await caller.reply(200, answer)
+        stream = EventStream(caller, dialect)
+        try:
+            answer = await self._while_connected(caller, sent)
+            if answer is not None:
+                await stream.stop()
+                await stream.begin()
+                await caller.write(answer, more=False)
+        except RefusedRequest as refused:
+            await stream.stop()
+            if not stream.has_begun:
+                raise
+            await caller.write(dialect.error_event(refused), more=False)
+        finally:
+            await stream.stop()
+
     async def _call(self, caller: Caller, dialect: Dialect) -> None:
         session, body = self._session(caller), await caller.body()
+        speaker = session.speaker(named_model(body))
+        if isinstance(speaker, ModelEndpoint):
+            return await self._pass(caller, dialect, speaker, body)
         store = None
         if dialect is openai_responses:
             store = self.stores.setdefault(session, ResponseStore())
         request = dialect.read(body if store is None else store.resolve(body), caller.headers)
         stream = EventStream(caller, dialect) if request.stream else None
         try:
-            answers = await self._while_connected(caller, self._sample(session, request))
+            answers = await self._while_connected(caller, self._sample(session, speaker, request))
             if answers is None:
                 return None
             if store is not None:
@@ -175,7 +225,7 @@ class GatewayApp:
             if stream is not None:
                 await stream.stop()
 
-    async def _while_connected(self, caller: Caller, asked: Awaitable[Answers]) -> Answers | None:
+    async def _while_connected(self, caller: Caller, asked: Awaitable[T]) -> T | None:
         """The answers; None, and the sample is given up, when the client closes the connection."""
         task, is_gone = asyncio.current_task(), False
         assert task is not None
@@ -196,10 +246,13 @@ class GatewayApp:
         finally:
             caller.watch(None)
 
-    async def _sample(self, session: AgentSession, request: AgentRequest) -> Answers:
+    async def _sample(
+        self, session: AgentSession, speaker: AgentSession, request: AgentRequest
+    ) -> Answers:
         try:
-            return await session.answer(request)
+            return await speaker.answer(request)
         except RefusedRequest:
+            session.fault = speaker.fault or session.fault
             raise
         except (
             Exception
@@ -208,6 +261,12 @@ class GatewayApp:
             session.fault = Status.ENV_ERROR, why
             log.error("%s", "".join(traceback.format_exception(error)))
             raise RefusedRequest(why, "internal") from error
+
+
+def named_model(body: Mapping[str, Any]) -> str:
+    """The name of the model that a request asks for; "" if it is no text, which the dialect refuses."""
+    name = body.get("model")
+    return name if isinstance(name, str) else ""
 
 
 def _status(given: Any) -> Status:
