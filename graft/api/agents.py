@@ -56,6 +56,7 @@ def rollout(
     concurrency: int = 0,
     roles: Sequence[str] = ROLES,
     client_sampling: bool = False,
+    on_crash: str = "zero",
 ) -> Any:
     """Make a function an agent: it gets a task and a client of the policy, and returns a reward.
 
@@ -71,13 +72,18 @@ def rollout(
     roles            whose answers are trained: main, sub-agent, summary, user
     client_sampling  sample with the temperature that the function asks for; answers that are drawn
                      otherwise than `collect` says are then not trained
+    on_crash         zero: an attempt in which the function raises after an answer is trained with
+                     reward 0; drop: it is not trained
     """
     options = {
         "seconds": seconds,
         "concurrency": concurrency,
         "trained_roles": tuple(roles),
         "honour_client": client_sampling,
+        "on_crash": on_crash,
     }
+    if on_crash not in ("zero", "drop"):
+        raise UserCodeError(f"graft.rollout(on_crash={on_crash!r}): known are zero and drop")
     if function is None:
         return lambda given: RolloutFunction(given, **options)
     if not callable(function):

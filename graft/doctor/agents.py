@@ -35,6 +35,7 @@ from graft.rollout.setup import RolloutSetup
 from graft.train.monitor.check import FAIL, PASS, WARN, Check
 from graft.train.monitor.formatting import visible
 from graft.train.monitor.run_check import count
+from graft.train.step_metrics import is_failed
 from graft.types import Task
 
 MAX_CHANGES = 3
@@ -109,7 +110,7 @@ async def _attempts(
         try:
             first = await _attempt(group, 0)
             assert first.leaf is not None
-            if not first.leaf.status.is_trainable:
+            if is_failed(first.leaf.status):
                 return first, None
             return first, await _attempt(group, 1, first)
         finally:
@@ -136,7 +137,7 @@ def _outcome(session: WatchedSession) -> Check:
     refusals = [call.refusal for call in session.watched if call.refusal]
     if refusals:
         seen += f"\n{len(refusals)} refused: {visible(refusals[0])}"
-    if not leaf.status.is_trainable:
+    if is_failed(leaf.status):
         remedy = "repair what the agent reports; it must call the address that it is given"
         return Check("agent", FAIL, "\n".join([seen, *_report(session)]), remedy)
     if refusals:

@@ -23,7 +23,7 @@ from graft.gateway.client import AgentClient
 from graft.gateway.forest import CallForest, Node
 from graft.gateway.gateway import Gateway
 from graft.gateway.history import RecordedCall
-from graft.gateway.programs import AgentProgram, Outcome
+from graft.gateway.programs import AgentProgram, Outcome, is_crash
 from graft.gateway.roots import TRAINED_ROLES
 from graft.gateway.session import AgentSession
 from graft.gateway.speakers.main_choice import MainPattern, explain_no_main
@@ -35,6 +35,8 @@ from graft.rollout.user_calls import call, compute_reward, last_info, try_close
 from graft.types import Author, Episode, Leaf, Span, Status, Task, Trajectory
 from graft.user_code import UserCodeError, UserObject
 
+MAX_SHOWN_OUTPUT = 2_000
+"""Characters of a crashed program's output in the info of its leaf: the end."""
 MakeEnv = Callable[[], Awaitable[Env]]
 
 
@@ -46,6 +48,7 @@ class AgentAttempts:
     honour_client   sample with the temperature that clients ask for; see Gateway
     trained_roles   whose answers are trained: main, sub-agent, summary, user
     main            what the conversation has that task.reward reads
+    on_crash        of an attempt whose program crashes on an answer: zero, its reward; or drop it
     routes          which model answers which name; None: the policy answers all
     frozen          engines of the frozen models among them, by path
     """
@@ -60,6 +63,7 @@ class AgentAttempts:
         honour_client: bool = False,
         trained_roles: Sequence[str] = TRAINED_ROLES,
         main: MainPattern = MainPattern(),
+        on_crash: str = "zero",
         routes: ModelRoutes | None = None,
         frozen: Mapping[str, Engine] | None = None,
     ) -> None:
@@ -67,6 +71,7 @@ class AgentAttempts:
         self.seconds, self.concurrency = seconds, concurrency or program.concurrency
         self.honour_client, self.trained_roles = honour_client, tuple(trained_roles)
         self.main, self.routes, self.frozen = main, routes or ModelRoutes(), dict(frozen or {})
+        self.on_crash = on_crash
         self._gates: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = (
             WeakKeyDictionary()
         )
@@ -225,12 +230,16 @@ class AgentAttempt:
             is_refused = session.is_cut or session.fault is not None
             is_cause = is_refused and failure.status is Status.ENV_ERROR
             status = Status.DONE if is_cause else failure.status
+            if not is_refused and is_crash(failure) and session.history.answers:
+                session.counts["crashes"] += 1
+                info["output"] = failure.trace[-MAX_SHOWN_OUTPUT:]
+                status = self._status_of_crash(session, info)
         if self.is_given_up:  # its spans are those of another attempt: nothing is written into them
             return session.end(Status.ABORTED)
         leaf = session.end(status, last_info(info))
-        if failure is not None and not leaf.status.is_trainable:
+        if failure is not None and leaf.status not in (Status.DONE, Status.TRUNCATED):
             failure.write(self._tips(leaf)[-1].span.info)
-        if leaf.status.is_trainable and not session.is_rewarded:
+        if leaf.status in (Status.DONE, Status.TRUNCATED) and not session.is_rewarded:
             try:
                 await self._grade(session, leaf)
             except RolloutFailure as failure:
@@ -238,6 +247,16 @@ class AgentAttempt:
                 leaf.info["error"] = str(failure)
                 failure.write(self._tips(leaf)[-1].span.info)
         return leaf
+
+    def _status_of_crash(self, session: AgentSession, info: dict[str, Any]) -> Status:
+        """What becomes of an attempt that crashed; a refused request is no fault of the policy."""
+        if session.refusal:
+            info["error"] += f"; the gateway had refused its last request: {session.refusal}"
+            return Status.ENV_ERROR
+        if self.group.agents.on_crash == "drop":
+            return Status.ENV_ERROR
+        session.forfeit()
+        return Status.CRASHED
 
     async def _grade(self, session: AgentSession, leaf: Leaf) -> None:
         """The reward function of the setup, else the environment's step, on the main agent's last context."""

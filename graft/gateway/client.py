@@ -80,7 +80,13 @@ class AgentClient:
         if isinstance(speaker, ModelEndpoint):
             whole = {name: value for name, value in body.items() if value != []}
             return message_in(await speaker.send(openai_chat.PATH, whole, {}))
-        return as_message((await speaker.answer(openai_chat.read(body, {})))[0])
+        try:
+            answers = await speaker.answer(openai_chat.read(body, {}))
+        except RefusedRequest as refused:
+            self.attempt.refuse(refused)
+            raise
+        self.attempt.refusal = ""
+        return as_message(answers[0])
 
     def reward(self, value: float, response_id: str | None = None) -> None:
         """A reward for the attempt, or for one answer (the "id" of the message)."""

@@ -98,6 +98,8 @@ class AgentSession:
         self._given: dict[str, list[PolicyAnswer]] = {}  # by request, for retries
         self._under_way: Counter[str] = Counter()
         self._lives: list[LiveContext] = []
+        self.refusal = ""
+        """Why the last request was refused for what it asks; "" if it was not."""
         self.is_cut = False
         """Whether a limit refused the last request."""
         self._earned = 0.0
@@ -183,6 +185,18 @@ class AgentSession:
                 f"no answer of this session has the id {response_id!r}", "not_found"
             )
         self.is_rewarded = True
+
+    def refuse(self, refused: RefusedRequest) -> None:
+        """Remember why the last request was refused; a limit of ours is remembered elsewhere."""
+        self.refusal = "" if self.is_cut else str(refused)
+
+    def forfeit(self) -> None:
+        """Take back all rewards so far."""
+        self._earned = 0.0
+        for done in self.history.answers.values():
+            if done.live is not None:  # else it is from the record of another attempt
+                for node in done.nodes:
+                    node.span.reward = 0.0
 
     @property
     def total(self) -> float:

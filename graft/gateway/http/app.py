@@ -201,12 +201,17 @@ class GatewayApp:
         store = None
         if dialect is openai_responses:
             store = self.stores.setdefault(session, ResponseStore())
-        request = dialect.read(body if store is None else store.resolve(body), caller.headers)
+        try:
+            request = dialect.read(body if store is None else store.resolve(body), caller.headers)
+        except RefusedRequest as refused:
+            session.refuse(refused)
+            raise
         stream = EventStream(caller, dialect) if request.stream else None
         try:
             answers = await self._while_connected(caller, self._sample(session, speaker, request))
             if answers is None:
                 return None
+            session.refusal = ""
             if store is not None:
                 store.keep(body, dialect.answer(request, answers))
             if stream is None:
@@ -216,6 +221,7 @@ class GatewayApp:
             events = [dialect.opening(request, answers[0].id), *dialect.events(request, answers)]
             await caller.write(b"".join(events), more=False)
         except RefusedRequest as refused:
+            session.refuse(refused)
             if stream is not None:
                 await stream.stop()
             if stream is None or not stream.has_begun:

@@ -29,6 +29,7 @@ OPTIONS = {
     "concurrency": "concurrency",
     "client_sampling": "honour_client",
     "roles": "trained_roles",
+    "on_crash": "on_crash",
 }
 """Key of the recipe -> argument of AgentAttempts."""
 UNCLAIMED_SECONDS = 7 * 86_400.0
