@@ -127,7 +127,9 @@ class OpenedSession:
 class ServedAgents:
     """A policy behind an address, while a `with graft.agent(...)` block lasts."""
 
-    def __init__(self, engine: PolicyEngine, host: str, port: int, **limits: Any) -> None:
+    def __init__(
+        self, engine: PolicyEngine, host: str, port: int, token: str = "", **limits: Any
+    ) -> None:
         from graft.gateway.address import GatewayAddress
         from graft.gateway.gateway import Gateway
         from graft.gateway.open_sessions import OpenSessions
@@ -135,7 +137,7 @@ class ServedAgents:
         self.engine = engine
         self.gateway = Gateway(engine.sampler, engine.policy.chat, **limits)
         self.sessions = OpenSessions(self.gateway, salt=engine.seed, on_change=self._hold)
-        self.address = GatewayAddress(host, port)
+        self.address = GatewayAddress(host, port, token)
         self.address.app.source = self.sessions
         self._holding = ExitStack()
         self._is_held = False
@@ -251,6 +253,7 @@ def agent(
     host: str = "127.0.0.1",
     port: int = 0,
     deadline: float = 600.0,
+    token: str = "",
 ) -> Iterator[ServedAgents]:
     """Serve a policy to agents that exist already, and keep their calls token-exactly as episodes.
 
@@ -277,6 +280,7 @@ def agent(
     host             address to listen on
     port             0: a free one
     deadline         seconds that one answer may take
+    token            opens sessions over HTTP; "": a new one
     """
     with engine_for(policy, seed) as engine:
         window = engine.policy.model.shape.max_positions
@@ -284,6 +288,7 @@ def agent(
             engine,
             host,
             port,
+            token,
             sampling=Sampling(temperature, top_k, top_p, max_tokens=max_tokens),
             max_context=min(4096, window) if max_context is None else max_context,
             max_calls=max_calls,

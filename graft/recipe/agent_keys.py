@@ -39,8 +39,8 @@ class AgentSection(Section):
     """The server that embeds texts for agents: {endpoint: URL, model: NAME, api_key_env: VARIABLE}; empty:
     requests for embeddings are refused."""
     on_crash: Literal["zero", "drop"] = "zero"
-    """An attempt whose program crashes after it had an answer: zero trains it with reward 0, as the answer may
-    be why; drop does not train it, and then the policy never learns from its worst answers."""
+    """An attempt whose program crashes after it had an answer: zero trains it with reward 0, as the answer
+    may be why; drop does not train it, and then the policy never learns from its worst answers."""
     client_sampling: bool = False
     """Sample with the temperature, top_p and top_k that the agent asks for; answers drawn otherwise than
     rollout says are then not trained. false: always as rollout says."""
