@@ -85,10 +85,12 @@ def agent_checks(setup: RolloutSetup, task: Task, wants_forks: bool = False) -> 
     first, second = run(lambda: _attempts(setup, task))
     yield _outcome(first)
     if not first.history.answers:
+        yield from _refused(first)
         return
     yield _contexts(first)
     yield from _main(first)
     yield from _models(first)
+    yield from _refused(first)
     yield _tokens(first)
     yield from _settings(first)
     yield from _tools(first)
@@ -255,6 +257,26 @@ def _models(session: WatchedSession) -> Iterator[Check]:
     yield Check(
         "agent models", WARN if several else PASS, visible_lines([told, *lines]), remedy, data
     )
+
+
+def _refused(session: WatchedSession) -> Iterator[Check]:
+    """The fields for which requests were refused, and tools that the policy is not shown."""
+    start = "refused_fields/"
+    fields = {
+        name.removeprefix(start): int(number)
+        for name, number in session.counts.items()
+        if name.startswith(start) and number
+    }
+    if fields:
+        listed = ", ".join(f"{name} in {count(n, 'request')}" for name, n in fields.items())
+        remedy = "let the agent leave them out"
+        told = f"refused: {listed}"
+        yield Check("agent fields", WARN, visible_lines([told]), remedy, {"refused": fields})
+    dropped = {kind for call in session.watched for kind in call.request.dropped_tools}
+    if dropped:
+        told = f"tools of a provider are not shown to the policy: {', '.join(sorted(dropped))}"
+        data = {"dropped_tools": sorted(dropped)}
+        yield Check("agent provider tools", PASS, visible_lines([told]), "", data)
 
 
 def visible_lines(lines: Sequence[str]) -> str:

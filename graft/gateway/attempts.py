@@ -48,6 +48,7 @@ class AgentAttempts:
     honour_client   sample with the temperature that clients ask for; see Gateway
     trained_roles   whose answers are trained: main, sub-agent, summary, user
     main            what the conversation has that task.reward reads
+    provider_tools  drop or refuse tools that a provider would run
     on_crash        of an attempt whose program crashes on an answer: zero, its reward; or drop it
     routes          which model answers which name; None: the policy answers all
     frozen          engines of the frozen models among them, by path
@@ -64,6 +65,7 @@ class AgentAttempts:
         trained_roles: Sequence[str] = TRAINED_ROLES,
         main: MainPattern = MainPattern(),
         on_crash: str = "zero",
+        provider_tools: str = "drop",
         routes: ModelRoutes | None = None,
         frozen: Mapping[str, Engine] | None = None,
     ) -> None:
@@ -71,7 +73,7 @@ class AgentAttempts:
         self.seconds, self.concurrency = seconds, concurrency or program.concurrency
         self.honour_client, self.trained_roles = honour_client, tuple(trained_roles)
         self.main, self.routes, self.frozen = main, routes or ModelRoutes(), dict(frozen or {})
-        self.on_crash = on_crash
+        self.on_crash, self.provider_tools = on_crash, provider_tools
         self._gates: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = (
             WeakKeyDictionary()
         )
@@ -96,6 +98,7 @@ class AgentAttempts:
                 honour_client=self.honour_client,
                 trained_roles=self.trained_roles,
                 main=self.main,
+                provider_tools=self.provider_tools,
                 routes=self.routes,
                 frozen=self.frozen,
             )

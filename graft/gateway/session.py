@@ -14,6 +14,7 @@ fork = gateway.open(task, forest=session.forest, number=8, replay=session.record
 from __future__ import annotations
 
 import asyncio
+import re
 import secrets
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -40,6 +41,8 @@ from graft.user_code import MAX_REWARD, UserCodeError, as_reward, refusal
 
 LONG_TEXT, MANY_MESSAGES = 50_000, 500
 """Characters and messages of a request from which on its text is rendered and encoded on a thread."""
+PLACE = re.compile(r"\.\d+")
+"""The number of an item in the name of a field: tools.0.type is tools.type."""
 MAX_CHARACTERS = 512
 """Of a token, on average: more are refused before they are encoded."""
 
@@ -127,6 +130,7 @@ class AgentSession:
         """The policy's answers, `request.n` of them. To cancel it means that the client has gone."""
         if self.leaf is not None:
             raise RefusedRequest("this attempt has ended; open a new session", "not_found")
+        self.counts["provider_tools"] += self.policy.check_tools(request)
         request, names = self.history.named(request)
         asked = f"{names[-1]}/{request.sampling_key}"
         own = f"{request.agent}/{asked}"  # two sub-agents may ask the same
@@ -189,6 +193,9 @@ class AgentSession:
     def refuse(self, refused: RefusedRequest) -> None:
         """Remember why the last request was refused; a limit of ours is remembered elsewhere."""
         self.refusal = "" if self.is_cut else str(refused)
+        name = PLACE.sub("", refused.param or "")
+        if name and (self.refusal or refused.kind == "invalid"):
+            self.counts[f"refused_fields/{name}"] += 1
 
     def forfeit(self) -> None:
         """Take back all rewards so far."""
@@ -335,7 +342,9 @@ class AgentSession:
         if prompt.begun:
             text = chat.turn_text([*prompt.tokens[start:], *tokens], prompt.tokens[start - 1])
         used = len(prompt.tokens), cached
-        answer, message = read_answer(self.policy, request, text, parts, f"{key:016x}", used)
+        answer, message = read_answer(
+            self.policy, request, text, parts, f"{key:016x}", used, prompt.tokens
+        )
         nodes[-1].span.info["answer"] = answer.id
         self.counts["tool_calls"] += len(answer.calls)
         self.counts["malformed_calls"] += answer.info.get("malformed_calls", 0)

@@ -41,6 +41,9 @@ class AgentSection(Section):
     on_crash: Literal["zero", "drop"] = "zero"
     """An attempt whose program crashes after it had an answer: zero trains it with reward 0, as the answer
     may be why; drop does not train it, and then the policy never learns from its worst answers."""
+    provider_tools: Literal["drop", "refuse"] = "drop"
+    """Tools that a provider would run, such as web_search, which programs offer by default: drop shows the
+    policy the others and says so once; refuse answers such requests with an error."""
     client_sampling: bool = False
     """Sample with the temperature, top_p and top_k that the agent asks for; answers drawn otherwise than
     rollout says are then not trained. false: always as rollout says."""

@@ -35,6 +35,8 @@ Refused = tuple[int, str]
 """Status and text of an answer."""
 
 BODY_SECONDS = 30.0
+MAX_DRAINED = 8
+"""Bodies of the greatest length that are read and thrown away of one that is too long."""
 HEADERS = {
     "content-security-policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; "
@@ -194,21 +196,33 @@ class Guard:
     ) -> bytes | Refused:
         too_long = 413, f"the body has more than {self.max_body} bytes"
         length = headers.get("content-length", "")
-        if length.isdecimal() and int(length) > self.max_body:
+        is_long = length.isdecimal() and int(length) > self.max_body
+        if is_long and headers.get(
+            "expect"
+        ):  # the client waits for a word before it sends the body
             return too_long
-        body = bytearray()
+        body, arrived = bytearray(), 0
         try:
             async with nullcontext() if seconds is None else asyncio.timeout(seconds):
                 while True:
                     message = await receive()
                     if message["type"] == "http.disconnect":
                         return 400, "the body is incomplete"
-                    body += message.get("body", b"")
-                    if len(body) > self.max_body:
+                    piece = message.get("body", b"")
+                    arrived += len(piece)
+                    is_long = is_long or arrived > self.max_body
+                    if arrived > MAX_DRAINED * self.max_body:
                         return too_long
+                    # read to its end: a client that still sends would see a reset, not the answer
+                    if is_long:
+                        body.clear()
+                    else:
+                        body += piece
                     if not message.get("more_body"):
-                        return bytes(body)
+                        return too_long if is_long else bytes(body)
         except TimeoutError:
+            if is_long:
+                return too_long
             return 408, f"the body did not arrive in {BODY_SECONDS:g} s"
 
     async def _answer(self, send: Send, status: int, kind: str, body: bytes) -> None:

@@ -1,6 +1,7 @@
 """The HTTP side of the gateway: three dialects of model providers, and sessions.
 
-    POST /v1/chat/completions, /v1/responses, /v1/messages, /v1/messages/count_tokens; GET /v1/models
+    POST /v1/chat/completions, /v1/responses, /v1/messages, /v1/messages/count_tokens, /v1/embeddings
+    GET  /v1/models, /v1/responses/ID; DELETE /v1/responses/ID
     POST /graft/sessions                  {"task": {...}, "metadata": {...}} -> id, key, base_url, task
     POST /graft/sessions/ID/reward        {"value": 1.0, "response_id": "..."}
     POST /graft/sessions/ID/end           {"status": "done", "reward": 1.0}
@@ -75,6 +76,8 @@ class GatewayApp:
                 await self._count(caller)
             elif path == dialect.PATH and caller.method == "POST":
                 await self._call(caller, dialect)
+            elif path.startswith(f"{openai_responses.PATH}/") and caller.method != "POST":
+                await self._response(caller, path.removeprefix(f"{openai_responses.PATH}/"))
             elif path == EMBEDDINGS_PATH and caller.method == "POST":
                 await self._embed(caller)
             elif path == "/v1/models" and caller.method == "GET":
@@ -157,6 +160,11 @@ class GatewayApp:
             return await caller.reply(200, answer)
         count = await speaker.count_tokens(anthropic.read_count(body, caller.headers))
         await caller.reply(200, anthropic.counted(count))
+
+    async def _response(self, caller: Caller, id: str) -> None:
+        """Show or forget a response that is kept."""
+        store = self.stores.setdefault(self._session(caller), ResponseStore())
+        await caller.reply(200, store.delete(id) if caller.method == "DELETE" else store.get(id))
 
     async def _embed(self, caller: Caller) -> None:
         session, body = self._session(caller), await caller.body()

@@ -30,6 +30,7 @@ OPTIONS = {
     "client_sampling": "honour_client",
     "roles": "trained_roles",
     "on_crash": "on_crash",
+    "provider_tools": "provider_tools",
 }
 """Key of the recipe -> argument of AgentAttempts."""
 UNCLAIMED_SECONDS = 7 * 86_400.0
