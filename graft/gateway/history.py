@@ -27,7 +27,14 @@ from graft.gateway.forest import LiveContext, Node
 from graft.gateway.policy import ServedPolicy
 from graft.gateway.rendering import template_messages
 from graft.gateway.request import AgentRequest, PolicyAnswer, RefusedRequest
-from graft.gateway.roots import Conversation, NewRoot, answer_before, root_of, summary_in
+from graft.gateway.roots import (
+    Conversation,
+    NewRoot,
+    answer_before,
+    aside_summary_in,
+    root_of,
+    summary_in,
+)
 from graft.text.chat import TEMPLATE
 from graft.text.transcript import Transcript
 from graft.types import Message
@@ -161,6 +168,9 @@ class CallHistory:
             told = self.answers.get(summary_in(request, self.conversations) or "")
         if told is not None and told.role == root.role:
             root = NewRoot("compaction", root.role, told.thread)
+        elif (aside := aside_summary_in(request, names[0], self.conversations)) is not None:
+            told = self.answers[aside[0]]
+            root = NewRoot("compaction", root.role, aside[1])
         change = self._change(request, names, known, tokens)
         after = answer_before(request, root.reason, self.conversations)
         return Prompt(

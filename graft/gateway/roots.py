@@ -130,7 +130,9 @@ def root_of(request: AgentRequest, start: str, known: Sequence[Conversation]) ->
     return NewRoot("rewritten history" if same_question else "new conversation", role, thread)
 
 
-def summary_in(request: AgentRequest, known: Sequence[Conversation]) -> str | None:
+def summary_in(
+    request: AgentRequest, known: Sequence[Conversation], needs_history: bool = True
+) -> str | None:
     """The id of the latest answer that is quoted in a message of another author, as a summary is.
 
     Clients quote a summary whole, or what stands between its tags; a line of a long answer is no summary,
@@ -138,7 +140,7 @@ def summary_in(request: AgentRequest, known: Sequence[Conversation]) -> str | No
     """
     given = [text_of(one) for one in request.messages if one["role"] in ("system", "user")]
     for one in reversed(known):
-        if not one.is_continued:
+        if needs_history and not one.is_continued:
             continue
         text = text_of(one.answer)
         lines = [line.strip() for line in text.splitlines()]
@@ -147,6 +149,34 @@ def summary_in(request: AgentRequest, known: Sequence[Conversation]) -> str | No
         if quoted and quoted >= LEAST_QUOTED * len(text):
             return one.id
     return None
+
+
+def aside_summary_in(
+    request: AgentRequest, start: str, known: Sequence[Conversation]
+) -> tuple[str, int] | None:
+    """A summary that was asked for in a conversation of its own: its id, and the thread that goes on from it.
+
+    The thread is that of the same agent, which was answered before and now sends less than it did:
+
+    system A, 9 messages    ->    system B, "Summarise: ..."    ->    system A, "So far: ..."
+    """
+    system = system_of(request.messages)
+    ours = [
+        said
+        for said in known
+        if (said.agent, said.system, said.tools) == (request.agent, system, start)
+    ]
+    long = [said for said in ours if said.is_continued]
+    if not long or len(request.messages) > len(long[-1].request.messages):
+        return None
+    threads = {said.thread for said in ours}
+    asides = [
+        said
+        for said in known[known.index(long[-1]) + 1 :]
+        if said.thread not in threads and not said.request.tools and not said.is_continued
+    ]
+    quoted = summary_in(request, asides, needs_history=False)
+    return None if quoted is None else (quoted, long[-1].thread)
 
 
 def answer_before(request: AgentRequest, reason: str, known: Sequence[Conversation]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from graft.train.monitor.check import FAIL, PASS, WARN
 from graft.types import Sampling, Task, Trajectory
 from tests.gateway.test_agent_doctor import checks_of
 from tests.gateway.test_attempts import Question, attempts
+from tests.gateway.test_script import scripted
 from tests.gateway.tiny import CALCULATOR, asks, said, tiny_gateway
 
 PROMPT = "What is 2+2?"
@@ -175,3 +177,45 @@ def test_the_recipe_takes_patterns_of_three_things():
     assert check({**recipe, "agent": {"main": {"tools": "bash"}}}).agent.main == {"tools": "bash"}
     with pytest.raises(ConfigError, match=r"agent\.main"):
         check({**recipe, "agent": {"main": {"prompt": "x"}}})
+
+
+SUMMARY = "The numbers were two and two, and their sum is four."
+
+
+async def test_a_summary_that_is_asked_for_on_the_side_is_a_compaction():
+    session = scripted('"It is four."', '"It is five."', '"six"').open(TASK)
+    writer = scripted(json.dumps(SUMMARY)).policy.engine
+    (a,) = await session.answer(asks(CODER, PROMPT, tools=(CALCULATOR,)))
+    first = [
+        CODER,
+        {"role": "user", "content": PROMPT},
+        said(a),
+        {"role": "user", "content": "go on"},
+    ]
+    await session.answer(asks(*first, tools=(CALCULATOR,)))
+    session.forest.engine, engine = writer, session.forest.engine
+    await session.answer(asks(TITLER, "Summarise: It is four. It is five."))
+    session.forest.engine = engine
+    await session.answer(asks(CODER, f"So far: {SUMMARY} Go on.", tools=(CALCULATOR,)))
+    leaf = session.end()
+    assert [(one.reason, one.role, one.thread) for one in session.contexts] == [
+        ("first", "main", 0),
+        ("sub-agent", "sub-agent", 1),
+        ("compaction", "main", 0),
+    ]
+    roles = [done.role for done in session.history.answers.values()]
+    assert roles == ["main", "main", "summary", "main"]
+    assert session.main.thread == 0 and leaf.metrics["agent/roots/compaction"] == 1
+
+
+async def test_a_helpers_answer_in_a_longer_history_is_no_summary():
+    session = scripted(json.dumps(SUMMARY), '"yes"').open(TASK)
+    (a,) = await session.answer(asks(CODER, PROMPT))
+    first = [CODER, {"role": "user", "content": PROMPT}, said(a)]
+    await session.answer(asks(*first, "go on"))
+    (b,) = await session.answer(asks(TITLER, "look"))
+    other = {**said(a), "content": "rewritten"}
+    await session.answer(asks(CODER, PROMPT, other, f"The helper: {b.content}", "go on"))
+    assert (
+        session.counts["roots/compaction"] == 0 and session.counts["roots/rewritten history"] == 1
+    )
