@@ -171,7 +171,8 @@ class Guard:
             body = await self._body(headers, receive, None if is_here else BODY_SECONDS)
             refused = None if isinstance(body, bytes) else body
         if refused is not None:
-            return await self._answer(send, refused[0], *self.rules.written(refused, path, headers))
+            written = self.rules.written(refused, path, headers)
+            return await self._answer(send, receive, refused[0], *written)
         more = self._pairs
         if tokens:
             cookie = f"{self.rules.cookie}={self.rules.token}; Path=/; HttpOnly; SameSite=Strict"
@@ -196,43 +197,47 @@ class Guard:
     ) -> bytes | Refused:
         too_long = 413, f"the body has more than {self.max_body} bytes"
         length = headers.get("content-length", "")
-        is_long = length.isdecimal() and int(length) > self.max_body
-        if is_long and headers.get(
-            "expect"
-        ):  # the client waits for a word before it sends the body
+        if length.isdecimal() and int(length) > self.max_body:
             return too_long
-        body, arrived = bytearray(), 0
+        body = bytearray()
         try:
             async with nullcontext() if seconds is None else asyncio.timeout(seconds):
                 while True:
                     message = await receive()
                     if message["type"] == "http.disconnect":
                         return 400, "the body is incomplete"
-                    piece = message.get("body", b"")
-                    arrived += len(piece)
-                    is_long = is_long or arrived > self.max_body
-                    if arrived > MAX_DRAINED * self.max_body:
+                    body += message.get("body", b"")
+                    if len(body) > self.max_body:
                         return too_long
-                    # read to its end: a client that still sends would see a reset, not the answer
-                    if is_long:
-                        body.clear()
-                    else:
-                        body += piece
                     if not message.get("more_body"):
-                        return too_long if is_long else bytes(body)
+                        return bytes(body)
         except TimeoutError:
-            if is_long:
-                return too_long
             return 408, f"the body did not arrive in {BODY_SECONDS:g} s"
 
-    async def _answer(self, send: Send, status: int, kind: str, body: bytes) -> None:
+    async def _answer(self, send: Send, receive: Any, status: int, kind: str, body: bytes) -> None:
         # what is left of a body must not be read as the next request
         headers = {"content-type": kind, "connection": "close", **HEADERS}
         if status == 405:
             headers["allow"] = ", ".join(self.rules.methods)
+        if status == 413:
+            headers["content-length"] = str(len(body))
         pairs = [(name.encode(), value.encode()) for name, value in headers.items()]
         await send({"type": "http.response.start", "status": status, "headers": pairs})
-        await send({"type": "http.response.body", "body": body})
+        await send({"type": "http.response.body", "body": body, "more_body": status == 413})
+        if status == 413:  # a client that still sends would see a reset, and not the answer
+            await self._drain(receive)
+            await send({"type": "http.response.body", "body": b""})
+
+    async def _drain(self, receive: Any) -> None:
+        """Read what is left of a body that is too long, as far as MAX_DRAINED goes."""
+        arrived = 0
+        with suppress(TimeoutError):
+            async with asyncio.timeout(BODY_SECONDS):
+                while arrived < MAX_DRAINED * self.max_body:
+                    message = await receive()
+                    arrived += len(message.get("body", b""))
+                    if message["type"] == "http.disconnect" or not message.get("more_body"):
+                        return
 
 
 def new_token() -> str:
