@@ -15,9 +15,9 @@ from typing import Any
 from pydantic import PrivateAttr, ValidationError, model_validator
 
 from graft.recipe.admission import admit
+from graft.recipe.agent_keys import AgentSection
 from graft.recipe.attempt_keys import (
     ActionsSection,
-    AgentSection,
     EnvItem,
     EvalSection,
     RolloutSection,

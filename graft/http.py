@@ -129,13 +129,16 @@ class HttpClient:
         deadline: float = math.inf,
         retries: int | None = None,
         on_fault: Callable[[HttpFault, float | None], None] | None = None,
+        headers: Mapping[str, str] | None = None,
     ) -> T:
-        """`request` on an event loop; `retries` in place of the client's own."""
+        """`request` on an event loop; `retries` in place of the client's own, `headers` besides them."""
         check_address(url)
         attempts = _Attempts(self, deadline, retries)
         while True:
             try:
-                return read(await self._exchange_async(url, content, attempts.seconds()))
+                return read(
+                    await self._exchange_async(url, content, attempts.seconds(), headers or {})
+                )
             except (HttpFault, ValueError) as error:
                 await asyncio.sleep(attempts.pause_after(error, on_fault))
 
@@ -163,7 +166,9 @@ class HttpClient:
             answer.fail(error, seconds)
         return answer.body_or_fault()
 
-    async def _exchange_async(self, url: str, content: bytes | None, seconds: float) -> bytes:
+    async def _exchange_async(
+        self, url: str, content: bytes | None, seconds: float, headers: Mapping[str, str]
+    ) -> bytes:
         import httpx
 
         async def check(reply: httpx.Response) -> None:
@@ -176,7 +181,7 @@ class HttpClient:
             async with (
                 asyncio.timeout(seconds),
                 httpx.AsyncClient(**self._settings(check), timeout=None) as client,
-                client.stream(method, url, content=content) as reply,
+                client.stream(method, url, content=content, headers=dict(headers)) as reply,
             ):
                 answer.begin(reply)
                 async for piece in reply.aiter_bytes():

@@ -52,6 +52,8 @@ class Status(StrEnum):
     """The environment ended the episode."""
     TRUNCATED = "truncated"
     """A limit of the rollout was reached (tokens, turns, context); a critic may bootstrap from here."""
+    CRASHED = "crashed"
+    """The agent's program crashed on an answer: trained with reward 0 (agent.on_crash=zero)."""
     TOOL_ERROR = "tool_error"
     """A tool failed for a reason other than the policy's call; the leaf is not trained."""
     ENV_ERROR = "env_error"
@@ -69,7 +71,7 @@ class Status(StrEnum):
 
     @property
     def is_trainable(self) -> bool:
-        return self in (Status.DONE, Status.TRUNCATED)
+        return self in (Status.DONE, Status.TRUNCATED, Status.CRASHED)
 
 
 class Finish(StrEnum):

@@ -25,6 +25,7 @@ from graft.user_code import UserCodeError, as_reward, describe_value
 
 T = TypeVar("T")
 ROLES = ("main", "sub-agent", "summary")
+"""Whose answers are trained unless one says otherwise; "user", a simulated one, may be added."""
 
 
 class RolloutFunction:
@@ -55,6 +56,7 @@ def rollout(
     concurrency: int = 0,
     roles: Sequence[str] = ROLES,
     client_sampling: bool = False,
+    on_crash: str = "zero",
 ) -> Any:
     """Make a function an agent: it gets a task and a client of the policy, and returns a reward.
 
@@ -67,16 +69,21 @@ def rollout(
     function         (task, client) or (task): async, or blocking, which runs on a thread
     seconds          that one attempt may take
     concurrency      attempts at a time; 0: 512
-    roles            whose answers are trained: main, sub-agent, summary
+    roles            whose answers are trained: main, sub-agent, summary, user
     client_sampling  sample with the temperature that the function asks for; answers that are drawn
                      otherwise than `collect` says are then not trained
+    on_crash         zero: an attempt in which the function raises after an answer is trained with
+                     reward 0; drop: it is not trained
     """
     options = {
         "seconds": seconds,
         "concurrency": concurrency,
         "trained_roles": tuple(roles),
         "honour_client": client_sampling,
+        "on_crash": on_crash,
     }
+    if on_crash not in ("zero", "drop"):
+        raise UserCodeError(f"graft.rollout(on_crash={on_crash!r}): known are zero and drop")
     if function is None:
         return lambda given: RolloutFunction(given, **options)
     if not callable(function):
@@ -120,7 +127,9 @@ class OpenedSession:
 class ServedAgents:
     """A policy behind an address, while a `with graft.agent(...)` block lasts."""
 
-    def __init__(self, engine: PolicyEngine, host: str, port: int, **limits: Any) -> None:
+    def __init__(
+        self, engine: PolicyEngine, host: str, port: int, token: str = "", **limits: Any
+    ) -> None:
         from graft.gateway.address import GatewayAddress
         from graft.gateway.gateway import Gateway
         from graft.gateway.open_sessions import OpenSessions
@@ -128,7 +137,7 @@ class ServedAgents:
         self.engine = engine
         self.gateway = Gateway(engine.sampler, engine.policy.chat, **limits)
         self.sessions = OpenSessions(self.gateway, salt=engine.seed, on_change=self._hold)
-        self.address = GatewayAddress(host, port)
+        self.address = GatewayAddress(host, port, token)
         self.address.app.source = self.sessions
         self._holding = ExitStack()
         self._is_held = False
@@ -244,6 +253,7 @@ def agent(
     host: str = "127.0.0.1",
     port: int = 0,
     deadline: float = 600.0,
+    token: str = "",
 ) -> Iterator[ServedAgents]:
     """Serve a policy to agents that exist already, and keep their calls token-exactly as episodes.
 
@@ -264,12 +274,13 @@ def agent(
     max_tokens       sampled tokens per answer
     max_calls        answers per session
     max_context      tokens of one context, the answer included; None: 4096, or the model's window
-    roles            whose answers are trained: main, sub-agent, summary
+    roles            whose answers are trained: main, sub-agent, summary, user
     client_sampling  honour the client's temperature, top_p and top_k; such answers are not trained
     seed             of the draws, where `policy` is no Engine
     host             address to listen on
     port             0: a free one
     deadline         seconds that one answer may take
+    token            opens sessions over HTTP; "": a new one
     """
     with engine_for(policy, seed) as engine:
         window = engine.policy.model.shape.max_positions
@@ -277,6 +288,7 @@ def agent(
             engine,
             host,
             port,
+            token,
             sampling=Sampling(temperature, top_k, top_p, max_tokens=max_tokens),
             max_context=min(4096, window) if max_context is None else max_context,
             max_calls=max_calls,

@@ -1,4 +1,4 @@
-"""`graft serve agent RECIPE|MODEL`: a policy behind the API of a model provider, for agents that exist.
+"""`graft serve agent RECIPE|MODEL`: a policy, or a script, behind the API of a model provider, for agents.
 
 $ graft serve agent runs/quickstart
 serving runs/quickstart at http://127.0.0.1:41987
@@ -8,9 +8,11 @@ serving runs/quickstart at http://127.0.0.1:41987
 from __future__ import annotations
 
 import os
+import signal
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -19,6 +21,10 @@ from graft.files import append_text
 from graft.serving.guard import new_token
 from graft.serving.listening import address_of, listening
 from graft.types import Episode
+
+if TYPE_CHECKING:
+    from graft.api.engine import PolicyEngine
+    from graft.api.policy import Policy
 
 TOKEN = "GRAFT_AGENT_TOKEN"
 """As in graft.train.rollouts.agents, which is slow to import."""
@@ -77,6 +83,40 @@ def recipe_overrides(
     return [*overrides, *more]
 
 
+def refuse_script(
+    source: str, overrides: Sequence[str], script: Path | None, temperature: float | None
+) -> Path:
+    """The script that is served in place of a model."""
+    if script is None:
+        raise ConfigError(
+            "give a recipe or a model to serve, or --script answers.jsonl, which needs neither"
+        )
+    given = [source] * bool(source) + [*overrides]
+    if given or temperature is not None:
+        raise ConfigError(
+            f"--script {script} takes the place of a model, so {given[0] if given else '--temperature'} "
+            "has no use; leave it out"
+        )
+    return script
+
+
+def serve_script(script: Path, host: str, port: int, out: Path, max_tokens: int | None) -> None:
+    """Serve the answers of a file until interrupted."""
+    from graft.gateway.speakers.script import SHAPE, ScriptedEngine, ScriptError, read_script
+
+    try:
+        turns = read_script(script)
+    except ScriptError as error:
+        raise ConfigError(str(error)) from error
+    import graft
+
+    policy = graft.load(shape=SHAPE, alphabet="bytes", chat_template="chatml")
+    with graft.Engine(policy) as engine:
+        engine.sampler.close()
+        engine.sampler = ScriptedEngine(policy.chat, turns)
+        _serve(engine, f"the script {script}", host, port, out, max_tokens=max_tokens or 32_000)
+
+
 def serve_model(
     source: str,
     host: str,
@@ -90,15 +130,29 @@ def serve_model(
     import graft
 
     policy = graft.load(source, trust=trust)
-    window = min(policy.model.shape.max_positions, LONGEST)
+    drawn = 1.0 if temperature is None else temperature
+    _serve(policy, source, host, port, out, temperature=drawn, max_tokens=max_tokens or 1024)
+
+
+def _serve(
+    policy: Policy | PolicyEngine, source: str, host: str, port: int, out: Path, **drawn: Any
+) -> None:
+    """Serve until Ctrl-C or SIGTERM; sessions that end, and those that run then, are appended to `out`."""
+    import graft
+
+    token = os.environ.pop(
+        TOKEN, ""
+    ).strip()  # values of such variables are masked in what is printed
+    model = policy if isinstance(policy, graft.Policy) else policy.policy
+    window = min(model.model.shape.max_positions, LONGEST)
     with graft.agent(
         policy,
-        temperature=1.0 if temperature is None else temperature,
-        max_tokens=max_tokens or 1024,
+        **drawn,
         max_context=window,
         max_calls=1_000_000,
         host=host,
         port=port,
+        token=token,
     ) as gateway:
         session = gateway.session()
         url, key = f"{gateway.url}/graft/sessions?token={gateway.token}", session.key
@@ -110,6 +164,7 @@ def serve_model(
             f"  curl -X POST '{url}'\n"
             f"episodes go to {out} when their sessions end; end with Ctrl-C"
         )
+        signal.signal(signal.SIGTERM, _interrupt)
         try:
             while True:
                 time.sleep(POLL_SECONDS)
@@ -117,6 +172,12 @@ def serve_model(
         finally:
             gateway.finish()
             _append(gateway.episodes(), out)
+
+
+def _interrupt(number: int, frame: Any) -> None:
+    """End as Ctrl-C does; a second signal does not disturb the saving."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    raise KeyboardInterrupt
 
 
 def _append(episodes: Iterable[Episode], file: Path) -> None:

@@ -19,10 +19,10 @@ def serve_agent(
     source: Annotated[
         str,
         typer.Argument(
-            metavar="RECIPE|MODEL",
+            metavar="[RECIPE|MODEL]",
             help="A recipe: agents elsewhere make its attempts. A model, run or hub name: it is served.",
         ),
-    ],
+    ] = "",
     overrides: Overrides = None,
     host: Annotated[
         str | None, typer.Option(help="Address to listen on; else agent.host, or 127.0.0.1.")
@@ -45,13 +45,29 @@ def serve_agent(
     max_tokens: Annotated[
         int | None, typer.Option(min=1, help="Tokens of a model's answer; else 1024.")
     ] = None,
+    script: Annotated[
+        Path | None,
+        typer.Option(
+            help="Instead of a model: a file with an answer on each line, to try an agent's tools."
+        ),
+    ] = None,
     trust: Trust = False,
 ) -> None:
     """Serve a policy to agents; record or train their attempts. Like OpenAI's and Anthropic's APIs."""
-    from graft.commands.serve import recipe_overrides, refuse_options, serve_model
+    from graft.commands.serve import (
+        recipe_overrides,
+        refuse_options,
+        refuse_script,
+        serve_model,
+        serve_script,
+    )
 
     options = {"--out": out, "--temperature": temperature, "--max-tokens": max_tokens}
-    if refuse_options(source, overrides or [], options):
+    if script is not None or not source:
+        file = refuse_script(source, overrides or [], script, temperature)
+        at = host or "127.0.0.1", port or 0
+        serve_script(file, *at, out or Path("agent-episodes.jsonl"), max_tokens)
+    elif refuse_options(source, overrides or [], options):
         run_recipe(
             source, recipe_overrides(source, host, port, overrides or []), trust, as_json=False
         )

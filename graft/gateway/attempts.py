@@ -5,14 +5,14 @@ its model provider until it is done. What it earned, the first of these that the
 
     the program        a number that it returns, or writes into the file $GRAFT_REWARD_FILE
     its session        POST /graft/sessions/ID/reward, client.reward(...); added to the above
-    task.reward        on the main agent's last context
+    task.reward        on the main agent's last context (`speakers.main_choice`)
     the environment    its step with the last answer, where that ends the episode
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -23,16 +23,20 @@ from graft.gateway.client import AgentClient
 from graft.gateway.forest import CallForest, Node
 from graft.gateway.gateway import Gateway
 from graft.gateway.history import RecordedCall
-from graft.gateway.programs import AgentProgram, Outcome
-from graft.gateway.roots import MAIN, ROLES
+from graft.gateway.programs import AgentProgram, Outcome, is_crash
+from graft.gateway.roots import TRAINED_ROLES
 from graft.gateway.session import AgentSession
-from graft.protocols import Env
+from graft.gateway.speakers.main_choice import MainPattern, explain_no_main
+from graft.gateway.speakers.routes import ModelRoutes
+from graft.protocols import Engine, Env
 from graft.rollout.failure import RolloutFailure, boundary
 from graft.rollout.setup import ProgramAttempt, RolloutSetup
 from graft.rollout.user_calls import call, compute_reward, last_info, try_close
 from graft.types import Author, Episode, Leaf, Span, Status, Task, Trajectory
 from graft.user_code import UserCodeError, UserObject
 
+MAX_SHOWN_OUTPUT = 2_000
+"""Characters of a crashed program's output in the info of its leaf: the end."""
 MakeEnv = Callable[[], Awaitable[Env]]
 
 
@@ -42,7 +46,12 @@ class AgentAttempts:
     seconds         that one attempt may take
     concurrency     attempts at a time, over all tasks; 0: as many as the program suggests
     honour_client   sample with the temperature that clients ask for; see Gateway
-    trained_roles   whose answers are trained: main, sub-agent, summary
+    trained_roles   whose answers are trained: main, sub-agent, summary, user
+    main            what the conversation has that task.reward reads
+    provider_tools  drop or refuse tools that a provider would run
+    on_crash        of an attempt whose program crashes on an answer: zero, its reward; or drop it
+    routes          which model answers which name; None: the policy answers all
+    frozen          engines of the frozen models among them, by path
     """
 
     def __init__(
@@ -53,11 +62,18 @@ class AgentAttempts:
         seconds: float = 1800.0,
         concurrency: int = 0,
         honour_client: bool = False,
-        trained_roles: Sequence[str] = ROLES,
+        trained_roles: Sequence[str] = TRAINED_ROLES,
+        main: MainPattern = MainPattern(),
+        on_crash: str = "zero",
+        provider_tools: str = "drop",
+        routes: ModelRoutes | None = None,
+        frozen: Mapping[str, Engine] | None = None,
     ) -> None:
         self.program, self.address = program, address
         self.seconds, self.concurrency = seconds, concurrency or program.concurrency
         self.honour_client, self.trained_roles = honour_client, tuple(trained_roles)
+        self.main, self.routes, self.frozen = main, routes or ModelRoutes(), dict(frozen or {})
+        self.on_crash, self.provider_tools = on_crash, provider_tools
         self._gates: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = (
             WeakKeyDictionary()
         )
@@ -81,6 +97,10 @@ class AgentAttempts:
                 deadline=setup.deadline,
                 honour_client=self.honour_client,
                 trained_roles=self.trained_roles,
+                main=self.main,
+                provider_tools=self.provider_tools,
+                routes=self.routes,
+                frozen=self.frozen,
             )
         return self._gateways[key]
 
@@ -95,6 +115,8 @@ class AgentAttempts:
 
     def close(self) -> None:
         self.address.close()
+        for engine in self.frozen.values():
+            engine.close()
 
 
 class AgentGroup:
@@ -211,27 +233,44 @@ class AgentAttempt:
             is_refused = session.is_cut or session.fault is not None
             is_cause = is_refused and failure.status is Status.ENV_ERROR
             status = Status.DONE if is_cause else failure.status
+            if not is_refused and is_crash(failure) and session.history.answers:
+                session.counts["crashes"] += 1
+                info["output"] = failure.trace[-MAX_SHOWN_OUTPUT:]
+                status = self._status_of_crash(session, info)
         if self.is_given_up:  # its spans are those of another attempt: nothing is written into them
             return session.end(Status.ABORTED)
         leaf = session.end(status, last_info(info))
-        if failure is not None and not leaf.status.is_trainable:
+        if failure is not None and leaf.status not in (Status.DONE, Status.TRUNCATED):
             failure.write(self._tips(leaf)[-1].span.info)
-        if leaf.status.is_trainable and not session.is_rewarded:
+        if leaf.status in (Status.DONE, Status.TRUNCATED) and not session.is_rewarded:
             try:
-                await self._grade(leaf)
+                await self._grade(session, leaf)
             except RolloutFailure as failure:
                 self.failure, leaf.status = failure, failure.status
                 leaf.info["error"] = str(failure)
                 failure.write(self._tips(leaf)[-1].span.info)
         return leaf
 
-    async def _grade(self, leaf: Leaf) -> None:
+    def _status_of_crash(self, session: AgentSession, info: dict[str, Any]) -> Status:
+        """What becomes of an attempt that crashed; a refused request is no fault of the policy."""
+        if session.refusal:
+            info["error"] += f"; the gateway had refused its last request: {session.refusal}"
+            return Status.ENV_ERROR
+        if self.group.agents.on_crash == "drop":
+            return Status.ENV_ERROR
+        session.forfeit()
+        return Status.CRASHED
+
+    async def _grade(self, session: AgentSession, leaf: Leaf) -> None:
         """The reward function of the setup, else the environment's step, on the main agent's last context."""
         setup, task = self.group.setup, self.group.forest.task
         tips = self._tips(leaf)
-        roles = [one.get("role") for one in leaf.info.get("contexts", [])]
-        of_main = [place for place, role in enumerate(roles) if role == MAIN]
-        place = of_main[-1] if of_main else len(tips) - 1
+        if session.main.thread is None:
+            raise RolloutFailure(
+                Status.ENV_ERROR, explain_no_main(session.main, self.group.agents.main)
+            )
+        threads = [one.get("thread") for one in leaf.info.get("contexts", [])]
+        place = len(threads) - 1 - threads[::-1].index(session.main.thread)
         spans = [node.span for node in tips[place].path()]
         trajectory = Trajectory(Episode(task, spans, [leaf]), 0, place, spans)
         if setup.reward is not None:

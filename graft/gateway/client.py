@@ -12,9 +12,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from inspect import isawaitable
 from typing import Any
 
+from pydantic_core import from_json
+
 from graft.gateway.dialects import openai_chat
 from graft.gateway.request import PolicyAnswer, RefusedRequest
 from graft.gateway.session import AgentSession
+from graft.gateway.speakers.endpoint import ModelEndpoint
 from graft.types import Message
 
 MODEL = "policy"
@@ -73,8 +76,17 @@ class AgentClient:
         elif not isinstance(messages, Iterable):
             raise RefusedRequest(f"client.chat takes messages or a text, not {messages!r}")
         body = {"model": self.model, "messages": [*messages], "tools": [*tools], **options}
-        request = openai_chat.read(body, {})
-        return as_message((await self.attempt.answer(request))[0])
+        speaker = self.attempt.speaker(str(body["model"]))
+        if isinstance(speaker, ModelEndpoint):
+            whole = {name: value for name, value in body.items() if value != []}
+            return message_in(await speaker.send(openai_chat.PATH, whole, {}))
+        try:
+            answers = await speaker.answer(openai_chat.read(body, {}))
+        except RefusedRequest as refused:
+            self.attempt.refuse(refused)
+            raise
+        self.attempt.refusal = ""
+        return as_message(answers[0])
 
     def reward(self, value: float, response_id: str | None = None) -> None:
         """A reward for the attempt, or for one answer (the "id" of the message)."""
@@ -116,6 +128,17 @@ class BlockingClient:
             self._inner.reward(value, response_id)
 
         asyncio.run_coroutine_threadsafe(give(), self._loop).result()
+
+
+def message_in(answer: bytes) -> dict[str, Any]:
+    """The message of an endpoint's chat completion."""
+    try:
+        message = from_json(answer)["choices"][0]["message"]
+    except (ValueError, LookupError, TypeError) as error:
+        raise RefusedRequest(
+            f"the endpoint's answer has no message: {answer[:200]!r}", "internal"
+        ) from error
+    return message
 
 
 def as_message(answer: PolicyAnswer) -> dict[str, Any]:

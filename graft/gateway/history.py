@@ -27,7 +27,14 @@ from graft.gateway.forest import LiveContext, Node
 from graft.gateway.policy import ServedPolicy
 from graft.gateway.rendering import template_messages
 from graft.gateway.request import AgentRequest, PolicyAnswer, RefusedRequest
-from graft.gateway.roots import Conversation, answer_before, reason_of, summary_in
+from graft.gateway.roots import (
+    Conversation,
+    NewRoot,
+    answer_before,
+    aside_summary_in,
+    root_of,
+    summary_in,
+)
 from graft.text.chat import TEMPLATE
 from graft.text.transcript import Transcript
 from graft.types import Message
@@ -54,6 +61,8 @@ class Answered:
     context: int
     """The number of the context among those of the session."""
     role: str
+    thread: int = 0
+    """The number of its conversation with all that goes on from it."""
 
     @property
     def is_last(self) -> bool:
@@ -93,6 +102,8 @@ class Prompt:
     """The contents of the messages behind the answer that it continues."""
     after: str = ""
     """The id of the answer after which it begins a context."""
+    thread: int | None = None
+    """The one that goes on in it; None: a new one begins."""
     begun: int = 0
     """The number of tokens at its end that begin the answer (`ServedPolicy.opening`)."""
 
@@ -105,15 +116,16 @@ class CallHistory:
         self.answers: dict[str, Answered] = {}
         """By id, in the order of their completion."""
         self._ends: dict[str, Answered] = {}
-        self._conversations: list[Conversation] = []
+        self.conversations: list[Conversation] = []
+        """The answered requests, in order."""
 
     def add(
         self, request: AgentRequest, names: Sequence[str], message: Message, done: Answered
     ) -> None:
         """Remember an answer; `message` is what a client repeats of it."""
         self.answers[done.answer.id] = self._ends[name_after(names[-1], message)] = done
-        said = Conversation(request, names, done.role, message, done.answer.id)
-        self._conversations.append(said)
+        said = Conversation(request, names, done.role, message, done.answer.id, done.thread)
+        self.conversations.append(said)
 
     def named(self, request: AgentRequest) -> tuple[AgentRequest, list[str]]:
         """The request and the names of its prefixes.
@@ -123,7 +135,7 @@ class CallHistory:
         """
         messages, start = normalised(request.messages), name_of_tools(request.tools)
         most, nearest = 0, None
-        for one in self._conversations[: -MAX_COMPARED - 1 : -1]:
+        for one in self.conversations[: -MAX_COMPARED - 1 : -1]:
             said = one.request.messages
             if one.tools == start and (shared := num_shared(messages, said)) > most:
                 most, nearest = shared, one
@@ -140,25 +152,38 @@ class CallHistory:
         """The tokens of a request; `names` are those of its conversation (`names_of`)."""
         known = self._continued(request, names)
         if known is None:
-            reason, role = reason_of(request, names[0], self._conversations)
+            root = root_of(request, names[0], self.conversations)
         else:
             count = 1 + _last_answer(request.messages)
             following = self._following(known, self._rendered(request.messages, count))
             if following is not None:
                 return following
-            reason, role = "template", known.role
+            root = NewRoot("template", known.role, known.thread)
         chat, messages, tools = self.chat, self._rendered(request.messages), _offered(request)
         tokens = self.render(request)
         exact = chat.history == TEMPLATE
         transcript = Transcript.of(chat, messages, tools, tokens) if exact else None
         told = None
-        if reason not in ("first", "template"):
-            told = self.answers.get(summary_in(request, self._conversations) or "")
-        if told is not None and told.role == role:
-            reason = "compaction"
+        if root.reason not in ("first", "template"):
+            told = self.answers.get(summary_in(request, self.conversations) or "")
+        if told is not None and told.role == root.role:
+            root = NewRoot("compaction", root.role, told.thread)
+        elif (aside := aside_summary_in(request, names[0], self.conversations)) is not None:
+            told = self.answers[aside[0]]
+            root = NewRoot("compaction", root.role, aside[1])
         change = self._change(request, names, known, tokens)
-        after = answer_before(request, reason, self._conversations)
-        return Prompt(tokens, None, transcript, reason, role, told, change, after=after)
+        after = answer_before(request, root.reason, self.conversations)
+        return Prompt(
+            tokens,
+            None,
+            transcript,
+            root.reason,
+            root.role,
+            told,
+            change,
+            after=after,
+            thread=root.thread,
+        )
 
     def render(self, request: AgentRequest) -> list[int]:
         """The tokens of a request as the chat template writes it, whatever was sampled before."""
@@ -173,7 +198,7 @@ class CallHistory:
         for told, thought in _thoughts(request, known) if known is not None else ():
             if not _is_same_thought(told, thought):
                 return PromptChange.between("reasoning", thought.strip(), told.strip())
-        return change_of(request, names[0], self._conversations)
+        return change_of(request, names[0], self.conversations)
 
     def _change(
         self,

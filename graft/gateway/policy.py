@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import logging
 from array import array
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from hashlib import blake2b
 from typing import Any
 
 from graft.gateway.request import AgentRequest, RefusedRequest
-from graft.gateway.roots import ROLES
+from graft.gateway.roots import ROLES, TRAINED_ROLES
+from graft.gateway.speakers.main_choice import MainPattern
+from graft.gateway.speakers.routes import ModelRoutes
 from graft.protocols import Engine
 from graft.rollout.setup import limited_sampling
 from graft.text.call_opening import call_opening
@@ -18,6 +21,9 @@ from graft.text.chat import Chat
 from graft.text.syntax_probe import syntax_of
 from graft.types import Message, Sampling
 
+MAX_NOTED = 32
+"""Types of tools that are named in the log: clients choose them."""
+log = logging.getLogger("graft")
 MAX_PROMPTS = 1024
 """Prompts whose tokens are kept."""
 LONG_PROMPT = 8_192
@@ -32,7 +38,11 @@ class ServedPolicy:
     deadline        seconds that one answer may take
     honour_client   draw with the client's temperature, top-p and top-k; answers that are not drawn as
                     `sampling` says are then recorded and not trained
-    trained_roles   of main, sub-agent, summary: whose answers are trained
+    trained_roles   of main, sub-agent, summary, user: whose answers are trained
+    main            what the main agent's conversation has; see `speakers.main_choice`
+    provider_tools  drop: tools that a provider would run are not shown; refuse: such requests are refused
+    routes          which model answers which name; None: the policy answers all
+    frozen          engines of the frozen models among them, by path
     """
 
     def __init__(
@@ -45,11 +55,18 @@ class ServedPolicy:
         max_calls: int = 100,
         deadline: float = 600.0,
         honour_client: bool = False,
-        trained_roles: Sequence[str] = ROLES,
+        trained_roles: Sequence[str] = TRAINED_ROLES,
+        main: MainPattern = MainPattern(),
+        provider_tools: str = "drop",
+        routes: ModelRoutes | None = None,
+        frozen: Mapping[str, Engine] | None = None,
     ) -> None:
         self.engine, self.chat, self.sampling = engine, chat, sampling
         self.max_context, self.max_calls, self.deadline = max_context, max_calls, deadline
         self.honour_client, self.trained_roles = honour_client, tuple(trained_roles)
+        self.main, self.routes = main, routes or ModelRoutes()
+        self.provider_tools, self._noted_tools = provider_tools, set[str]()
+        self._frozen_engines, self._frozen = dict(frozen or {}), dict[str, ServedPolicy]()
         if unknown := [role for role in trained_roles if role not in ROLES]:
             raise ValueError(f"no role {', '.join(unknown)}; an answer is of {', '.join(ROLES)}")
         if share := getattr(engine, "share_loop", None):
@@ -61,6 +78,21 @@ class ServedPolicy:
         """The role of system messages inside a conversation."""
         self._prompts: dict[bytes, Sequence[int]] = {}
         self._openings: dict[str, str] = {}
+
+    def frozen(self, path: str) -> ServedPolicy:
+        """The same limits and chat over a frozen model."""
+        if path not in self._frozen:
+            self._frozen[path] = ServedPolicy(
+                self._frozen_engines[path],
+                self.chat,
+                sampling=self.sampling,
+                max_context=self.max_context,
+                max_calls=self.max_calls,
+                deadline=self.deadline,
+                honour_client=self.honour_client,
+                provider_tools=self.provider_tools,
+            )
+        return self._frozen[path]
 
     def prompt(self, messages: Sequence[Message], tools: Sequence[Any] | None) -> list[int]:
         """The tokens of a prompt; all attempts at a task begin with the same one."""
@@ -86,6 +118,24 @@ class ServedPolicy:
                     self._prompts.pop(next(iter(self._prompts), written), None)
                 self._prompts[written] = array("i", tokens)
         return [*tokens]
+
+    def check_tools(self, request: AgentRequest) -> int:
+        """Count the tools of a request that a provider would run; each type is named once in the log."""
+        listed = ", ".join(dict.fromkeys(request.dropped_tools))
+        if listed and self.provider_tools == "refuse":
+            raise RefusedRequest(
+                f"there is no provider here that runs the tools of type {listed}; leave them out, or set "
+                "agent.provider_tools=drop",
+                param="tools",
+            )
+        for kind in request.dropped_tools:
+            if kind not in self._noted_tools and len(self._noted_tools) < MAX_NOTED:
+                self._noted_tools.add(kind)
+                log.warning(
+                    "tools of type %r run at a provider, which is not here: the policy is not shown them",
+                    kind,
+                )
+        return len(request.dropped_tools)
 
     def opening(self, request: AgentRequest) -> str:
         """The start of the answer that `tool_choice` demands: of a call of that tool, or of any; "" else.

@@ -26,13 +26,14 @@ from typing import Any, Protocol
 from graft.config import ConfigError
 from graft.gateway.client import AgentClient
 from graft.gateway.process import run_process
+from graft.gateway.request import RefusedRequest
 from graft.gateway.user_tasks import containing_tasks
 from graft.registry import load_named
 from graft.rollout.failure import RolloutFailure
 from graft.rollout.user_calls import in_thread
 from graft.trust import check_program
 from graft.types import Status, Task
-from graft.user_code import UserObject, as_reward, refusal
+from graft.user_code import UserCodeError, UserObject, as_reward, refusal
 
 PLACEHOLDER = re.compile(r"\{(base_url|openai_base_url|api_key|folder|task(?:\.[\w-]+)+)\}")
 GRADING = ("answer", "meta", "seed")
@@ -46,6 +47,10 @@ log = logging.getLogger("graft")
 LONGEST_COMMAND, LONGEST_LINE = 80, 240
 """Characters of a command, and of a line of its output, in messages."""
 MODULE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
+
+
+class AgentCrash(RolloutFailure):
+    """The program ended with an error; `trace` is the end of what it wrote."""
 
 
 @dataclass(slots=True)
@@ -135,7 +140,7 @@ class CommandAgent:
                 else f"ended with exit code {ended.code}"
             )
             said = f", and last wrote {shortened(last)!r}" if last else ""
-            raise RolloutFailure(Status.ENV_ERROR, f"{self} {end}{said}", ended.output)
+            raise AgentCrash(Status.ENV_ERROR, f"{self} {end}{said}", ended.output)
         if ended.reward is None and not client.attempt.is_rewarded and REWARD_KEY.search(last):
             client.attempt.counts["printed_rewards"] += 1
             _note_printed(str(self))
@@ -218,6 +223,13 @@ class FunctionAgent:
                     "a number. It is called on a thread and awaited only if it is `async def` itself",
                 )
         return read_outcome(value, self.owner, {})
+
+
+def is_crash(failure: RolloutFailure) -> bool:
+    """Whether the agent's own code failed: not a deadline, a refused request, or a result of a wrong kind."""
+    cause = failure.__cause__
+    is_raised = cause is not None and not isinstance(cause, UserCodeError | RefusedRequest)
+    return isinstance(failure, AgentCrash) or (failure.status is Status.ENV_ERROR and is_raised)
 
 
 def read_outcome(value: Any, owner: UserObject | str, info: dict[str, Any]) -> Outcome:

@@ -19,10 +19,11 @@ def read_answer(
     parts: Sequence[Completion],
     id: str,
     used: tuple[int, int],
+    prompt: Sequence[int] = (),
 ) -> tuple[PolicyAnswer, Message]:
     """The answer, and the message that a client will repeat as its history.
 
-    used: the tokens of the prompt, and how many of them were there already.
+    used: the tokens of the prompt, and how many of them were there already; `prompt` are their ids.
     """
     chat = policy.chat
     stop = next((one for one in request.stop if text.endswith(one)), None)
@@ -33,6 +34,8 @@ def read_answer(
     is_offered = bool(request.tools) and request.tool_choice != "none"
     syntax = policy.syntax if is_offered else policy.no_calls
     turn = read_turn(text, syntax, request.tools)
+    if request.allowed and any(call.name not in request.allowed for call in turn.calls):
+        turn = read_turn(text, policy.no_calls)._replace(malformed=len(turn.calls) + turn.malformed)
     allowed = turn.calls if request.parallel_calls else turn.calls[:1]
     calls = tuple(
         AnsweredCall(f"call_{id}{number:02d}", call.name, json.dumps(call.arguments))
@@ -52,6 +55,7 @@ def read_answer(
         token_texts=tuple(chat.tokenizer.decode([one]) for one in tokens) if wants_texts else (),
         logprobs=tuple(chain.from_iterable(part.logprobs for part in parts)),
         stop_string=stop,
+        prompt=tuple(prompt) if request.with_token_ids else (),
         version=parts[-1].version,
         info={"malformed_calls": turn.malformed} if turn.malformed else {},
     )

@@ -48,11 +48,19 @@ class AgentRequest:
     with_usage: bool = True
     """Whether a stream ends with the numbers of tokens."""
     logprobs: int | None = None
-    """None: no log-probs; 0: of the sampled tokens. More cannot be had and is refused by the dialect."""
+    """None: no log-probs; 0: of the sampled tokens; more: also as lists, which have the sampled one alone."""
     tool_choice: str = "auto"
     """auto, none, required, or the name of a tool."""
     parallel_calls: bool = True
     """Whether an answer may have several calls."""
+    allowed: tuple[str, ...] = ()
+    """Tools that may be called, of those that are shown; empty: all."""
+    dropped_tools: tuple[str, ...] = ()
+    """Types of tools that a provider would run; they are not shown."""
+    namespaces: Mapping[str, tuple[str, str]] = field(default_factory=dict[str, tuple[str, str]])
+    """Tool -> the namespace and the name by which the client knows it, if it has one."""
+    with_token_ids: bool = False
+    """Whether the answer has the ids of the tokens, as vLLM's return_token_ids."""
     agent: str = ""
     """The client's own name of the sub-agent that asks; "" where it has none."""
 
@@ -61,7 +69,8 @@ class AgentRequest:
         """What distinguishes two requests with the same messages."""
         drawn = self.temperature, self.top_p, self.top_k, self.max_tokens, self.seed
         called = self.tool_choice, self.parallel_calls
-        return repr((*drawn, self.stop, self.n, *called, self.logprobs is not None))
+        more = filter(None, (self.allowed, self.with_token_ids))
+        return repr((*drawn, self.stop, self.n, *called, self.logprobs is not None, *more))
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +100,8 @@ class PolicyAnswer:
     token_texts: tuple[str, ...] = ()
     """Empty unless log-probs were asked for."""
     logprobs: tuple[float, ...] = ()
+    prompt: tuple[int, ...] = ()
+    """The tokens of the prompt; empty unless they were asked for."""
     stop_string: str | None = None
     """The stop string of the request that ended it."""
     version: int = 0

@@ -5,15 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 from graft.gateway.canonical import key_of, text_of
 from graft.gateway.request import AgentRequest
 from graft.types import Message
 
-MAIN, SUB_AGENT, SUMMARY = ROLES = ("main", "sub-agent", "summary")
-"""Who an answer belongs to; a recipe says which of them are trained."""
+MAIN, SUB_AGENT, SUMMARY, USER = ROLES = ("main", "sub-agent", "summary", "user")
+"""Who an answer belongs to; a recipe says which of them are trained. A user is simulated: what
+it says is what the main agent reads from its user."""
+TRAINED_ROLES = (MAIN, SUB_AGENT, SUMMARY)
+"""Those that are trained unless a recipe says otherwise."""
 REASONS = {
-    "first": "the first request of the attempt",
+    "first": "the first request of the agent",
     "sub-agent": "the client names another agent, or the system prompt is a new one",
     "other system prompt": "what was said goes on under another one: a handoff, or a prompt that changes",
     "other tools": "the same system prompt with other tools",
@@ -41,6 +45,8 @@ class Conversation:
     answer: Message
     id: str
     """Of the answer."""
+    thread: int = 0
+    """The number of the conversation with all that goes on from it (`speakers.main_choice`)."""
 
     @property
     def tools(self) -> str:
@@ -88,32 +94,45 @@ def system_of(messages: Sequence[Message]) -> tuple[str, ...]:
     return tuple(found)
 
 
-def reason_of(request: AgentRequest, start: str, known: Sequence[Conversation]) -> tuple[str, str]:
-    """The reason of a new root, and the role of its answers."""
+class NewRoot(NamedTuple):
+    """Why a request begins a context, and whose it is as far as one can tell so early."""
+
+    reason: str
+    role: str
+    thread: int | None = None
+    """That goes on in it; None: a new one begins."""
+
+
+def root_of(request: AgentRequest, start: str, known: Sequence[Conversation]) -> NewRoot:
+    """Find out why a request that continues no answer begins a context."""
     if not known:
-        return "first", MAIN
-    if request.messages[-1]["role"] == "assistant":
-        return "prefill", MAIN
+        return NewRoot("first", MAIN)
     system = system_of(request.messages)
     keys, at = tuple(map(key_of, request.messages)), len(system)
     same_agent = [one for one in known if one.agent == request.agent]
     alike = [one for one in same_agent if one.system == system]
+    asked_before = [one for one in alike if one.keys[at : at + 1] == keys[at : at + 1]]
+    thread = asked_before[-1].thread if asked_before else None
+    if request.messages[-1]["role"] == "assistant":
+        return NewRoot("prefill", MAIN, thread)
     if not alike:
         continued = [one for one in same_agent if one.is_repeated_in(keys[at:])]
         if continued:
-            return "other system prompt", continued[-1].role
-        return "sub-agent", SUB_AGENT
+            return NewRoot("other system prompt", continued[-1].role, continued[-1].thread)
+        return NewRoot("sub-agent", SUB_AGENT)
     role = alike[-1].role
     same_tools = [one for one in alike if one.tools == start]
     if not same_tools:
-        return "other tools", role
-    same_question = [one for one in same_tools if one.keys[at : at + 1] == keys[at : at + 1]]
+        return NewRoot("other tools", role, thread)
+    same_question = [one for one in asked_before if one.tools == start]
     if any(len(keys) < len(one.keys) - 1 for one in same_question):
-        return "compaction", role
-    return ("rewritten history" if same_question else "new conversation"), role
+        return NewRoot("compaction", role, thread)
+    return NewRoot("rewritten history" if same_question else "new conversation", role, thread)
 
 
-def summary_in(request: AgentRequest, known: Sequence[Conversation]) -> str | None:
+def summary_in(
+    request: AgentRequest, known: Sequence[Conversation], needs_history: bool = True
+) -> str | None:
     """The id of the latest answer that is quoted in a message of another author, as a summary is.
 
     Clients quote a summary whole, or what stands between its tags; a line of a long answer is no summary,
@@ -121,7 +140,7 @@ def summary_in(request: AgentRequest, known: Sequence[Conversation]) -> str | No
     """
     given = [text_of(one) for one in request.messages if one["role"] in ("system", "user")]
     for one in reversed(known):
-        if not one.is_continued:
+        if needs_history and not one.is_continued:
             continue
         text = text_of(one.answer)
         lines = [line.strip() for line in text.splitlines()]
@@ -130,6 +149,34 @@ def summary_in(request: AgentRequest, known: Sequence[Conversation]) -> str | No
         if quoted and quoted >= LEAST_QUOTED * len(text):
             return one.id
     return None
+
+
+def aside_summary_in(
+    request: AgentRequest, start: str, known: Sequence[Conversation]
+) -> tuple[str, int] | None:
+    """A summary that was asked for in a conversation of its own: its id, and the thread that goes on from it.
+
+    The thread is that of the same agent, which was answered before and now sends less than it did:
+
+    system A, 9 messages    ->    system B, "Summarise: ..."    ->    system A, "So far: ..."
+    """
+    system = system_of(request.messages)
+    ours = [
+        said
+        for said in known
+        if (said.agent, said.system, said.tools) == (request.agent, system, start)
+    ]
+    long = [said for said in ours if said.is_continued]
+    if not long or len(request.messages) > len(long[-1].request.messages):
+        return None
+    threads = {said.thread for said in ours}
+    asides = [
+        said
+        for said in known[known.index(long[-1]) + 1 :]
+        if said.thread not in threads and not said.request.tools and not said.is_continued
+    ]
+    quoted = summary_in(request, asides, needs_history=False)
+    return None if quoted is None else (quoted, long[-1].thread)
 
 
 def answer_before(request: AgentRequest, reason: str, known: Sequence[Conversation]) -> str:

@@ -14,6 +14,7 @@ fork = gateway.open(task, forest=session.forest, number=8, replay=session.record
 from __future__ import annotations
 
 import asyncio
+import re
 import secrets
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -29,7 +30,9 @@ from graft.gateway.history import Answered, CallHistory, Prompt, RecordedCall
 from graft.gateway.policy import ServedPolicy
 from graft.gateway.reading import read_answer
 from graft.gateway.request import AgentRequest, PolicyAnswer, RefusedRequest
-from graft.gateway.roots import SUMMARY
+from graft.gateway.roots import SUMMARY, USER
+from graft.gateway.speakers.endpoint import ModelEndpoint
+from graft.gateway.speakers.main_choice import MainChoice, choose_main
 from graft.rollout.failure import together
 from graft.rollout.setup import draw_key
 from graft.rollout.user_calls import in_thread
@@ -38,6 +41,8 @@ from graft.user_code import MAX_REWARD, UserCodeError, as_reward, refusal
 
 LONG_TEXT, MANY_MESSAGES = 50_000, 500
 """Characters and messages of a request from which on its text is rendered and encoded on a thread."""
+PLACE = re.compile(r"\.\d+")
+"""The number of an item in the name of a field: tools.0.type is tools.type."""
 MAX_CHARACTERS = 512
 """Of a token, on average: more are refused before they are encoded."""
 
@@ -51,6 +56,8 @@ class ContextRecord:
     agent: str
     after: str
     change: PromptChange | None = None
+    thread: int = 0
+    """The number of its conversation: contexts that go on from each other have the same one."""
     answers: list[str] = field(default_factory=list[str])
 
 
@@ -86,18 +93,44 @@ class AgentSession:
         self._replay: dict[str, list[RecordedCall]] = {}
         for call in replay:
             self._replay.setdefault(call.asked, []).append(call)
+        self.main = MainChoice()
+        """The conversation that is the agent's, known when the attempt has ended."""
+        self._frozen: dict[str, AgentSession] = {}  # what frozen models said to the agent
+        self._num_known: list[int] = []  # conversations when each context began
         self._own: dict[Node, int] = {}  # what was sampled, and the number of its context
         self._given: dict[str, list[PolicyAnswer]] = {}  # by request, for retries
         self._under_way: Counter[str] = Counter()
         self._lives: list[LiveContext] = []
+        self.refusal = ""
+        """Why the last request was refused for what it asks; "" if it was not."""
         self.is_cut = False
         """Whether a limit refused the last request."""
         self._earned = 0.0
+
+    def speaker(self, model: str) -> AgentSession | ModelEndpoint:
+        """Who answers requests for a model of this name: the policy, a frozen model, or an endpoint.
+
+        What a frozen model says is a session of its own, with its own forest: nothing of it is recorded here.
+        All attempts at a task get the same answer to the same request, so that forks repeat it.
+        """
+        route = self.policy.routes.route(model)
+        if isinstance(route, ModelEndpoint):
+            self.counts["passed_calls"] += 1
+            return route
+        if route is None:
+            return self
+        self.counts["frozen_calls"] += 1
+        if route.path not in self._frozen:
+            policy, task = self.policy.frozen(route.path), self.forest.task
+            forest = CallForest(task, policy.engine, policy.chat.tokenizer.decode_after)
+            self._frozen[route.path] = AgentSession(policy, task, forest, self.salt)
+        return self._frozen[route.path]
 
     async def answer(self, request: AgentRequest) -> list[PolicyAnswer]:
         """The policy's answers, `request.n` of them. To cancel it means that the client has gone."""
         if self.leaf is not None:
             raise RefusedRequest("this attempt has ended; open a new session", "not_found")
+        self.counts["provider_tools"] += self.policy.check_tools(request)
         request, names = self.history.named(request)
         asked = f"{names[-1]}/{request.sampling_key}"
         own = f"{request.agent}/{asked}"  # two sub-agents may ask the same
@@ -157,6 +190,21 @@ class AgentSession:
             )
         self.is_rewarded = True
 
+    def refuse(self, refused: RefusedRequest) -> None:
+        """Remember why the last request was refused; a limit of ours is remembered elsewhere."""
+        self.refusal = "" if self.is_cut else str(refused)
+        name = PLACE.sub("", refused.param or "")
+        if name and (self.refusal or refused.kind == "invalid"):
+            self.counts[f"refused_fields/{name}"] += 1
+
+    def forfeit(self) -> None:
+        """Take back all rewards so far."""
+        self._earned = 0.0
+        for done in self.history.answers.values():
+            if done.live is not None:  # else it is from the record of another attempt
+                for node in done.nodes:
+                    node.span.reward = 0.0
+
     @property
     def total(self) -> float:
         """What the attempt has earned so far."""
@@ -168,9 +216,14 @@ class AgentSession:
             return self.leaf
         for live in self._lives:
             live.context.close()
+        for other in self._frozen.values():
+            other.end(Status.ABORTED)
+            other.forest.close()
+        self.policy.routes.note_names()
         status, why = self.status_at_end(status)
         info = {**(info or {}), "error": why} if why else info
         tips = self._tips()
+        self._settle_roles()
         self._mask_untrained()
         metrics = {
             "turns": float(len(self.history.answers)),
@@ -289,7 +342,9 @@ class AgentSession:
         if prompt.begun:
             text = chat.turn_text([*prompt.tokens[start:], *tokens], prompt.tokens[start - 1])
         used = len(prompt.tokens), cached
-        answer, message = read_answer(self.policy, request, text, parts, f"{key:016x}", used)
+        answer, message = read_answer(
+            self.policy, request, text, parts, f"{key:016x}", used, prompt.tokens
+        )
         nodes[-1].span.info["answer"] = answer.id
         self.counts["tool_calls"] += len(answer.calls)
         self.counts["malformed_calls"] += answer.info.get("malformed_calls", 0)
@@ -304,6 +359,7 @@ class AgentSession:
             (*before, answer.reasoning),
             context,
             prompt.role,
+            self.contexts[context].thread,
         )
         self._keep(request, names, RecordedCall(asked.rpartition("/")[0], message, done))
         return answer
@@ -324,7 +380,8 @@ class AgentSession:
         prompt = self.history.prompt(request, names)
         context = self._context(request, prompt)
         for call in calls:
-            done = replace(call.done, live=None, context=context, role=prompt.role)
+            thread = self.contexts[context].thread
+            done = replace(call.done, live=None, context=context, role=prompt.role, thread=thread)
             self._own |= dict.fromkeys(done.nodes, context)
             self.contexts[context].answers.append(done.answer.id)
             self._keep(request, names, replace(call, done=done))
@@ -355,10 +412,14 @@ class AgentSession:
         """The number of the context that a request belongs to; a new root begins one."""
         if prompt.known is not None:
             return prompt.known.context
+        thread = prompt.thread
+        if thread is None:
+            thread = 1 + max((record.thread for record in self.contexts), default=-1)
         record = ContextRecord(
-            prompt.reason, prompt.role, request.agent, prompt.after, prompt.change
+            prompt.reason, prompt.role, request.agent, prompt.after, prompt.change, thread
         )
         self.contexts.append(record)
+        self._num_known.append(len(self.history.conversations))
         self.counts[f"roots/{prompt.reason}"] += 1
         if prompt.summary is not None and prompt.reason == "compaction":
             prompt.summary.role = SUMMARY
@@ -385,6 +446,31 @@ class AgentSession:
         """The last node of each context, in the order in which they were completed."""
         inner = {above for node in self._own for above in node.path()[:-1]}
         return [node for node in self._own if node not in inner]
+
+    def _settle_roles(self) -> None:
+        """Say whose each context and answer is, now that all conversations of the attempt are known."""
+        said, contexts = self.history.conversations, self.contexts
+        main = self.main = choose_main(said, self.forest.task, self.policy.main)
+        for record in contexts:
+            record.role = main.roles.get(record.thread, record.role)
+        for done in self.history.answers.values():
+            if done.role != SUMMARY:
+                done.role = contexts[done.context].role
+        self.counts["no_main"] += main.thread is None and bool(main.threads)
+        if main.thread is None:
+            return
+        self.counts["user_answers"] += sum(
+            done.role == USER for done in self.history.answers.values()
+        )
+        asked = next(record for record in contexts if record.thread == main.thread)
+        if asked is not contexts[0] and asked.reason == "sub-agent":  # another one asked before it
+            first = contexts[0]
+            asked.reason, first.reason = first.reason, asked.reason
+            asked.after, asked.change = "", None
+        for record, count in zip(contexts, self._num_known, strict=True):
+            if record.reason == "sub-agent":
+                ours = [known.id for known in said[:count] if known.thread == main.thread]
+                record.after = next(reversed(ours), "")
 
     def _mask_untrained(self) -> None:
         """Mask the answers of roles that are not trained."""

@@ -121,29 +121,6 @@ class TaskSection(Section):
         return ", ".join(item.label for item in self.envs)
 
 
-class AgentSection(Section):
-    """The settings of the gateway that the agents of task.agent take for their model provider."""
-
-    seconds: float = Field(default=1800.0, gt=0)
-    """Seconds that one attempt of task.agent may take; then its processes are killed."""
-    concurrency: int = Field(default=0, ge=0)
-    """Attempts of task.agent that run at a time; 0: 64 processes of a command, or 512 calls of a function."""
-    roles: list[Literal["main", "sub-agent", "summary"]] = Field(
-        default=["main", "sub-agent", "summary"], min_length=1
-    )
-    """Whose answers are trained: the agent's own, those of its sub-agents, those that it continues from as
-    a summary."""
-    client_sampling: bool = False
-    """Sample with the temperature, top_p and top_k that the agent asks for; answers drawn otherwise than
-    rollout says are then not trained. false: always as rollout says."""
-    variables: list[str] = []
-    """Environment variables of the run that a command of task.agent gets besides PATH, HOME, LANG and the
-    like: names, also with a star, such as [CLAUDE_CODE_*]. Without it, it gets no token and no key."""
-    host: str = "127.0.0.1"
-    """Address that the gateway listens on, with a port (127.0.0.1:8399) or a free one; one that is not a
-    loopback address can be reached by other machines."""
-
-
 class EvalSection(Section):
     env: EnvList = []
     """Other environments for held-out tasks, as in task.env; empty: those of the run."""

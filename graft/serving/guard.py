@@ -35,6 +35,8 @@ Refused = tuple[int, str]
 """Status and text of an answer."""
 
 BODY_SECONDS = 30.0
+MAX_DRAINED = 8
+"""Bodies of the greatest length that are read and thrown away of one that is too long."""
 HEADERS = {
     "content-security-policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; "
@@ -169,7 +171,8 @@ class Guard:
             body = await self._body(headers, receive, None if is_here else BODY_SECONDS)
             refused = None if isinstance(body, bytes) else body
         if refused is not None:
-            return await self._answer(send, refused[0], *self.rules.written(refused, path, headers))
+            written = self.rules.written(refused, path, headers)
+            return await self._answer(send, receive, refused[0], *written)
         more = self._pairs
         if tokens:
             cookie = f"{self.rules.cookie}={self.rules.token}; Path=/; HttpOnly; SameSite=Strict"
@@ -211,14 +214,30 @@ class Guard:
         except TimeoutError:
             return 408, f"the body did not arrive in {BODY_SECONDS:g} s"
 
-    async def _answer(self, send: Send, status: int, kind: str, body: bytes) -> None:
+    async def _answer(self, send: Send, receive: Any, status: int, kind: str, body: bytes) -> None:
         # what is left of a body must not be read as the next request
         headers = {"content-type": kind, "connection": "close", **HEADERS}
         if status == 405:
             headers["allow"] = ", ".join(self.rules.methods)
+        if status == 413:
+            headers["content-length"] = str(len(body))
         pairs = [(name.encode(), value.encode()) for name, value in headers.items()]
         await send({"type": "http.response.start", "status": status, "headers": pairs})
-        await send({"type": "http.response.body", "body": body})
+        await send({"type": "http.response.body", "body": body, "more_body": status == 413})
+        if status == 413:  # a client that still sends would see a reset, and not the answer
+            await self._drain(receive)
+            await send({"type": "http.response.body", "body": b""})
+
+    async def _drain(self, receive: Any) -> None:
+        """Read what is left of a body that is too long, as far as MAX_DRAINED goes."""
+        arrived = 0
+        with suppress(TimeoutError):
+            async with asyncio.timeout(BODY_SECONDS):
+                while arrived < MAX_DRAINED * self.max_body:
+                    message = await receive()
+                    arrived += len(message.get("body", b""))
+                    if message["type"] == "http.disconnect" or not message.get("more_body"):
+                        return
 
 
 def new_token() -> str:

@@ -37,7 +37,7 @@ from graft.train.distributed.process_group import ALONE, ProcessGroup
 from graft.train.memory.footprint import num_parameters
 from graft.train.model import load_tokenizer, make_chat, open_policy, source_of
 from graft.train.rollouts.agents import external_note, make_agents, refuse_forks
-from graft.train.rollouts.frozen_players import frozen_players
+from graft.train.rollouts.frozen_players import frozen_models, frozen_players
 from graft.train.rollouts.rollout_engine import (
     NoEngine,
     engine_tp,
@@ -105,7 +105,8 @@ def build_run(
         engine = make_external(config, policy, tokenizer, source, processes, group)
     else:
         engine = make_engine(config, sampled, tokenizer, actions, processes, group)
-    agents = make_agents(config)
+    models = frozen_models(config, tokenizer, policy, engine, processes)
+    agents = make_agents(config, models)
     setup = replace(make_setup(config, engine, chat, env, actions), agent=agents)
     players = frozen_players(config, tokenizer, policy, env, processes)
     notes = [note, *policy_notes(policy), tool_note(config, env), stale_note(config, preset)]

@@ -14,9 +14,13 @@ from graft.rewards.weighted import METRIC
 from graft.rollout.batching import trajectories_of
 from graft.rollout.outcomes import is_flat, is_unsampled
 from graft.train.errors import RunStopped
+from graft.train.monitor.formatting import visible
 from graft.train.rollouts.episode_groups import has_reward
 from graft.train.rollouts.step_rollouts import StepRollouts
 from graft.types import Author, Episode, Leaf, Span, Status, Trajectory
+
+MAX_OUTPUT_LINES, MAX_LINE = 6, 240
+"""Of what a crashed program wrote, and characters of a line."""
 
 
 def step_metrics(
@@ -190,8 +194,11 @@ def _share(flags: Sequence[bool]) -> float:
 def is_dead(statuses: Iterable[str]) -> bool:
     """Whether many attempts failed and none was completed: a tool or environment is down."""
     counted = Counter(map(Status, statuses))
-    fine = sum(count for status, count in counted.items() if status.is_trainable)
-    failed = counted.total() - fine - counted[Status.REPLACED] - counted[Status.BASELINE]
+    crashed = counted[Status.CRASHED]
+    fine = sum(count for status, count in counted.items() if status.is_trainable) - crashed
+    if crashed and not fine:  # each has a reward, and nothing tells one from another
+        return True
+    failed = counted.total() - fine - crashed - counted[Status.REPLACED] - counted[Status.BASELINE]
     return not counted[Status.DONE] and failed * 4 >= max(counted.total(), 1)
 
 
@@ -201,11 +208,15 @@ def commonest_failure(episodes: Sequence[Episode], none: str = "no reason was re
     return max(set(reasons), key=reasons.count) if reasons else none
 
 
+def is_failed(status: Status) -> bool:
+    return not status.is_trainable or status is Status.CRASHED
+
+
 def _failures(episodes: Sequence[Episode]) -> list[str]:
     """The reason of each failed attempt: in its leaf, where a program made it, else in one of its spans."""
     found: list[str] = []
     for episode in episodes:
-        failed = [leaf for leaf in episode.leaves if not leaf.status.is_trainable]
+        failed = [leaf for leaf in episode.leaves if is_failed(leaf.status)]
         told = [leaf.info["error"] for leaf in failed if "contexts" in leaf.info]
         found += told or [span.info["error"] for span in episode.spans if "error" in span.info]
     return found
@@ -229,12 +240,20 @@ def explain_dead(episodes: Sequence[Episode]) -> str:
     )
 
 
+def _last_output(episodes: Sequence[Episode]) -> str:
+    """The last lines that a crashed program wrote, as they stand; "" without one."""
+    failed = (leaf for e in episodes for leaf in e.leaves if is_failed(leaf.status))
+    written = next((text for leaf in failed if (text := leaf.info.get("output"))), "")
+    lines = str(written).strip().splitlines()[-MAX_OUTPUT_LINES:]
+    return "".join(f"\n  | {visible(line)[:MAX_LINE]}" for line in lines)
+
+
 def refuse_unusable(episodes: Sequence[Episode], trajectories: Sequence[Trajectory]) -> None:
     """Stop a run whose step has nothing to learn from."""
     if reason := explain_dead(episodes):
         raise RunStopped(
             f"{reason}. Nothing was trained, and saved files are intact. Repair the environment, tool or "
-            f"agent and try again{_traceback_place(episodes)}"
+            f"agent and try again{_traceback_place(episodes)}{_last_output(episodes)}"
         )
     leaves = [leaf for episode in episodes for leaf in episode.leaves]
     if not any(leaf.has_acted for leaf in leaves):

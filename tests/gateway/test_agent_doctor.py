@@ -154,6 +154,7 @@ async def idle(task: Task, client: Any) -> float:
 def test_an_agent_that_fails_or_makes_no_call_is_a_failure():
     found = checks_of(broken)
     assert found["agent"].verdict == FAIL and "no such tool" in found["agent"].seen
+    assert found["agent"].seen.startswith("1 call at task question:0, ended crashed\n")
     assert "agent contexts" in found and "agent forks" not in found
     program = "print('about to'); raise SystemExit('no key')"
     check = checks_of([sys.executable, "-c", program])["agent"]

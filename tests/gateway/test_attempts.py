@@ -203,7 +203,7 @@ async def talkative(task: Task, client: Any) -> float:
 @pytest.mark.parametrize(
     ("agent", "status", "error"),
     [
-        (broken, Status.ENV_ERROR, "KeyError: 'no such tool'"),
+        (broken, Status.CRASHED, "KeyError: 'no such tool'"),
         (idle, Status.ENV_ERROR, "without a call"),
         (slow, Status.TIMEOUT, "(agent.seconds)"),
         (talkative, Status.TRUNCATED, "may make 3 calls of the policy"),

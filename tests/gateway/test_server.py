@@ -130,7 +130,7 @@ async def test_who_may_not_ask_reads_why_in_the_form_of_their_dialect(address, g
     kind, large = rules.written((413, "too long"), "/v1/messages", {})
     assert kind == "application/json" and b'"request_too_large"' in large
     wrong = await client.put("/v1/messages", content=b"{}")
-    assert (wrong.status_code, wrong.headers["allow"]) == (405, "GET, HEAD, POST")
+    assert (wrong.status_code, wrong.headers["allow"]) == (405, "GET, HEAD, POST, DELETE")
 
 
 @served()

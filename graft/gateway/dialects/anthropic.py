@@ -15,6 +15,7 @@ from graft.gateway.dialects.common import (
     request_of,
 )
 from graft.gateway.dialects.fields import RequestFields, body_fields, describe_value
+from graft.gateway.dialects.tools import read_tools
 from graft.gateway.request import AgentRequest, PolicyAnswer, RefusedRequest
 from graft.types import Message
 
@@ -89,7 +90,7 @@ def read_count(body: Any, headers: Mapping[str, str]) -> AgentRequest:
         fields,
         headers,
         messages=messages,
-        tools=[_tool(tool) for tool in fields.objects("tools")],
+        tools=read_tools(fields, _tool, ("custom",)),
         choice=_choice(choice),
         hottest=1,
         max_tokens=fields.whole("max_tokens", 1),
@@ -184,7 +185,9 @@ def _assistant(fields: RequestFields) -> Message:
         arguments = dict(block.fields("input").values)
         calls.append(function_call(block.name("id"), block.name("name"), arguments))
 
-    kinds = {"text": _text, "thinking": thought, "tool_use": call}
+    # what is redacted cannot be read, by nobody but the provider that wrote it
+    redacted = {"redacted_thinking": lambda block: None}
+    kinds = {"text": _text, "thinking": thought, "tool_use": call, **redacted}
     texts = _texts(fields, "content", kinds)
     return assistant_message("\n".join(texts), "\n".join(thoughts), calls)
 

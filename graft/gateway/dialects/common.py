@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from graft.gateway.dialects.fields import RequestFields, check_json, describe_value
 from graft.gateway.request import AgentRequest, RefusedRequest
 from graft.types import Message
+
+if TYPE_CHECKING:
+    from graft.gateway.dialects.tools import OfferedTools
 
 
 def request_of(
@@ -16,7 +19,7 @@ def request_of(
     headers: Mapping[str, str],
     *,
     messages: Sequence[Message],
-    tools: Sequence[Mapping[str, Any]],
+    tools: OfferedTools,
     choice: str,
     hottest: float,
     **own: Any,
@@ -26,12 +29,20 @@ def request_of(
     hottest   the highest temperature of the dialect
     own       what it has read itself
     """
+    names = [tool["function"]["name"] for tool in tools.functions]
+    if unknown := [name for name in own.get("allowed", ()) if name not in names]:
+        raise RefusedRequest(
+            f"tool_choice allows {describe_value(unknown)}, and the tools are {describe_value(names)}",
+            param="tool_choice",
+        )
     return AgentRequest(
         messages=_with_tool_names(messages),
-        tools=tuple(tools),
+        tools=tuple(tools.functions),
+        dropped_tools=tuple(tools.dropped),
+        namespaces=tools.namespaces,
         model=fields.text("model"),
         stream=fields.flag("stream"),
-        tool_choice=_checked_choice(choice, tools),
+        tool_choice=_checked_choice(choice, tools.functions),
         agent=_agent_of(headers),
         **_sampling_of(fields, hottest),
         **own,

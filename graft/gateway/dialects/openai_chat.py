@@ -17,15 +17,18 @@ from graft.gateway.dialects.common import (
 )
 from graft.gateway.dialects.fields import MAX_ANSWERS, RequestFields, body_fields, describe_value
 from graft.gateway.dialects.openai_common import (
+    MAX_LISTED,
     NO_MEDIA,
     OTHER_SAMPLING,
     UNCONSTRAINED,
+    allowed_of,
     choice_of,
     text_of,
     token_logprobs,
 )
 from graft.gateway.dialects.openai_common import error as error
 from graft.gateway.dialects.openai_common import models as models
+from graft.gateway.dialects.tools import read_tools
 from graft.gateway.request import AgentRequest, AnsweredCall, PolicyAnswer, RefusedRequest
 from graft.types import Message
 
@@ -34,7 +37,8 @@ PREFIX: str = "chatcmpl-"
 KNOWN = {
     "messages", "model", "tools", "tool_choice", "parallel_tool_calls", "temperature", "top_p", "top_k",
     "max_tokens", "max_completion_tokens", "stop", "seed", "n", "stream", "stream_options",
-    "logprobs", "top_logprobs",
+    "logprobs", "top_logprobs", "return_token_ids",
+    "web_search_options",
 }  # fmt: skip
 IGNORED = {
     # names and book-keeping of the client
@@ -70,10 +74,6 @@ REFUSED: dict[str, tuple[Sequence[Any], str]] = {
     "function_call": (("none",), "it is deprecated; use tool_choice"),
     "modalities": ((["text"],), NO_MEDIA),
     "audio": ((), NO_MEDIA),
-    "web_search_options": (
-        (),
-        "there are no tools of the provider; give the agent a tool of its own",
-    ),
 }
 """Name -> values that ask for nothing, and the reason why others are refused."""
 
@@ -81,12 +81,17 @@ REFUSED: dict[str, tuple[Sequence[Any], str]] = {
 def read(body: Any, headers: Mapping[str, str]) -> AgentRequest:
     fields = body_fields(body, KNOWN, IGNORED, REFUSED)
     limit = fields.whole("max_completion_tokens", 1)
+    tools = read_tools(fields, _tool, ("function",))
+    if fields.get("web_search_options") is not None:
+        tools.dropped.append("web_search_options")
     return request_of(
         fields,
         headers,
         messages=read_messages(fields, "messages", lambda one: [_message(one)]),
-        tools=[_tool(tool) for tool in fields.objects("tools")],
+        tools=tools,
         choice=choice_of(fields, "function"),
+        allowed=allowed_of(fields, "function"),
+        with_token_ids=fields.flag("return_token_ids"),
         hottest=2,
         max_tokens=fields.whole("max_tokens", 1) if limit is None else limit,
         stop=fields.texts("stop"),
@@ -107,10 +112,12 @@ def answer(request: AgentRequest, answers: Sequence[PolicyAnswer]) -> dict[str, 
             "logprobs": _logprobs_of(request, one),
             "finish_reason": one.finish,
             **_id_of_choice(answers, one),
+            **_ids_of(request, one),
         }
         for number, one in enumerate(answers)
     ]
-    return {**_head(request, answers[0].id), "choices": choices, "usage": _usage(answers)}
+    whole = {**_head(request, answers[0].id), "choices": choices, "usage": _usage(answers)}
+    return {**whole, **_prompt_ids(request, answers)}
 
 
 def opening(request: AgentRequest, id: str) -> bytes:
@@ -120,6 +127,10 @@ def opening(request: AgentRequest, id: str) -> bytes:
 
 def events(request: AgentRequest, answers: Sequence[PolicyAnswer]) -> Iterator[bytes]:
     id = answers[0].id
+    if request.with_token_ids:
+        yield sse.event(
+            {**_head(request, id, ".chunk"), "choices": [], **_prompt_ids(request, answers)}
+        )
     for number, one in enumerate(answers):
         for name, text in (("reasoning_content", one.reasoning), ("content", one.content)):
             for piece in sse.pieces(text):
@@ -127,7 +138,11 @@ def events(request: AgentRequest, answers: Sequence[PolicyAnswer]) -> Iterator[b
         for place, call in enumerate(one.calls):
             delta = {"tool_calls": [{"index": place, **_called(call)}]}
             yield _chunk(request, id, number, delta)
-        end = {"finish_reason": one.finish, **_id_of_choice(answers, one)}
+        end = {
+            "finish_reason": one.finish,
+            **_id_of_choice(answers, one),
+            **_ids_of(request, one),
+        }
         yield _chunk(request, id, number, {}, logprobs=_logprobs_of(request, one), **end)
     if request.with_usage:
         yield sse.event({**_head(request, id, ".chunk"), "choices": [], "usage": _usage(answers)})
@@ -177,12 +192,8 @@ def _tool(fields: RequestFields) -> dict[str, Any]:
 
 
 def _logprobs(fields: RequestFields) -> int | None:
-    if fields.whole("top_logprobs", 0):
-        raise fields.refused(
-            "top_logprobs",
-            "must be 0: log-probs are kept of sampled tokens only; send logprobs without it",
-        )
-    return 0 if fields.flag("logprobs") else None
+    listed = fields.whole("top_logprobs", 0, MAX_LISTED) or 0
+    return listed if fields.flag("logprobs") else None
 
 
 def _head(request: AgentRequest, id: str, kind: str = "") -> dict[str, Any]:
@@ -220,9 +231,18 @@ def _id_of_choice(answers: Sequence[PolicyAnswer], one: PolicyAnswer) -> dict[st
     return {"id": PREFIX + one.id} if len(answers) > 1 else {}
 
 
+def _ids_of(request: AgentRequest, one: PolicyAnswer) -> dict[str, Any]:
+    return {"token_ids": list(one.tokens)} if request.with_token_ids else {}
+
+
+def _prompt_ids(request: AgentRequest, answers: Sequence[PolicyAnswer]) -> dict[str, Any]:
+    return {"prompt_token_ids": list(answers[0].prompt)} if request.with_token_ids else {}
+
+
 def _logprobs_of(request: AgentRequest, one: PolicyAnswer) -> dict[str, Any] | None:
-    is_asked = request.logprobs is not None
-    return {"content": token_logprobs(one), "refusal": None} if is_asked else None
+    if request.logprobs is None:
+        return None
+    return {"content": token_logprobs(one, request.logprobs), "refusal": None}
 
 
 def _usage(answers: Sequence[PolicyAnswer]) -> dict[str, Any]:

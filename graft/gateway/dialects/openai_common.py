@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from graft.gateway.dialects.fields import RequestFields, describe_value
+from graft.gateway.dialects.tools import joined_name
 from graft.gateway.request import PolicyAnswer, RefusedRequest
 
 UNCONSTRAINED = (
@@ -15,6 +16,8 @@ OTHER_SAMPLING = (
     "tokens are sampled from the policy's own distribution, which is the one that is trained"
 )
 NO_MEDIA = "the policy reads and writes text only"
+MAX_LISTED = 20
+"""Of top_logprobs, as OpenAI has it."""
 ERRORS = {
     "invalid": (400, "invalid_request_error", None),
     "context_length": (400, "invalid_request_error", "context_length_exceeded"),
@@ -55,19 +58,56 @@ def text_of(fields: RequestFields, name: str, kinds: Sequence[str] = ("text",)) 
     return "\n".join(texts)
 
 
+def allowed_of(fields: RequestFields, within: str = "") -> tuple[str, ...]:
+    """The tools of a `tool_choice` of the type allowed_tools; (): it is none, or it allows all."""
+    if (choice := _allowed_tools(fields, within)) is None:
+        return ()
+    tools = [tool.fields(within) if within else tool for tool in choice.objects("tools")]
+    return tuple(
+        joined_name(tool.text("namespace"), tool.name("name"))
+        for tool in tools
+        if tool.get("name") is not None
+    )
+
+
+def _allowed_tools(fields: RequestFields, within: str) -> RequestFields | None:
+    if not isinstance(fields.get("tool_choice"), dict):
+        return None
+    choice = fields.fields("tool_choice")
+    if choice.text("type") != "allowed_tools":
+        return None
+    if within:
+        choice.required("allowed_tools")
+        choice = choice.fields("allowed_tools")
+    choice.required("tools")
+    return choice
+
+
 def choice_of(fields: RequestFields, within: str = "") -> str:
-    """`tool_choice`: a word, or the name of a function, in the object `within` the choice or in itself."""
+    """`tool_choice`: a word, or the name of a function, in the object `within` the choice or in itself.
+
+    Of allowed_tools it is their mode: a single one that is required is chosen.
+    """
+    if (allowed := _allowed_tools(fields, within)) is not None:
+        mode, names = allowed.text("mode", "auto"), allowed_of(fields, within)
+        if mode not in ("auto", "required"):
+            raise allowed.refused("mode", f"must be auto or required, not {describe_value(mode)}")
+        if not names:
+            return "none"
+        return names[0] if mode == "required" and len(names) == 1 else mode
     value = fields.get("tool_choice")
     if value is None or isinstance(value, str):
         return value or "auto"
     choice = fields.fields("tool_choice")
     choice.check_type("function", "only a function can be chosen")
-    return (choice.fields(within) if within else choice).name("name")
+    named = choice.fields(within) if within else choice
+    return joined_name(named.text("namespace"), named.name("name"))
 
 
-def token_logprobs(one: PolicyAnswer) -> list[dict[str, Any]]:
-    """The sampled tokens with their log-probs."""
-    return [
-        {"token": text, "logprob": value, "bytes": list(text.encode()), "top_logprobs": []}
+def token_logprobs(one: PolicyAnswer, listed: int = 0) -> list[dict[str, Any]]:
+    """The sampled tokens with their log-probs; of `listed` likeliest ones only the sampled one is known."""
+    tokens = [
+        {"token": text, "logprob": value, "bytes": list(text.encode())}
         for text, value in zip(one.token_texts, one.logprobs, strict=True)
     ]
+    return [{**token, "top_logprobs": [token][:listed]} for token in tokens]

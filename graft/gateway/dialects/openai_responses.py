@@ -25,14 +25,17 @@ from graft.gateway.dialects.common import (
 )
 from graft.gateway.dialects.fields import RequestFields, body_fields, describe_value
 from graft.gateway.dialects.openai_common import (
+    MAX_LISTED,
     OTHER_SAMPLING,
     UNCONSTRAINED,
+    allowed_of,
     choice_of,
     text_of,
     token_logprobs,
 )
 from graft.gateway.dialects.openai_common import error as error
 from graft.gateway.dialects.openai_common import models as models
+from graft.gateway.dialects.tools import joined_name, read_tools
 from graft.gateway.request import AgentRequest, AnsweredCall, PolicyAnswer, RefusedRequest
 from graft.types import Message
 
@@ -80,20 +83,19 @@ def read(body: Any, headers: Mapping[str, str]) -> AgentRequest:
         raise RefusedRequest(
             f"text.format is not supported here: {UNCONSTRAINED}", param="text.format"
         )
-    if fields.whole("top_logprobs", 0):
-        why = f"must be 0: log-probs are kept of sampled tokens only; use include: [{LOGPROBS!r}]"
-        raise fields.refused("top_logprobs", why)
+    listed = fields.whole("top_logprobs", 0, MAX_LISTED) or 0
     instructions = fields.text("instructions")
     first: list[Message] = [{"role": "system", "content": instructions}] if instructions else []
     return request_of(
         fields,
         headers,
         messages=[*first, *_messages(fields)],
-        tools=[_tool(tool) for tool in fields.objects("tools")],
+        tools=read_tools(fields, _tool, ("function",)),
         choice=choice_of(fields),
+        allowed=allowed_of(fields),
         hottest=2,
         max_tokens=fields.whole("max_output_tokens", 1),
-        logprobs=0 if LOGPROBS in fields.texts("include") else None,
+        logprobs=listed if LOGPROBS in fields.texts("include") else None,
         parallel_calls=fields.flag("parallel_tool_calls", True),
     )
 
@@ -165,7 +167,8 @@ def _turn_part(item: RequestFields, kind: str) -> Message | None:
         return assistant_message("", thought, [])
     if kind == "function_call":
         arguments = arguments_of(item.text("arguments"))
-        call = function_call(item.name("call_id"), item.name("name"), arguments)
+        name = joined_name(item.text("namespace"), item.name("name"))
+        call = function_call(item.name("call_id"), name, arguments)
         return assistant_message("", "", [call])
     if kind == "message" and item.text("role") == "assistant":
         return assistant_message(text_of(item, "content", TEXTS), "", [])
@@ -246,22 +249,26 @@ def _items(request: AgentRequest, one: PolicyAnswer) -> list[dict[str, Any]]:
         items.append({"id": f"rs_{one.id}", "type": "reasoning", "summary": [], "content": content})
     if one.content or not one.calls:
         part = {"type": "output_text", "text": one.content, "annotations": []}
-        part["logprobs"] = [] if request.logprobs is None else token_logprobs(one)
+        part["logprobs"] = [] if request.logprobs is None else token_logprobs(one, request.logprobs)
         items.append(
             {"id": f"msg_{one.id}", "type": "message", "role": "assistant", "content": [part]}
         )
-    items += [_called(one, number, call) for number, call in enumerate(one.calls)]
+    items += [_called(request, one, number, call) for number, call in enumerate(one.calls)]
     status = "incomplete" if one.finish == "length" else "completed"
     return [{**item, "status": status} for item in items]
 
 
-def _called(one: PolicyAnswer, number: int, call: AnsweredCall) -> dict[str, Any]:
+def _called(
+    request: AgentRequest, one: PolicyAnswer, number: int, call: AnsweredCall
+) -> dict[str, Any]:
+    namespace, name = request.namespaces.get(call.name, ("", call.name))
     return {
         "id": f"fc_{one.id}_{number}",
         "type": "function_call",
         "call_id": call.id,
-        "name": call.name,
+        "name": name,
         "arguments": call.arguments,
+        **({"namespace": namespace} if namespace else {}),
     }
 
 

@@ -28,6 +28,22 @@ class ResponseStore:
     def __init__(self) -> None:
         self._kept: dict[str, KeptResponse] = {}
         self._items: dict[str, Any] = {}
+        self._responses: dict[str, Mapping[str, Any]] = {}
+
+    def get(self, id: str) -> Mapping[str, Any]:
+        """The response with this id, as it was answered."""
+        if id not in self._responses:
+            raise RefusedRequest(
+                f"no response {describe_value(id)} of this session was kept", "not_found"
+            )
+        return self._responses[id]
+
+    def delete(self, id: str) -> dict[str, Any]:
+        """Forget a response: nothing can go on from it. What was sampled stays recorded."""
+        for item in self.get(id)["output"]:
+            self._items.pop(item["id"], None)
+        del self._responses[id], self._kept[id]
+        return {"id": id, "object": "response", "deleted": True}
 
     def resolve(self, body: Any) -> Any:
         """The request with the whole conversation as its input; RefusedRequest for an unknown id."""
@@ -44,6 +60,7 @@ class ResponseStore:
             return
         new = [self._resolve_item(item) for item in _items_of(body)]
         previous = body.get("previous_response_id") or None
+        self._responses[response["id"]] = response
         self._kept[response["id"]] = KeptResponse(previous, [*new, *response["output"]])
         self._items |= {item["id"]: item for item in response["output"]}
 

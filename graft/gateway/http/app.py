@@ -1,6 +1,7 @@
 """The HTTP side of the gateway: three dialects of model providers, and sessions.
 
-    POST /v1/chat/completions, /v1/responses, /v1/messages, /v1/messages/count_tokens; GET /v1/models
+    POST /v1/chat/completions, /v1/responses, /v1/messages, /v1/messages/count_tokens, /v1/embeddings
+    GET  /v1/models, /v1/responses/ID; DELETE /v1/responses/ID
     POST /graft/sessions                  {"task": {...}, "metadata": {...}} -> id, key, base_url, task
     POST /graft/sessions/ID/reward        {"value": 1.0, "response_id": "..."}
     POST /graft/sessions/ID/end           {"status": "done", "reward": 1.0}
@@ -17,7 +18,7 @@ import asyncio
 import logging
 import traceback
 from collections.abc import Awaitable, Mapping
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 from weakref import WeakKeyDictionary
 
 from graft.gateway.dialects import anthropic, openai_responses
@@ -27,11 +28,14 @@ from graft.gateway.http.caller import Caller, EventStream
 from graft.gateway.http.rules import Find, Place, dialect_of, session_of, shown_keys
 from graft.gateway.request import AgentRequest, PolicyAnswer, RefusedRequest
 from graft.gateway.session import AgentSession
+from graft.gateway.speakers.endpoint import ModelEndpoint
 from graft.serving.guard import Scope, Send, equal_secrets
 from graft.types import Status, Task
 from graft.user_code import UserCodeError, describe_error
 
 Answers = list[PolicyAnswer]
+T = TypeVar("T")
+EMBEDDINGS_PATH = "/v1/embeddings"
 log = logging.getLogger("graft")
 
 
@@ -69,11 +73,13 @@ class GatewayApp:
             if place.is_control:
                 await self._control(caller)
             elif path == anthropic.COUNT_PATH and caller.method == "POST":
-                request = anthropic.read_count(await caller.body(), headers)
-                count = await self._session(caller).count_tokens(request)
-                await caller.reply(200, anthropic.counted(count))
+                await self._count(caller)
             elif path == dialect.PATH and caller.method == "POST":
                 await self._call(caller, dialect)
+            elif path.startswith(f"{openai_responses.PATH}/") and caller.method != "POST":
+                await self._response(caller, path.removeprefix(f"{openai_responses.PATH}/"))
+            elif path == EMBEDDINGS_PATH and caller.method == "POST":
+                await self._embed(caller)
             elif path == "/v1/models" and caller.method == "GET":
                 await caller.reply(200, dialect.models([self.model]))
             elif path.startswith("/v1/models/") and caller.method == "GET":
@@ -146,17 +152,74 @@ class GatewayApp:
         except UserCodeError as error:
             raise RefusedRequest(f"{name}: {error}; the attempt fails", param=name) from error
 
+    async def _count(self, caller: Caller) -> None:
+        session, body = self._session(caller), await caller.body()
+        speaker = session.speaker(named_model(body))
+        if isinstance(speaker, ModelEndpoint):
+            answer = await speaker.send(caller.place.api_path, body, caller.headers)
+            return await caller.reply(200, answer)
+        count = await speaker.count_tokens(anthropic.read_count(body, caller.headers))
+        await caller.reply(200, anthropic.counted(count))
+
+    async def _response(self, caller: Caller, id: str) -> None:
+        """Show or forget a response that is kept."""
+        store = self.stores.setdefault(self._session(caller), ResponseStore())
+        await caller.reply(200, store.delete(id) if caller.method == "DELETE" else store.get(id))
+
+    async def _embed(self, caller: Caller) -> None:
+        session, body = self._session(caller), await caller.body()
+        endpoint = session.policy.routes.embeddings
+        if endpoint is None:
+            raise RefusedRequest(
+                "the policy writes texts and embeds none; name a server that does: "
+                'agent.embeddings={endpoint: "http://host:8001/v1"}',
+                "not_found",
+            )
+        session.counts["embeddings"] += 1
+        await caller.reply(200, await endpoint.send(EMBEDDINGS_PATH, body, caller.headers))
+
+    async def _pass(
+        self, caller: Caller, dialect: Dialect, endpoint: ModelEndpoint, body: Mapping[str, Any]
+    ) -> None:
+        """Pass a call on to an endpoint, and its answer back as it is."""
+        sent = endpoint.send(dialect.PATH, body, caller.headers)
+        if body.get("stream") is not True:
+            answer = await self._while_connected(caller, sent)
+            return None if answer is None else await caller.reply(200, answer)
+        stream = EventStream(caller, dialect)
+        try:
+            answer = await self._while_connected(caller, sent)
+            if answer is not None:
+                await stream.stop()
+                await stream.begin()
+                await caller.write(answer, more=False)
+        except RefusedRequest as refused:
+            await stream.stop()
+            if not stream.has_begun:
+                raise
+            await caller.write(dialect.error_event(refused), more=False)
+        finally:
+            await stream.stop()
+
     async def _call(self, caller: Caller, dialect: Dialect) -> None:
         session, body = self._session(caller), await caller.body()
+        speaker = session.speaker(named_model(body))
+        if isinstance(speaker, ModelEndpoint):
+            return await self._pass(caller, dialect, speaker, body)
         store = None
         if dialect is openai_responses:
             store = self.stores.setdefault(session, ResponseStore())
-        request = dialect.read(body if store is None else store.resolve(body), caller.headers)
+        try:
+            request = dialect.read(body if store is None else store.resolve(body), caller.headers)
+        except RefusedRequest as refused:
+            session.refuse(refused)
+            raise
         stream = EventStream(caller, dialect) if request.stream else None
         try:
-            answers = await self._while_connected(caller, self._sample(session, request))
+            answers = await self._while_connected(caller, self._sample(session, speaker, request))
             if answers is None:
                 return None
+            session.refusal = ""
             if store is not None:
                 store.keep(body, dialect.answer(request, answers))
             if stream is None:
@@ -166,6 +229,7 @@ class GatewayApp:
             events = [dialect.opening(request, answers[0].id), *dialect.events(request, answers)]
             await caller.write(b"".join(events), more=False)
         except RefusedRequest as refused:
+            session.refuse(refused)
             if stream is not None:
                 await stream.stop()
             if stream is None or not stream.has_begun:
@@ -175,7 +239,7 @@ class GatewayApp:
             if stream is not None:
                 await stream.stop()
 
-    async def _while_connected(self, caller: Caller, asked: Awaitable[Answers]) -> Answers | None:
+    async def _while_connected(self, caller: Caller, asked: Awaitable[T]) -> T | None:
         """The answers; None, and the sample is given up, when the client closes the connection."""
         task, is_gone = asyncio.current_task(), False
         assert task is not None
@@ -196,10 +260,13 @@ class GatewayApp:
         finally:
             caller.watch(None)
 
-    async def _sample(self, session: AgentSession, request: AgentRequest) -> Answers:
+    async def _sample(
+        self, session: AgentSession, speaker: AgentSession, request: AgentRequest
+    ) -> Answers:
         try:
-            return await session.answer(request)
+            return await speaker.answer(request)
         except RefusedRequest:
+            session.fault = speaker.fault or session.fault
             raise
         except (
             Exception
@@ -208,6 +275,12 @@ class GatewayApp:
             session.fault = Status.ENV_ERROR, why
             log.error("%s", "".join(traceback.format_exception(error)))
             raise RefusedRequest(why, "internal") from error
+
+
+def named_model(body: Mapping[str, Any]) -> str:
+    """The name of the model that a request asks for; "" if it is no text, which the dialect refuses."""
+    name = body.get("model")
+    return name if isinstance(name, str) else ""
 
 
 def _status(given: Any) -> Status:

@@ -57,7 +57,7 @@ class GatewayRules(Rules):
     KINDS = {401: "authentication", 403: "permission", 404: "not_found", 413: "too_large"}
 
     def __init__(self, token: str, address: Sequence[Any], find: Find) -> None:
-        super().__init__(token, address, "", ("GET", "HEAD", "POST"))
+        super().__init__(token, address, "", ("GET", "HEAD", "POST", "DELETE"))
         self.find = find
 
     def stranger(

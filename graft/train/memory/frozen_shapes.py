@@ -1,6 +1,7 @@
 """Frozen models beside the policy, as far as memory is concerned.
 
 rollout.frozen     players of a game: weights and a KV pool of their own
+agent.models       frozen models that agents ask: the same
 distill.teacher    teachers in this process: weights
 """
 
@@ -19,11 +20,13 @@ REFERENCE = "reference"
 
 
 def frozen_shapes(config: Config, policy: ModelShape) -> dict[str, ModelShape]:
-    """The shapes of the frozen models in this process, by seat; on a cluster its workers hold them."""
+    """The shapes of the frozen models of this process, by seat or path; on a cluster workers hold them."""
     if config.cluster.address:
         return {}
     frozen = config.rollout.frozen.items()
-    return {seat: _shape_of(name, policy, "rollout.frozen") for seat, name in frozen}
+    seats = {seat: _shape_of(name, policy, "rollout.frozen") for seat, name in frozen}
+    models = dict.fromkeys(config.agent.frozen.values())
+    return seats | {name: _shape_of(name, policy, "agent.models") for name in models}
 
 
 def is_server(teacher: str) -> bool:

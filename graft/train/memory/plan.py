@@ -206,7 +206,7 @@ class RunSizes:
         for seat, shape in self.frozen.items():
             held = num_parameters(shape) * self.dtype.itemsize
             held += kv_tokens * kv_bytes(shape, self.dtype)
-            yield MemoryItem(f"frozen {seat}", held, "always", "rollout.frozen")
+            yield MemoryItem(f"frozen {seat}", held, "always", "rollout.frozen, agent.models")
 
     def _teachers(self) -> Iterator[MemoryItem]:
         """Weights of frozen models that score; split over processes as the policy is."""

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
+from typing import Any
 
 from graft.config import Config, ConfigError
 from graft.gateway.address import GatewayAddress, split_address
 from graft.gateway.attempts import AgentAttempts
 from graft.gateway.external import ExternalAgents
 from graft.gateway.programs import CommandAgent, make_program
-from graft.recipe.attempt_keys import AgentSection
+from graft.gateway.speakers.endpoint import ModelEndpoint
+from graft.gateway.speakers.main_choice import MainPattern
+from graft.gateway.speakers.routes import FrozenModel, ModelRoutes, Route
+from graft.protocols import Engine
+from graft.recipe.agent_keys import AgentSection
 from graft.rollout.branches.branch import Branch
-from graft.train.rollouts.rollout_engine import engine_tp
+from graft.train.rollouts.rollout_engine import engine_tp, is_external
 from graft.user_code import UserObject
 
 EXTERNAL = "external"
@@ -23,14 +29,19 @@ OPTIONS = {
     "concurrency": "concurrency",
     "client_sampling": "honour_client",
     "roles": "trained_roles",
+    "on_crash": "on_crash",
+    "provider_tools": "provider_tools",
 }
 """Key of the recipe -> argument of AgentAttempts."""
 UNCLAIMED_SECONDS = 7 * 86_400.0
 """That an attempt waits for an agent which claims it."""
 
 
-def make_agents(config: Config) -> AgentAttempts | None:
-    """The agents that attempt the tasks of a recipe; None: the policy acts in the environment."""
+def make_agents(config: Config, frozen: Mapping[str, Engine] | None = None) -> AgentAttempts | None:
+    """The agents that attempt the tasks of a recipe; None: the policy acts in the environment.
+
+    frozen: engines of the frozen models of agent.models, by path.
+    """
     if not config.task.agent:
         return None
     refuse_agents(config)
@@ -58,9 +69,32 @@ def make_agents(config: Config) -> AgentAttempts | None:
     ) in OPTIONS.items():  # of `@graft.rollout(...)`, unless the recipe says otherwise
         if getattr(section, key) == getattr(AgentSection(), key):
             options |= {option: getattr(program, "options", options).get(option, options[option])}
+    options |= {"routes": make_routes(config), "frozen": frozen}
+    if section.main:
+        options["main"] = MainPattern(**section.main)
     if is_external:
         options["seconds"] = UNCLAIMED_SECONDS
     return AgentAttempts(program, address, **options)
+
+
+def make_routes(config: Config) -> ModelRoutes:
+    """The models that answer agents, by name, and the endpoint that embeds."""
+    section = config.agent
+
+    def endpoint(key: str, rule: Mapping[Any, str]) -> ModelEndpoint:
+        model, variable = rule.get("model", ""), rule.get("api_key_env", "")
+        try:
+            return ModelEndpoint(rule["endpoint"], model, variable, config.rollout.deadline)
+        except ValueError as error:
+            raise ConfigError(f"{key}: {error}") from error
+
+    entries: dict[str, Route] = dict.fromkeys(section.models)
+    entries |= {name: FrozenModel(path) for name, path in section.frozen.items()}
+    for name, rule in section.models.items():
+        if isinstance(rule, dict) and "endpoint" in rule:
+            entries[name] = endpoint(f"agent.models, {name}", rule)
+    embedded = section.embeddings
+    return ModelRoutes(entries, endpoint("agent.embeddings", embedded) if embedded else None)
 
 
 def external_note(config: Config, agents: AgentAttempts | None, is_first: bool) -> str:
@@ -92,6 +126,11 @@ def refuse_agents(config: Config) -> None:
             "actions beyond the vocabulary cannot reach it; leave actions.file or task.agent out"
         )
     _refuse_processes(config, int(os.environ.get("WORLD_SIZE", 1)))
+    if config.agent.frozen and (is_external(config) or config.cluster.address):
+        raise ConfigError(
+            f"agent.models names frozen models ({', '.join(config.agent.frozen)}), which need an engine of "
+            "this process each; use engine.name=native without cluster.address, or an endpoint"
+        )
     if config.rollout.frozen:
         raise ConfigError("rollout.frozen is for seats of a game, which task.agent does not play")
 

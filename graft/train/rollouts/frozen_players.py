@@ -29,7 +29,7 @@ from graft.types import Task
 
 
 def has_frozen_reference(config: Config) -> bool:
-    return REFERENCE in config.rollout.frozen.values()
+    return REFERENCE in (*config.rollout.frozen.values(), *config.agent.frozen.values())
 
 
 def frozen_players(
@@ -53,18 +53,43 @@ def frozen_players(
     found: dict[str, FrozenPlayer] = {}
     for seat, name in config.rollout.frozen.items():
         where = f"rollout.frozen={{{seat}: {name}}}"
-        if name == REFERENCE:
-            path = Path(config.run.dir) / config.run.name / REFERENCE
-        else:
-            path = latest_model(name)
-            refuse_family(path, config)
-            if not is_same_vocabulary(open_tokenizer(path), tokenizer):
-                raise ConfigError(
-                    f"{where} has another tokenizer than the policy, and all seats read the same tokens; "
-                    "use a model of the same family"
-                )
+        path = _folder(name, where, config, tokenizer)
         found[seat] = FrozenPlayer(config, path, tokenizer, policy, processes)
     return found
+
+
+def frozen_models(
+    config: Config,
+    tokenizer: FastTokenizer,
+    policy: Any,
+    engine: Engine,
+    processes: ProcessGroup = ALONE,
+) -> dict[str, FrozenPlayer]:
+    """The frozen models of `agent.models` by their paths, checked; their weights are read later.
+
+    engine: of the policy, which is the reference until RL has begun, as for `graft doctor`.
+    """
+    players: dict[str, FrozenPlayer] = {}
+    for name, path in config.agent.frozen.items():
+        if path not in players:
+            folder = _folder(path, f"agent.models={{{name}: {path}}}", config, tokenizer)
+            stand_in = engine if path == REFERENCE else None
+            players[path] = FrozenPlayer(config, folder, tokenizer, policy, processes, stand_in)
+    return players
+
+
+def _folder(name: str, where: str, config: Config, tokenizer: FastTokenizer) -> Path:
+    """The folder of a frozen model, which must read the policy's tokens."""
+    if name == REFERENCE:
+        return Path(config.run.dir) / config.run.name / REFERENCE
+    path = latest_model(name)
+    refuse_family(path, config)
+    if not is_same_vocabulary(open_tokenizer(path), tokenizer):
+        raise ConfigError(
+            f"{where} has another tokenizer than the policy, and both read the same tokens; "
+            "use a model of the same family"
+        )
+    return path
 
 
 def is_same_vocabulary(one: FastTokenizer, other: FastTokenizer) -> bool:
@@ -84,14 +109,19 @@ class FrozenPlayer:
         tokenizer: FastTokenizer,
         policy: Any,
         processes: ProcessGroup,
+        stand_in: Engine | None = None,
     ) -> None:
+        """stand_in: is asked in its place as long as there is no folder at the path."""
         self.config, self.path, self.tokenizer = config, path, tokenizer
         self.processes, self.policy_shape = processes, policy.shape
         self.dtype, self.device = policy.dtype, policy.device
         self.version, self.vocab_size = 0, tokenizer.vocab_size
         self._engine: Engine | None = None
+        self._stand_in = stand_in
 
     def open(self, tokens: Sequence[int], key: int | None = None) -> Context:
+        if self._engine is None and self._stand_in is not None and not self.path.exists():
+            return self._stand_in.open(tokens, key)
         if self._engine is None:
             decoder = load_model(self.path, dtype=self.dtype, device=self.device)
             self._engine = make_engine(
