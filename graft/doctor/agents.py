@@ -26,7 +26,8 @@ from graft.gateway.client import MODEL
 from graft.gateway.gateway import Gateway
 from graft.gateway.request import AgentRequest, PolicyAnswer, RefusedRequest
 from graft.gateway.roots import REASONS
-from graft.gateway.session import AgentSession, ContextRecord
+from graft.gateway.session import AgentSession
+from graft.gateway.speakers.contexts import ContextRecord
 from graft.gateway.speakers.main_choice import describe_thread, explain_no_main
 from graft.gateway.speakers.routes import FrozenModel, describe_names
 from graft.rollout.episode_builder import EpisodeBuilder

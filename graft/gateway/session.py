@@ -19,18 +19,18 @@ import secrets
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, replace
 from typing import Any
 
 from graft.engine.errors import EngineError
 from graft.gateway.canonical import text_of
-from graft.gateway.changes import PromptChange
 from graft.gateway.forest import CallForest, LiveContext, Node
 from graft.gateway.history import Answered, CallHistory, Prompt, RecordedCall
 from graft.gateway.policy import ServedPolicy
 from graft.gateway.reading import read_answer
 from graft.gateway.request import AgentRequest, PolicyAnswer, RefusedRequest
 from graft.gateway.roots import SUMMARY, USER
+from graft.gateway.speakers.contexts import ContextRecord, settle_beginnings, settle_roles
 from graft.gateway.speakers.endpoint import ModelEndpoint
 from graft.gateway.speakers.main_choice import MainChoice, choose_main
 from graft.rollout.failure import together
@@ -45,20 +45,6 @@ PLACE = re.compile(r"\.\d+")
 """The number of an item in the name of a field: tools.0.type is tools.type."""
 MAX_CHARACTERS = 512
 """Of a token, on average: more are refused before they are encoded."""
-
-
-@dataclass(slots=True)
-class ContextRecord:
-    """One context of an attempt: why it began (`roots`), whose it is, and after which answer it began."""
-
-    reason: str
-    role: str
-    agent: str
-    after: str
-    change: PromptChange | None = None
-    thread: int = 0
-    """The number of its conversation: contexts that go on from each other have the same one."""
-    answers: list[str] = field(default_factory=list[str])
 
 
 class AgentSession:
@@ -449,28 +435,13 @@ class AgentSession:
 
     def _settle_roles(self) -> None:
         """Say whose each context and answer is, now that all conversations of the attempt are known."""
-        said, contexts = self.history.conversations, self.contexts
-        main = self.main = choose_main(said, self.forest.task, self.policy.main)
-        for record in contexts:
-            record.role = main.roles.get(record.thread, record.role)
-        for done in self.history.answers.values():
-            if done.role != SUMMARY:
-                done.role = contexts[done.context].role
+        known, answers = self.history.conversations, self.history.answers.values()
+        main = self.main = choose_main(known, self.forest.task, self.policy.main)
+        settle_roles(main, self.contexts, answers)
         self.counts["no_main"] += main.thread is None and bool(main.threads)
-        if main.thread is None:
-            return
-        self.counts["user_answers"] += sum(
-            done.role == USER for done in self.history.answers.values()
-        )
-        asked = next(record for record in contexts if record.thread == main.thread)
-        if asked is not contexts[0] and asked.reason == "sub-agent":  # another one asked before it
-            first = contexts[0]
-            asked.reason, first.reason = first.reason, asked.reason
-            asked.after, asked.change = "", None
-        for record, count in zip(contexts, self._num_known, strict=True):
-            if record.reason == "sub-agent":
-                ours = [known.id for known in said[:count] if known.thread == main.thread]
-                record.after = next(reversed(ours), "")
+        if main.thread is not None:
+            self.counts["user_answers"] += sum(done.role == USER for done in answers)
+            settle_beginnings(main.thread, self.contexts, known, self._num_known)
 
     def _mask_untrained(self) -> None:
         """Mask the answers of roles that are not trained."""

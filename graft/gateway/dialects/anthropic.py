@@ -10,12 +10,11 @@ from graft.gateway.dialects import sse
 from graft.gateway.dialects.common import (
     assistant_message,
     function_call,
-    function_tool,
     read_messages,
     request_of,
 )
 from graft.gateway.dialects.fields import RequestFields, body_fields, describe_value
-from graft.gateway.dialects.tools import read_tools
+from graft.gateway.dialects.tools import function_tool, read_tools
 from graft.gateway.request import AgentRequest, PolicyAnswer, RefusedRequest
 from graft.types import Message
 

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from graft.gateway.dialects.fields import RequestFields, check_json, describe_value
+from graft.gateway.dialects.tools import OfferedTools
 from graft.gateway.request import AgentRequest, RefusedRequest
 from graft.types import Message
-
-if TYPE_CHECKING:
-    from graft.gateway.dialects.tools import OfferedTools
 
 
 def request_of(
@@ -88,20 +86,6 @@ def arguments_of(text: str) -> dict[str, Any] | str:
     except (ValueError, RecursionError, RefusedRequest):
         pass
     return text
-
-
-def function_tool(fields: RequestFields, parameters: str) -> dict[str, Any]:
-    """A tool in OpenAI's form. `parameters` is the name of the field that has their schema.
-
-    Other fields, such as `strict`, are left out: the policy is not constrained to a schema.
-    """
-    function = {
-        "name": fields.name("name"),
-        "description": fields.text("description"),
-        "parameters": dict(fields.fields(parameters).values)
-        or {"type": "object", "properties": {}},
-    }
-    return {"type": "function", "function": function}
 
 
 def function_call(id: str, name: str, arguments: dict[str, Any] | str) -> dict[str, Any]:

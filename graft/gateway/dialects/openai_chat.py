@@ -11,7 +11,6 @@ from graft.gateway.dialects.common import (
     arguments_of,
     assistant_message,
     function_call,
-    function_tool,
     read_messages,
     request_of,
 )
@@ -28,7 +27,7 @@ from graft.gateway.dialects.openai_common import (
 )
 from graft.gateway.dialects.openai_common import error as error
 from graft.gateway.dialects.openai_common import models as models
-from graft.gateway.dialects.tools import read_tools
+from graft.gateway.dialects.tools import function_tool, read_tools
 from graft.gateway.request import AgentRequest, AnsweredCall, PolicyAnswer, RefusedRequest
 from graft.types import Message
 

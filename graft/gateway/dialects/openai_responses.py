@@ -20,7 +20,6 @@ from graft.gateway.dialects.common import (
     arguments_of,
     assistant_message,
     function_call,
-    function_tool,
     request_of,
 )
 from graft.gateway.dialects.fields import RequestFields, body_fields, describe_value
@@ -35,7 +34,7 @@ from graft.gateway.dialects.openai_common import (
 )
 from graft.gateway.dialects.openai_common import error as error
 from graft.gateway.dialects.openai_common import models as models
-from graft.gateway.dialects.tools import joined_name, read_tools
+from graft.gateway.dialects.tools import function_tool, joined_name, read_tools
 from graft.gateway.request import AgentRequest, AnsweredCall, PolicyAnswer, RefusedRequest
 from graft.types import Message
 

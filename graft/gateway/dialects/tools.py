@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from graft.gateway.dialects.common import function_tool
 from graft.gateway.dialects.fields import RequestFields
 
 JOINED = "__"
@@ -78,6 +77,20 @@ def read_tools(
         else:
             offered.dropped.append(kind[:80])
     return offered
+
+
+def function_tool(fields: RequestFields, parameters: str) -> dict[str, Any]:
+    """A tool in OpenAI's form. `parameters` is the name of the field that has their schema.
+
+    Other fields, such as `strict`, are left out: the policy is not constrained to a schema.
+    """
+    function = {
+        "name": fields.name("name"),
+        "description": fields.text("description"),
+        "parameters": dict(fields.fields(parameters).values)
+        or {"type": "object", "properties": {}},
+    }
+    return {"type": "function", "function": function}
 
 
 def joined_name(namespace: str, name: str) -> str:
