@@ -101,10 +101,15 @@ def exact(heads: int, kv_heads: int, size: int) -> None:
 
 
 def experts(
-    width: int, ff: int, clamp: Clamp, has_bias: bool, dtype: torch.dtype = torch.bfloat16
+    width: int,
+    ff: int,
+    clamp: Clamp,
+    has_bias: bool,
+    dtype: torch.dtype = torch.bfloat16,
+    each: tuple[int, ...] = (8, 40, 100),
 ) -> None:
     """Launch each tile of the MLPs of experts, with the gate inside and apart, and the gradients."""
-    for tokens in (8, 40, 100):
+    for tokens in each:
         groups = group_rows(zeros(tokens, 4, dtype=torch.int64), 4)
         sizes = (tokens, width), (8 * ff, width), (4 * width, ff)
         given = [zeros(*size, dtype=dtype).requires_grad_() for size in sizes]
@@ -142,7 +147,7 @@ def main(capability: int) -> dict[str, int]:
     if capability == 90:
         experts(2048, 768, Clamp(), has_bias=False)  # of Qwen3-30B-A3B
         experts(2880, 2880, Clamp(7.0, 1.702), has_bias=True)  # of gpt-oss
-        experts(512, 512, Clamp(7.0, 1.702), has_bias=True, dtype=torch.float32)
+        experts(512, 512, Clamp(7.0, 1.702), has_bias=True, dtype=torch.float32, each=(100,))
     if capability == 86:  # the least of all
         engine(*GROUPS[0], torch.float32)
     return found
