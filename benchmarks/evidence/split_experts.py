@@ -49,7 +49,7 @@ GRPO = (
     "rollout.tasks=64", "rollout.samples=8", "train.schedule=constant",
 )  # fmt: skip
 SMALL = 0.01
-"""Of the routers at first, so that experts that are chosen have nearly equal weights."""
+"""The scale of new routers, so that chosen experts have nearly equal weights."""
 
 
 @torch.no_grad()

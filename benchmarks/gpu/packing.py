@@ -23,7 +23,7 @@ from graft.types import Episode
 LONG_PROMPTS = Work(16, 8, 2048, 256)
 TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj")
 MAX_GIGABYTES = 20
-"""Of weights; the blocks of a larger model are computed twice instead of kept."""
+"""The blocks of a model with more weights are computed twice instead of kept."""
 
 
 def packing(bench: Bench, name: str) -> list[Row]:

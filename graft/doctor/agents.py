@@ -19,17 +19,15 @@ from dataclasses import asdict, dataclass, field, replace
 from difflib import SequenceMatcher
 from typing import Any
 
+from graft.doctor.agent_speakers import LONGEST_LINE, check_main, check_models, check_refused
 from graft.gateway.attempts import AgentAttempts, AgentGroup
 from graft.gateway.canonical import names_of, normalised
 from graft.gateway.changes import PromptChange, token_change
-from graft.gateway.client import MODEL
 from graft.gateway.gateway import Gateway
 from graft.gateway.request import AgentRequest, PolicyAnswer, RefusedRequest
 from graft.gateway.roots import REASONS
 from graft.gateway.session import AgentSession
 from graft.gateway.speakers.contexts import ContextRecord
-from graft.gateway.speakers.main_choice import describe_thread, explain_no_main
-from graft.gateway.speakers.routes import FrozenModel, describe_names
 from graft.rollout.episode_builder import EpisodeBuilder
 from graft.rollout.event_loop import run
 from graft.rollout.setup import RolloutSetup
@@ -41,7 +39,7 @@ from graft.types import Task
 
 MAX_CHANGES = 3
 """Changes that are shown."""
-MAX_LINES, LONGEST_LINE = 4, 400
+MAX_LINES = 4
 """Of the output of an agent that failed."""
 OTHER_PROMPT = ("sub-agent", "other system prompt", "new conversation")
 """Reasons of contexts whose prompt is another from its first messages on."""
@@ -66,6 +64,10 @@ class WatchedSession(AgentSession):
         super().__init__(*args)
         self.watched: list[WatchedCall] = []
 
+    @property
+    def dropped_tools(self) -> list[str]:
+        return [kind for call in self.watched for kind in call.request.dropped_tools]
+
     async def answer(self, request: AgentRequest) -> list[PolicyAnswer]:
         call = WatchedCall(replace(request, messages=normalised(request.messages)))
         self.watched.append(call)
@@ -86,12 +88,12 @@ def agent_checks(setup: RolloutSetup, task: Task, wants_forks: bool = False) -> 
     first, second = run(lambda: _attempts(setup, task))
     yield _outcome(first)
     if not first.history.answers:
-        yield from _refused(first)
+        yield from check_refused(first, first.dropped_tools)
         return
     yield _contexts(first)
-    yield from _main(first)
-    yield from _models(first)
-    yield from _refused(first)
+    yield from check_main(first)
+    yield from check_models(first)
+    yield from check_refused(first, first.dropped_tools)
     yield _tokens(first)
     yield from _settings(first)
     yield from _tools(first)
@@ -204,84 +206,6 @@ def _contexts(session: WatchedSession) -> Check:
         ]
     }
     return Check("agent contexts", WARN if remedy else PASS, "\n".join(lines), remedy, data)
-
-
-def _main(session: WatchedSession) -> Iterator[Check]:
-    """Which conversation is the agent's, where there are several."""
-    main, count_of = session.main, len(session.main.threads)
-    if count_of < 2:
-        return
-    listed = [
-        f"  {place} {main.roles[thread.number]}: {describe_thread(thread)}"
-        for place, thread in enumerate(main.threads, 1)
-    ]
-    data = {
-        "main": main.thread,
-        "why": main.why,
-        "rivals": list(main.rivals),
-        "roles": main.roles,
-    }
-    if main.thread is None:
-        lines = [explain_no_main(main, session.policy.main), *listed]
-        yield Check(
-            "agent main", FAIL, visible_lines(lines), "change agent.main, or leave it out", data
-        )
-        return
-    place = 1 + [thread.number for thread in main.threads].index(main.thread)
-    lines = [f"task.reward reads conversation {place} of {count_of}: {main.why}", *listed]
-    remedy = ""
-    if main.rivals:
-        lines[0] += f"; {count(len(main.rivals), 'other')} could be the agent's too"
-        remedy = "name what the agent's own has: agent.main={tools: NAME}, {system: TEXT} or {model: NAME}"
-    yield Check("agent main", WARN if remedy else PASS, visible_lines(lines), remedy, data)
-
-
-def _models(session: WatchedSession) -> Iterator[Check]:
-    """The names of models that the agent asks for, and who answers them."""
-    routes = session.policy.routes
-    if not routes.entries and not set(routes.names) - {MODEL}:
-        return
-    unnamed = routes.unnamed
-    who = {
-        name: "policy"
-        if route is None
-        else "frozen"
-        if isinstance(route, FrozenModel)
-        else "endpoint"
-        for name, route in routes.names.items()
-    }
-    lines = [f"  {name!r}: {answers}" for name, answers in who.items()]
-    several = len(unnamed) > 1
-    told = describe_names(unnamed) if unnamed else "every model is named in agent.models"
-    remedy = "name them: agent.models={NAME: policy, OTHER: frozen}" if several else ""
-    data = {"models": who}
-    yield Check(
-        "agent models", WARN if several else PASS, visible_lines([told, *lines]), remedy, data
-    )
-
-
-def _refused(session: WatchedSession) -> Iterator[Check]:
-    """The fields for which requests were refused, and tools that the policy is not shown."""
-    start = "refused_fields/"
-    fields = {
-        name.removeprefix(start): int(number)
-        for name, number in session.counts.items()
-        if name.startswith(start) and number
-    }
-    if fields:
-        listed = ", ".join(f"{name} in {count(n, 'request')}" for name, n in fields.items())
-        remedy = "let the agent leave them out"
-        told = f"refused: {listed}"
-        yield Check("agent fields", WARN, visible_lines([told]), remedy, {"refused": fields})
-    dropped = {kind for call in session.watched for kind in call.request.dropped_tools}
-    if dropped:
-        told = f"tools of a provider are not shown to the policy: {', '.join(sorted(dropped))}"
-        data = {"dropped_tools": sorted(dropped)}
-        yield Check("agent provider tools", PASS, visible_lines([told]), "", data)
-
-
-def visible_lines(lines: Sequence[str]) -> str:
-    return "\n".join(visible(line)[:LONGEST_LINE] for line in lines)
 
 
 def _is_slight(context: ContextRecord) -> bool:

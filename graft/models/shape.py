@@ -150,7 +150,7 @@ class ModelShape:
     query_scale: float = 1.0
     """Factor on queries, beside 1 / sqrt(head_dim)."""
     activation: Literal["silu", "gelu_tanh"] = "silu"
-    """Of the gate of an MLP."""
+    """The function of an MLP's gate."""
     norm_offset: bool = False
     """Whether the weights of norms are stored as their distance from 1."""
     sandwich: bool = False

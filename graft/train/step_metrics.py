@@ -20,7 +20,7 @@ from graft.train.rollouts.step_rollouts import StepRollouts
 from graft.types import Author, Episode, Leaf, Span, Status, Trajectory
 
 MAX_OUTPUT_LINES, MAX_LINE = 6, 240
-"""Of what a crashed program wrote, and characters of a line."""
+"""Lines that are shown of what a crashed program wrote, and characters of a line."""
 
 
 def step_metrics(

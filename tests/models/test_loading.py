@@ -129,17 +129,17 @@ def test_few_chunks_are_under_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     places = {f"{at:03}": StoredTensor(tmp_path / "a", at, at + 1, "U8", (1,)) for at in range(200)}
     monkeypatch.setattr(stream, "CHUNK", 1)
     monkeypatch.setattr(os, "cpu_count", lambda: 2)
-    begun: list[int] = []
+    starts: list[int] = []
     read = stream._ChunkReader.read
 
     def counted(self: stream._ChunkReader, file: Path, start: int, stop: int) -> torch.Tensor:
-        begun.append(start)
+        starts.append(start)
         return read(self, file, start, stop)
 
     monkeypatch.setattr(stream._ChunkReader, "read", counted)
     for number, (name, raw) in enumerate(stream.stream(places, CPU, "a")):
         assert int(name) == int(raw) == number
-        assert len(begun) <= number + 3
+        assert len(starts) <= number + 3
 
 
 def test_tensors_at_odd_places_are_read(tmp_path: Path) -> None:

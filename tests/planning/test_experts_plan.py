@@ -57,7 +57,7 @@ def test_eight_experts_of_a_token_are_computed() -> None:
 
 @pytest.mark.parametrize(("rows", "experts"), [(1, 8.0), (2, 15.5), (64, 128 * (1 - 0.9375**64))])
 def test_a_step_reads_the_experts_that_its_rows_choose(rows: int, experts: float) -> None:
-    """Of two rows the second shares 8 * 8 / 128 = half an expert with the first."""
+    """The second of two rows shares 8 * 8 / 128 = half an expert with the first."""
     rest = 48 * (ATTENTION + ROUTER) + NORMS
     assert read_parameters(A3B, rows) == pytest.approx(rest + 48 * experts * EXPERT, rel=1e-6)
     moved = decode_step_bytes(A3B, torch.bfloat16, rows, 0)

@@ -17,7 +17,7 @@ OTHER_SAMPLING = (
 )
 NO_MEDIA = "the policy reads and writes text only"
 MAX_LISTED = 20
-"""Of top_logprobs, as OpenAI has it."""
+"""The largest top_logprobs that OpenAI allows."""
 ERRORS = {
     "invalid": (400, "invalid_request_error", None),
     "context_length": (400, "invalid_request_error", "context_length_exceeded"),

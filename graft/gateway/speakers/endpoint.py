@@ -19,7 +19,7 @@ from graft.http import HttpClient, HttpFault, key_for
 from graft.trust.masking import remember_all
 
 PASSED_HEADERS = ("anthropic-version", "anthropic-beta", "openai-beta")
-"""Of the client's, besides the kind of its content."""
+"""The client's headers that are passed on, besides the kind of its content."""
 ANTHROPIC = ("ANTHROPIC_API_KEY", "api.anthropic.com")
 """The variable that Anthropic's clients read, and the server that it is for."""
 RETRIES = 2

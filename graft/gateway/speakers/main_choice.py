@@ -31,7 +31,7 @@ REASONS = (
 )
 """Why a thread is chosen, in the order in which they count."""
 FIELDS = ("model", "system", "tools")
-"""Of agent.main."""
+"""The keys of agent.main."""
 MAX_SHOWN, MAX_NAMES = 60, 5
 """Characters of a text and names of tools in a message."""
 NUM_CLEAR = 4

@@ -27,9 +27,9 @@ MAX_VALUES = 1_000_000
 MAX_NAME = 1 << 16
 MAX_TEXT = 1 << 24
 MAX_SIZES = 4
-"""Of a tensor: llama.cpp has no more."""
+"""The most sizes of a tensor: llama.cpp has no more."""
 ALIGNMENT = 32
-"""Of the data, if no entry names another."""
+"""The alignment of the data, if no entry names another."""
 NUMBER = struct.Struct("<I")
 LENGTH = struct.Struct("<Q")
 

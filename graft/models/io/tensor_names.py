@@ -58,7 +58,7 @@ EXPERT_NAMES = {
         is_transposed=True,
     ),
 }
-"""Of families that store the experts of a layer together."""
+"""The names in families that store the experts of a layer together."""
 
 
 class ParameterRows(NamedTuple):
