@@ -82,7 +82,7 @@ class ExpertMLP(Sublayer):
         return mixed
 
     def _count(self, load_E: Tensor) -> None:
-        self.load = load_E if self.load is None else self.load + load_E
+        self.load = load_E if self.load is None else self.load.to(load_E.device) + load_E
 
     def _mix_in_kernels(self, x: Tensor, weights_Tk: Tensor, chosen_Tk: Tensor) -> Tensor:
         from graft.models.kernels.experts import mix_experts
