@@ -8,8 +8,9 @@
 
 A program has all of K, in steps (see `fixed_product`): a row's bits depend neither on the rows beside it
 nor on how many its expert has. Rows are read and written where they belong, so that none is copied for
-sorting. A bias is added to the sum in fp32, before it is rounded. With a clamped gate the columns of gate
-and up alternate (see `gate`). The gradients are those of `expert_gradients`.
+sorting. A bias is added to the sum in fp32, before it is rounded. In the products of a program the columns
+of gate and up alternate; with a clamped gate they do in the weight too (see `gate`). The gradients are those
+of `expert_gradients`.
 """
 
 from __future__ import annotations
@@ -69,14 +70,10 @@ def _multiply(
         source = place if X_SHARE == 0 else row // X_SHARE
         target = row if IS_SPREAD else place
         column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
-        within = tl.arange(0, BLOCK_N)
-        if LIMIT > 0:  # gate and up alternate
-            output = tl.program_id(0) * BLOCK_N + within
-            is_output = output < 2 * N
-        else:
-            output = tl.program_id(0) * COLUMNS + within % COLUMNS
-            is_output = output < N
-            output += within // COLUMNS * N  # of gate, then of up
+        output = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+        is_output = output < N * (BLOCK_N // COLUMNS)
+        if COLUMNS < BLOCK_N and LIMIT == 0:  # gate and up are halves of the weight, and alternate here
+            output = output // 2 + output % 2 * N
         at_x = x + source.to(tl.int64)[:, None] * x_stride
         at_weight = weight + expert.to(tl.int64) * weight_size + output[:, None] * weight_row
         acc = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
@@ -92,11 +89,8 @@ def _multiply(
             acc += tl.load(at_bias, mask=is_output, other=0.0).to(tl.float32)[None, :]
         result = acc.to(out.dtype.element_ty)
         if COLUMNS < BLOCK_N:
-            if LIMIT > 0:
-                both = tl.reshape(result, [BLOCK_M, COLUMNS, 2])
-            else:
-                both = tl.permute(tl.reshape(result, [BLOCK_M, 2, COLUMNS]), [0, 2, 1])
-            gate, up = tl.split(both)
+            # halves side by side would have to change places here, for which ptxas orders all products
+            gate, up = tl.split(tl.reshape(result, [BLOCK_M, COLUMNS, 2]))
             gate, up = gate.to(tl.float32), up.to(tl.float32)
             result = gated_product(gate, up, out, False, LIMIT, ALPHA)
         at_out = out + target.to(tl.int64)[:, None] * out_stride + column[None, :]

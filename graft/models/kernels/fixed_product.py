@@ -78,10 +78,10 @@ def _product(
         after_previous()
     row = tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M)
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
-    within = tl.arange(0, BLOCK_N)
-    output = tl.program_id(0) * COLUMNS + within % COLUMNS
-    is_row, is_output = row < rows, output < N
-    output += within // COLUMNS * N  # of gate, then of up
+    output = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    is_row, is_output = row < rows, output < N * (BLOCK_N // COLUMNS)
+    if COLUMNS < BLOCK_N:
+        output = output // 2 + output % 2 * N  # of gate and of up in turn
     at_x = x + row.to(tl.int64)[:, None] * x_stride
     at_weight = weight + output.to(tl.int64)[:, None] * K
     acc = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
@@ -95,8 +95,7 @@ def _product(
         acc += tl.load(bias + output, mask=is_output, other=0.0).to(tl.float32)[None, :]
     result = acc.to(out.dtype.element_ty)
     if COLUMNS < BLOCK_N:
-        both = tl.permute(tl.reshape(result, [BLOCK_M, 2, COLUMNS]), [0, 2, 1])
-        gate, up = tl.split(both)
+        gate, up = tl.split(tl.reshape(result, [BLOCK_M, COLUMNS, 2]))
         result = gated_product(gate.to(tl.float32), up.to(tl.float32), out, GELU)
     at_out = out + row.to(tl.int64)[:, None] * out_stride + column[None, :]
     tl.store(at_out, result, mask=is_row[:, None] & (column < N)[None, :])
