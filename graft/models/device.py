@@ -92,7 +92,7 @@ def why_no_kernels(device: torch.device) -> str:
         return "triton is not installed; pip install triton"
     if torch.version.cuda is not None and torch.cuda.get_device_capability(device) < AMPERE:
         return "this GPU is older than the Ampere generation, for which they are written"
-    from graft.models.kernels.start import why_not_started
+    from graft.models.kernels.launch import why_not_started
 
     return why_not_started()
 

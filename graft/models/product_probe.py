@@ -131,9 +131,9 @@ def _library_from(products: list[Rivals]) -> int | None:
 
 def _products(decoder: Decoder) -> Iterator[tuple[tuple[int, int], Rivals]]:
     """Every kind of product of the decoder, with the shape of its weight."""
-    from graft.models.kernels.chained import chained
     from graft.models.kernels.fixed_product import fixed_linear
     from graft.models.kernels.head import logits_in_rows
+    from graft.models.kernels.launch import chained
 
     is_chained = chained(decoder.device)["CHAINED"]
     block: Any = decoder.blocks[0]

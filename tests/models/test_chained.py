@@ -13,7 +13,7 @@ import graft
 
 pytest.importorskip("triton")
 
-from graft.models.kernels.chained import chained
+from graft.models.kernels.launch import chained
 
 
 @pytest.mark.parametrize(

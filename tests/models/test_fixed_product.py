@@ -105,7 +105,7 @@ def test_where_rows_do_not_depend_on_their_number_the_library_multiplies(decoder
 def test_where_launches_overlap_our_own_kernel_multiplies_more_rows_with_small_weights(
     decoder: Decoder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("graft.models.kernels.chained.chained", lambda device: {"CHAINED": True})
+    monkeypatch.setattr("graft.models.kernels.launch.chained", lambda device: {"CHAINED": True})
     monkeypatch.setattr(product_probe, "SMALL_BYTES", 32 * 64 * 4)  # all but the 96 x 32 of gate|up
     order, _ = product_probe.find_kernel_order(decoder)
     assert order == RowOrder(

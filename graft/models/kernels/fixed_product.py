@@ -17,8 +17,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from graft.models.kernels.chained import after_previous, chained
 from graft.models.kernels.gate import gated_product, is_gelu
+from graft.models.kernels.launch import after_previous, chained
 
 PROGRAMS = 128
 """About as many as an H200 has multiprocessors (132): fewer leave some idle."""

@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from graft.models.kernels.chained import after_previous, chained
+from graft.models.kernels.launch import after_previous, chained
 
 BLOCK = 1024
 WARPS = 4

@@ -21,7 +21,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from graft.models.kernels.chained import after_previous, chained
+from graft.models.kernels.launch import after_previous, chained
 
 RESIDENT_WARPS = 32
 """Warps of the backward kernel per multiprocessor: its registers hold them, and they hide memory latency."""

@@ -20,7 +20,7 @@ import triton.language as tl
 from torch import Tensor
 
 from graft.models.angles import HeadRotation
-from graft.models.kernels.chained import after_previous, chained
+from graft.models.kernels.launch import after_previous, chained
 from graft.models.kernels.norm import looping_programs
 from graft.models.kv_slots import KVSlots
 

@@ -19,7 +19,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from graft.models.kernels.chained import after_previous, chained
+from graft.models.kernels.launch import after_previous, chained
 
 ROUTE_ROWS = 4
 GROUP_ROWS = 4096
@@ -155,7 +155,10 @@ def _group(
 
 def height_of(rows: int, count: int) -> int:
     """Rows of a tile: few where an expert has few, and then weights are what takes time."""
-    return 16 if rows <= 8 * count else 64 if rows <= 48 * count else 128
+    for height, most in ((16, 8), (32, 24), (64, 48)):
+        if rows <= most * count:
+            return height
+    return 128
 
 
 def group_rows(chosen: Tensor, count: int) -> Groups:
@@ -170,6 +173,7 @@ def group_rows(chosen: Tensor, count: int) -> Groups:
     _group[(count,)](
         chosen, order, starts, experts, first, rows, tiles, E=count, HEIGHT=height,
         ROWS=min(GROUP_ROWS, triton.next_power_of_2(rows)),
-        BLOCK_E=triton.next_power_of_2(count), num_warps=4, **chained(chosen.device),
+        BLOCK_E=triton.next_power_of_2(count), num_warps=4 if rows <= 1024 else 8,
+        **chained(chosen.device),
     )  # fmt: skip
     return Groups(order, starts, experts, first, height, chosen)
