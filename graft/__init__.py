@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from graft.envs import make, make_vec, register
     from graft.envs.base import BaseEnv
     from graft.envs.multi_agent.base import MultiAgentEnv
+    from graft.structure import Structure
     from graft.tools.function import tool
     from graft.types import Episode, Sampling, Task, Trajectory, Turn
 
@@ -45,6 +46,7 @@ __all__ = [
     "RunResult",
     "Sampling",
     "Scores",
+    "Structure",
     "Task",
     "Trajectory",
     "Turn",
@@ -76,6 +78,7 @@ _LAZY = {
     "Policy": "graft.api.policy:Policy",
     "RunResult": "graft.api.runs:RunResult",
     "Sampling": "graft.types:Sampling",
+    "Structure": "graft.structure:Structure",
     "Scores": "graft.api.evaluate:Scores",
     "Task": "graft.types:Task",
     "Trajectory": "graft.types:Trajectory",

@@ -21,6 +21,7 @@ from enum import StrEnum
 from typing import Any, NamedTuple
 
 from graft.signatures import explain_arguments
+from graft.structure import Structure
 
 Message = dict[str, Any]
 """A chat message in OpenAI's form: role, content, and where they apply tool_calls, tool_call_id, name."""
@@ -34,7 +35,7 @@ def _new_list() -> list[Any]:
     return []
 
 
-def _new_dict() -> dict[str, Any]:
+def _new_dict() -> dict[Any, Any]:
     return {}
 
 
@@ -179,8 +180,16 @@ class Sampling:
     stop_tokens: tuple[int, ...] = ()
     num_begun: int = 0
     """Tokens at the context's end that this sample continues: a stop string may start in them."""
+    structure: Structure | None = None
+    """What the answer must look like; the tokens that it allows are a mask, in training too."""
 
     def __post_init__(self) -> None:
+        structure: Any = self.structure
+        if structure is not None and not isinstance(structure, Structure):
+            raise TypeError(
+                f"structure={structure!r:.80}: must be a graft.Structure, such as "
+                "graft.Structure.json(schema)"
+            )
         try:
             self._check()
         except TypeError:
@@ -229,6 +238,8 @@ class Completion:
     modes: list[int]
     finish: Finish
     version: int
+    masks: dict[int, str] = field(default_factory=_new_dict)
+    """The rows that its modes beyond the action space stand for; see `structure`."""
 
 
 @explain_arguments
@@ -283,6 +294,8 @@ class Span:
     version: int = 0
     text: str = ""
     info: dict[str, Any] = field(default_factory=_new_dict)
+    masks: dict[int, str] = field(default_factory=_new_dict)
+    """The rows that its modes beyond the action space stand for; see `structure`."""
 
     PER_TOKEN = ("tokens", "actions", "logprobs", "entropies", "modes", "mask")
 
@@ -300,7 +313,10 @@ class Span:
     def to_json(self) -> dict[str, Any]:
         # asdict copies a list element by element, so the long ones are kept from it
         lists = {name: list(getattr(self, name)) for name in self.PER_TOKEN}
-        return asdict(replace(self, **{name: [] for name in lists})) | lists
+        values = asdict(replace(self, **{name: [] for name in lists})) | lists
+        if not self.masks:  # the usual case: a line of the log is long enough
+            del values["masks"]
+        return values
 
     @classmethod
     def sampled(cls, parent: int, completion: Completion, text: str = "", **info: Any) -> Span:
@@ -317,6 +333,7 @@ class Span:
             version=completion.version,
             text=text,
             info={"finish": str(completion.finish), **info},
+            masks=completion.masks,
         )
 
     def cut(self, at: int, texts: tuple[str, str] | None = None) -> tuple[Span, Span]:
@@ -341,6 +358,7 @@ class Span:
             setattr(self, name, getattr(self, name) + getattr(more, name))
         self.text = text
         self.info.update(more.info)
+        self.masks = self.masks | more.masks
 
 
 _encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode
@@ -456,6 +474,8 @@ class Episode:
         def span(values: dict[str, Any]) -> Span:
             values = dict(values)
             values["author"] = Author(values["author"])
+            if masks := values.get("masks"):  # names are texts in JSON
+                values["masks"] = {int(mode): row for mode, row in masks.items()}
             return Span(**values)
 
         def leaf(values: dict[str, Any]) -> Leaf:

@@ -30,7 +30,7 @@ LOOKS_AT: dict[str, set[str]] = {}
 GROUND = {
     "serving", "types", "protocols", "registry", "config", "recipe", "version", "files", "http",
     "deadlines", "tolerances", "user_code", "trust", "callable_package", "garbage", "ours", "plugins",
-    "signatures",
+    "signatures", "structure",
 }  # fmt: skip
 for room in GROUND:
     LOOKS_AT[room] = GROUND
@@ -74,7 +74,7 @@ HEAVY = {
     "transformers", "huggingface_hub", "datasets", "trl", "wandb", "tensorboard", "gguf", "math_verify",
     "ray", "vllm", "sglang", "mcp", "pyarrow", "reasoning_gym", "bm25s", "faiss", "sentence_transformers",
     "starlette", "uvicorn", "httptools", "httpx", "msgpack", "gymnasium", "verifiers", "openenv", "gem",
-    "skyrl_gym", "verl", "openrlhf", "RL2",
+    "skyrl_gym", "verl", "openrlhf", "RL2", "llguidance",
 }  # fmt: skip
 MORE_THAN_ONE_FILE: dict[str, set[str]] = {
     # old tokenizer files on floor 1a, which may not see models/; models of families that have no decoder

@@ -209,6 +209,10 @@ class FastTokenizer:
             text, last = text + backend.decode(run, skip_special_tokens=False), run[-1]
         return text
 
+    def backend_json(self) -> str:
+        """The tokenizer as the text of its `tokenizer.json`."""
+        return self._backend.to_str()
+
     def token_id(self, token: str) -> int | None:
         """The id of one token by its exact text; None if it is not in the vocabulary."""
         return self._backend.token_to_id(token)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,6 +25,8 @@ from graft.models.shape import Experts
 from graft.models.tree.forest import Forest
 from graft.models.truncation import Truncation
 from graft.rollout.batching import to_batch
+from graft.structure import Structure
+from graft.text.tokenizer import FastTokenizer
 from graft.types import Author, Episode, Leaf, Sampling, Span, Task, Trajectory
 
 
@@ -36,6 +39,7 @@ class Trees:
     rng: random.Random
     longest: int
     grammar: Any = None
+    structures: Sequence[Structure | None] = (None,)
     episodes: list[Episode] = field(default_factory=list[Episode])
 
     def grow(self, num_trees: int) -> list[Trajectory]:
@@ -58,10 +62,11 @@ class Trees:
         self, episode: Episode, parent: int, context: NativeContext, turns: int
     ) -> None:
         most = self.rng.randint(1, self.longest)
-        done = await context.sample(Sampling(max_tokens=most, **self.sampling), self.grammar)
+        how = {**self.sampling, "structure": self.rng.choice(self.structures)}
+        done = await context.sample(Sampling(max_tokens=most, **how), self.grammar)
         parts = done.tokens, done.actions, done.logprobs, done.entropies, done.modes
         mask = [action >= 0 for action in done.actions]
-        tip = episode.append(Span(parent, Author.POLICY, *parts, mask=mask))
+        tip = episode.append(Span(parent, Author.POLICY, *parts, mask=mask, masks=done.masks))
         if turns == 0 or self.rng.random() < 0.3:
             episode.leaves.append(Leaf((tip,)))
             return
@@ -194,6 +199,37 @@ def test_pages_that_do_not_fit_tiles_have_the_learners_bits() -> None:
     decoder, rng = ordered(), random.Random(3)
     rows = Trees(NativeEngine(decoder, kv_tokens=2048, page_size=5), {}, rng, 30).grow(3)
     assert num_unequal(decoder, rows, rng)[0] == 0
+
+
+def test_structured_answers_have_the_learners_bits() -> None:
+    """Beside plain ones, on trees, with preemption and answers that are cut."""
+    letters = FastTokenizer.characters('0123456789{}":, nam')  # 3 + 20 tokens, as the model has
+    structures = (
+        None,
+        Structure.json({"type": "integer"}),
+        Structure.json(
+            {
+                "type": "object",
+                "properties": {"nam": {"type": "integer"}, "man": {"enum": ["a", 12]}},
+                "required": ["nam"],
+                "additionalProperties": False,
+            }
+        ),
+        Structure.regex("[0-9]{3,9}(, [nam]+)*"),
+        Structure.choice(["nam", "man", "0123456789"]),
+    )
+    decoder, rng = ordered(), random.Random(5)
+    engine = NativeEngine(
+        decoder, tokenizer=letters, eos_ids=(1,), kv_tokens=480, page_size=16, prefill_chunk=50
+    )
+    trees = Trees(engine, {"temperature": 0.7}, rng, 40, structures=structures)
+    drawn = trees.grow(5)
+    assert engine.stats["preemptions"] + engine.stats["evictions"] > 0
+    assert len({mode for row in drawn for span in row.spans for mode in span.masks}) >= 8
+    logged = [Episode.loads(episode.dumps()) for episode in trees.episodes]
+    rows = [row for episode in logged for row in episode.trajectories()]
+    unequal, total = num_unequal(decoder, rows, rng, temperature=0.7)
+    assert total > 300 and unequal == 0
 
 
 def test_masked_actions_have_the_learners_bits() -> None:

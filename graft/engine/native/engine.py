@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from graft.actions.matcher import StructureCompiler, StructureMatcher
 from graft.actions.space import ActionSpace
 from graft.engine.checks import check_positions, check_prompt, check_tokens
 from graft.engine.engine_group import EngineGroup
@@ -31,6 +32,7 @@ from graft.models.io.tensor_names import weights_of
 from graft.models.shape import ModelShape
 from graft.models.tree.path_blocks import BLOCK
 from graft.protocols import Grammar, Tokenizer
+from graft.text.tokenizer import FastTokenizer
 from graft.types import Sampling
 
 MAX_GROUP = 32
@@ -41,7 +43,7 @@ class NativeEngine:
     """Continuous batching over paged keys and values that forks share.
 
     decoder        sampled with its current weights at each step; the engine holds no copy of them
-    tokenizer      only to find stop strings
+    tokenizer      to find stop strings, and to match structures
     eos_ids        stop tokens of every sample
     kv_tokens      size of the KV pool; None: from the memory of the device
     page_size      tokens per page; None: 64 for the kernels, 16 without them
@@ -110,6 +112,9 @@ class NativeEngine:
             runner = CpuRunner(decoder, self._tree, self._masks, seed)
         self._loop = EngineLoop(self._tree, self._scheduler, runner, space)
         self._pieces = None if tokenizer is None else TokenPieces(tokenizer)
+        self._structures: StructureCompiler | None = None
+        if isinstance(tokenizer, FastTokenizer):
+            self._structures = StructureCompiler(tokenizer, shape.vocab_size)
         self._stop_strings = lru_cache(maxsize=64)(StopStrings)
         self._opened = 0
         self._is_open = True
@@ -287,19 +292,47 @@ class NativeEngine:
                     f"the grammar starts in mode {mode}, but the action space has modes 0 to "
                     f"{self.space.num_modes - 1}"
                 )
+        stop_tokens = self.eos_ids.union(sampling.stop_tokens)
+        matcher = None
+        if sampling.structure is not None:
+            matcher = self._matcher(context, sampling, stop_tokens, grammar)
         window = self.decoder.shape.max_positions - len(context.tokens)
         return SampleRequest(
             sequence=context.sequence,
             key=context.key,
             sampling=sampling,
-            stop_tokens=self.eos_ids.union(sampling.stop_tokens),
+            stop_tokens=stop_tokens,
             stop_strings=stop_strings,
             grammar=grammar,
             mode=mode,
             budget=min(sampling.max_tokens, window),
             version=self.version,
             future=asyncio.get_running_loop().create_future(),
+            matcher=matcher,
         )
+
+    def _matcher(
+        self,
+        context: NativeContext,
+        sampling: Sampling,
+        stop_tokens: frozenset[int],
+        grammar: Grammar | None,
+    ) -> StructureMatcher:
+        """The structure's matcher, behind the tokens of the answer that the context has already."""
+        assert sampling.structure is not None
+        if self._structures is None:
+            raise EngineError(
+                "a structure is matched with the bytes of tokens; pass NativeEngine(..., tokenizer=...)"
+            )
+        if grammar is not None:
+            raise EngineError(
+                "a sample has the run's actions or a structure, not both: an action beyond the vocabulary "
+                "has no text that a structure could allow"
+            )
+        matcher = self._structures.matcher(sampling.structure, stop_tokens)
+        if sampling.num_begun:
+            matcher.write(context.tokens[-sampling.num_begun :])
+        return matcher
 
 
 def _check_space(space: ActionSpace, shape: ModelShape) -> None:

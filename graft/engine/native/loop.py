@@ -12,19 +12,22 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any, Protocol
 
+from graft.actions.matcher import find_bits
 from graft.actions.space import ActionSpace
 from graft.engine.errors import EngineError
-from graft.engine.native.kv.sequences import Sequence, SequenceTree
+from graft.engine.native.kv.sequences import Sequence as TokenSequence
+from graft.engine.native.kv.sequences import SequenceTree
 from graft.engine.native.mirror import CallMirror
 from graft.engine.native.request import Draw, SampleRequest
 from graft.engine.native.sampling.grammar_follower import GrammarFollower
 from graft.engine.native.scheduler import BurstPlan, PlannedWork, Scheduler
 from graft.garbage import rare_collections
 from graft.protocols import Grammar
+from graft.structure import StructureError
 from graft.types import Completion, Finish, Sampling
 
 SEGMENT_STEPS = (4, 32)
@@ -64,7 +67,7 @@ class EngineLoop:
         self.mirror: CallMirror | None = None
         """Set where several processes hold the engine together."""
         self._follower = GrammarFollower(space)
-        self._stale: set[Sequence] = set()
+        self._stale: set[TokenSequence] = set()
         self._task: asyncio.Task[None] | None = None
         self._num_contexts = 0
 
@@ -159,10 +162,11 @@ class EngineLoop:
         return BurstPlan(steps, segment, partial(self._should_go_on, requests), self._plan_ahead)
 
     def _segment_steps(self, requests: list[SampleRequest]) -> int:
-        """A part of a completion, at most the largest budget; 1 if the host follows a grammar."""
+        """A part of a completion, at most the largest budget; 1 if the host follows what is written."""
         grammars = {id(r.grammar): r.grammar for r in requests if r.grammar is not None}
         can_follow = all(self.runner.can_follow(grammar) for grammar in grammars.values())
-        if not requests or len(grammars) > 1 or not can_follow:
+        is_matched = any(request.matcher is not None for request in requests)
+        if not requests or len(grammars) > 1 or not can_follow or is_matched:
             return 1
         low, high = SEGMENT_STEPS
         share = 16 if self.runner.shares_loop else 8  # callers come back later: rows idle a segment
@@ -205,7 +209,9 @@ class EngineLoop:
                 has_nan = True
                 request.fail(_nothing_to_draw(request))
                 continue
-            if request.grammar is None:
+            if request.matcher is not None:
+                finish = self._match(draw)
+            elif request.grammar is None:
                 finish = request.add_tokens(draw.actions, draw.logprobs, draw.entropies)
             else:
                 finish = self._follower.add(draw, request.grammar)
@@ -213,9 +219,19 @@ class EngineLoop:
                 self._finish(request, finish)
             # keys of tokens that were drawn after the end do not count
             request.sequence.cached = min(request.sequence.cached, len(request.sequence.tokens) - 1)
+        find_rows([draw.request for draw in draws])
         if has_nan:
             self._drop_all_pages()
         return not has_nan
+
+    def _match(self, draw: Draw) -> Finish | None:
+        """Add the token drawn under a structure; one that cannot go on fails its request alone."""
+        (action,), (logprob,), (entropy,) = draw.actions, draw.logprobs, draw.entropies
+        try:
+            return draw.request.add_matched(action, logprob, entropy)
+        except StructureError as error:
+            draw.request.fail(EngineError(str(error)))
+            return None
 
     def _finish(self, request: SampleRequest, finish: Finish) -> None:
         if finish is not Finish.PAUSE:  # a paused completion would have been longer
@@ -245,7 +261,7 @@ class EngineLoop:
             else:
                 self.tree.drop(sequence)
 
-    def end_sample(self, sequence: Sequence) -> None:
+    def end_sample(self, sequence: TokenSequence) -> None:
         """A sample on `sequence` is over: drop its pages if they are of old weights."""
         if sequence in self._stale:
             self._stale.discard(sequence)
@@ -255,6 +271,17 @@ class EngineLoop:
         for sequence in self.tree.sequences:
             self.tree.drop(sequence)
         self.tree.pages.wipe()
+
+
+def find_rows(requests: Sequence[SampleRequest]) -> None:
+    """Find what structures allow these requests next; one that allows nothing fails its request alone."""
+    matched = [(r, r.matcher) for r in requests if r.matcher is not None and not r.is_over]
+    bits = find_bits([matcher for _, matcher in matched])
+    for (request, matcher), some in zip(matched, bits, strict=True):
+        try:
+            matcher.find_row(some)
+        except StructureError as error:
+            request.fail(EngineError(str(error)))
 
 
 def _nothing_to_draw(request: SampleRequest) -> EngineError:

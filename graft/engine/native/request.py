@@ -6,6 +6,7 @@ import asyncio
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from graft.actions.matcher import StructureMatcher
 from graft.engine.native.kv.sequences import Sequence
 from graft.engine.stop_strings import StopStrings
 from graft.protocols import Grammar
@@ -28,11 +29,15 @@ class SampleRequest:
     version: int
     """Of the weights when it began; the staleness of its oldest token."""
     future: asyncio.Future[Completion]
+    matcher: StructureMatcher | None = None
+    """Of the structure that the answer must have."""
+    slot: int | None = None
+    """The row of the device's table that holds the matcher's; see `Masks.write`."""
     start: int = 0
     search_start: int = 0
     """Where the search for stop strings begins: `start`, or earlier if it continues a paused sample."""
     actions: list[int] = field(default_factory=list[int])
-    """Filled only under a grammar; without one the actions are the tokens."""
+    """Filled only under a grammar or a structure; without either the actions are the tokens."""
     logprobs: list[float] = field(default_factory=list[float])
     entropies: list[float] = field(default_factory=list[float])
     modes: list[int] = field(default_factory=list[int])
@@ -97,20 +102,56 @@ class SampleRequest:
             self.entropies += [0.0] * rest
             self.modes += [self.mode] * rest
 
+    def force(self) -> Finish | None:
+        """Write what the structure forces before anything is drawn; the reason if nothing is left to draw."""
+        assert self.matcher is not None
+        forced = self.matcher.force()
+        if forced:
+            self.write(NO_ACTION, 0.0, 0.0, forced[: self.budget])
+        if len(forced) <= self.budget and self._is_structure_over:
+            return Finish.STOP
+        return Finish.LENGTH if self.budget_left < 1 else None
+
+    @property
+    def must_go_on(self) -> bool:
+        """Whether no stop token may be drawn yet: an answer whose structure is complete always may end."""
+        is_short = len(self.logprobs) < self.sampling.min_tokens
+        return is_short and not (self.matcher is not None and self.matcher.is_over)
+
+    def add_matched(self, action: int, logprob: float, entropy: float) -> Finish | None:
+        """Add a token drawn under the structure, and what the structure forces after it."""
+        assert self.matcher is not None
+        self.mode = self.matcher.draw().id
+        self.matcher.write([action])
+        forced = [] if action in self.stop_tokens else self.matcher.force()
+        is_cut = 1 + len(forced) > self.budget_left
+        finish = self.add_decision(action, logprob, entropy, [action, *forced], is_exit=False)
+        is_end = finish is Finish.STOP or (not is_cut and self._is_structure_over)
+        return Finish.STOP if is_end else finish
+
+    @property
+    def _is_structure_over(self) -> bool:
+        """Whether the answer is complete, with the token that ends a turn where there is one."""
+        assert self.matcher is not None
+        is_ended = not self.stop_tokens or self.sequence.tokens[-1] in self.stop_tokens
+        return self.matcher.is_over and is_ended
+
     def finish(self, finish: Finish) -> None:
         """Resolve the future with the completion as it is."""
         tokens = self.sequence.tokens[self.start :]
+        is_plain = self.grammar is None and self.matcher is None
         self.is_over = True
         if not self.future.done():  # the caller may have been cancelled
             self.future.set_result(
                 Completion(
                     tokens,
-                    list(tokens) if self.grammar is None else self.actions,
+                    list(tokens) if is_plain else self.actions,
                     self.logprobs,
                     self.entropies,
                     self.modes,
                     finish,
                     self.version,
+                    {} if self.matcher is None else self.matcher.used,
                 )
             )
 

@@ -116,6 +116,12 @@ class StatelessContext:
                 f"{self.engine.where} cannot apply a grammar, so it has no actions; leave "
                 "out actions.file, or use engine.name=native"
             )
+        if sampling.structure is not None:
+            raise EngineError(
+                f"{self.engine.where} does not return the masks of a structured answer, and the learner "
+                "would train another distribution; use engine.name=native, or ask for the format in the "
+                "prompt"
+            )
         self._is_sampling = True
         try:
             completion = await self.engine.complete(self, sampling)

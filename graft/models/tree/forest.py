@@ -7,8 +7,9 @@ it, and the backward pass of the gather adds up their gradients.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -18,6 +19,7 @@ from graft.models.ops import gather_rows
 from graft.models.tree.attention import attention_over
 from graft.models.tree.packing import count_before, is_read, pack, shorten
 from graft.models.truncation import Truncation
+from graft.structure import FIRST_ROW_ID, allowed_by, read_row
 from graft.transfer import transfer
 from graft.types import Trajectory
 
@@ -42,6 +44,7 @@ class Forest:
         keep = is_read(packed.ends, is_wanted)
         kept = keep.nonzero()[:, 0]
         new_row = count_before(keep)
+        modes, self._rows = number_rows(packed.modes[wanted], packed.masks)
         slots = torch.full((len(packed) + 1,), len(wanted))
         slots[wanted] = torch.arange(len(wanted))
         moved = transfer(
@@ -50,14 +53,15 @@ class Forest:
                 "positions": packed.positions[kept],
                 "before": new_row[1:][packed.parents[wanted]] - 1,
                 "actions": packed.actions[wanted],
-                "modes": packed.modes[wanted],
+                "modes": modes,
                 "slots": slots[packed.source],
             },
             device,
         )
         self.tokens, self.positions = moved["tokens"], moved["positions"]  # [K]
         self.before = moved["before"]  # [U] the token each trained one follows
-        self.actions, self.modes = moved["actions"], moved["modes"]  # [U]
+        self.actions = moved["actions"]  # [U]
+        self.modes = moved["modes"]  # [U] rows of `table`
         self.slots_NT = moved["slots"]  # U, the index of a zero, where nothing is trained
         self.runs = shorten(packed.runs, new_row)
         self.ends = new_row[packed.ends[kept]]  # [K] on the CPU
@@ -73,6 +77,18 @@ class Forest:
                 self.runs, self.ends, heads, kv_heads, self.tokens.device, in_order, windows
             )
         return self._attentions[key]
+
+    def table(self, allowed: Tensor | None, width: int) -> Tensor | None:
+        """[rows, width] bool, which `modes` index: the rows that structures left, then those of `allowed`.
+
+        None: every action was allowed everywhere.
+        """
+        if not self._rows:
+            return allowed
+        if allowed is None:
+            allowed = torch.ones(1, width, dtype=torch.bool, device=self.tokens.device)
+        rows = np.stack([allowed_by(read_row(row), allowed.shape[1]) for row in self._rows])
+        return torch.cat([torch.from_numpy(rows).to(allowed.device), allowed])
 
     def _grid(self, values: Tensor) -> Tensor:
         padded = torch.cat([values, values.new_zeros(1)])
@@ -94,6 +110,7 @@ class Forest:
         truncation: Truncation | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Log-prob of each chosen action and entropy of its distribution, both [N, T]."""
+        allowed = self.table(allowed, model.shape.head_rows)
         logp, entropy = model.action_logprobs(self, temperature, allowed, truncation=truncation)
         return self._grid(logp), self._grid(entropy)
 
@@ -105,6 +122,7 @@ class Forest:
         truncation: Truncation | None = None,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """The same and, where a token was chosen, the log-prob of any token, all [N, T]."""
+        allowed = self.table(allowed, model.shape.head_rows)
         logp, entropy, vocab_logp = model.action_logprobs(
             self, temperature, allowed, model.shape.vocab_size, truncation
         )
@@ -121,11 +139,31 @@ class Forest:
     ) -> tuple[Tensor, ...]:
         """What `logprobs` returns, or with `vocab_size` `vocab_logprobs`, and the result of `compare`
         (see `Decoder.action_logprobs`), a grid [N, T] of its own."""
-        how = temperature, allowed, vocab_size, truncation, compare
+        how = (
+            temperature, self.table(allowed, model.shape.head_rows), vocab_size, truncation, compare,
+        )  # fmt: skip
         *of_actions, compared = model.action_logprobs(self, *how)
         return (*map(self._grid, of_actions), compared)
+
+    def greedy_match(self, model: Decoder, allowed: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Log-prob [U] of each trained action, and whether it is the likeliest one."""
+        return model.greedy_match(self, self.table(allowed, model.shape.head_rows))
 
     def values(self, critic: Critic) -> Tensor:
         """The critic's value of the state before each decision, [N, T]."""
         attention = self.attention(*critic.body.own_heads, windows=critic.body.shape.windows)
         return self._grid(critic(self.tokens, self.positions, attention, self.before))
+
+
+def number_rows(modes: Tensor, masks: Mapping[int, str]) -> tuple[Tensor, list[str]]:
+    """Modes [U] as rows of `Forest.table`, and the rows before those of the action space.
+
+    modes [0, row a, 0, row b, row a] -> [2, 0, 2, 1, 0], rows a and b; without any the modes as they are
+    """
+    is_row = modes >= FIRST_ROW_ID
+    if not is_row.any():
+        return modes, []
+    ids, numbers = modes[is_row].unique(return_inverse=True)
+    modes = modes + len(ids)
+    modes[is_row] = numbers
+    return modes, [masks[mode] for mode in ids.tolist()]

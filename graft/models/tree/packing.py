@@ -49,6 +49,7 @@ class Packed:
     ends: Tensor  # [L] first row after the subtree of its span
     actions: Tensor  # [L] the action of each token, whose log-prob is computed
     modes: Tensor  # [L] the mode, whose mask applies
+    masks: dict[int, str]  # the rows of modes beyond the action space, see `structure`
     source: Tensor  # [N, T] row of the forest, or L for padding
     runs: list[TokenRun]
 
@@ -108,6 +109,7 @@ def pack(rows: Sequence[Trajectory], width: int | None = None) -> Packed:
         ends=torch.from_numpy(np.repeat(behind, counts)),
         actions=_concatenated([span.actions or span.tokens for span in written]),
         modes=_concatenated([span.modes or [0] * len(span.tokens) for span in written]),
+        masks={mode: row for span in written for mode, row in span.masks.items()},
         source=torch.from_numpy(source),
         runs=runs,
     )

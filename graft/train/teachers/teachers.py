@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -89,6 +89,7 @@ class Teachers:
             for name, rows in self._groups(micro.trajectories, views).items()
         ]
         shape = micro.mask.shape
+        how = replace(how, allowed=forest.table(how.allowed, learner.policy.shape.head_rows))
         return lambda hidden, weight: how.grid(hidden, weight, parts, shape)
 
     def _teacher_views(self, trajectories: Sequence[Trajectory]) -> list[Trajectory | None]:

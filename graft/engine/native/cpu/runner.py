@@ -18,6 +18,7 @@ from graft.engine.native.sampling.uniforms import uniforms
 from graft.engine.native.scheduler import BurstPlan, PlannedWork
 from graft.models.decoder import Decoder
 from graft.protocols import Grammar
+from graft.structure import allowed_by
 
 GATHER_LIMIT = {"cpu": 1 << 24, "cuda": 1 << 28}
 """Elements of keys that one bucket may gather at a time: chosen for caches and memory."""
@@ -64,7 +65,7 @@ class CpuRunner:
         subset = self.masks.subset
         if subset is None:
             return self._draw_from(self.decoder.logits(hidden), requests, None)
-        is_small = [self.masks.row(request) in subset.rows for request in requests]
+        is_small = [r.matcher is None and self.masks.row(r) in subset.rows for r in requests]
         draws: list[Draw] = []
         for part in (subset, None):  # requests inside tools, then those that need the whole head
             rows = [row for row, flag in enumerate(is_small) if flag is (part is not None)]
@@ -90,7 +91,10 @@ class CpuRunner:
         """Draw from logits of the whole head, or of the columns of `subset`."""
         if any(request.sampling.repetition_penalty != 1 for request in requests):
             logits = self._penalize(logits, requests, subset)
-        forbidden = None if subset is not None else self.masks.forbidden_to_all(requests)
+        is_matched = any(request.matcher is not None for request in requests)
+        forbidden = None
+        if subset is None and not is_matched:
+            forbidden = self.masks.forbidden_to_all(requests)
         if forbidden is not None:  # much cheaper than a mask as large as the logits
             logits.index_fill_(1, forbidden, -torch.inf)
         action, logp, entropy = sample(
@@ -171,19 +175,25 @@ class CpuRunner:
         banned = [
             (row, token if subset is None else subset.index[token])
             for row, request in enumerate(requests)
-            if len(request.logprobs) < request.sampling.min_tokens
+            if request.must_go_on
             for token in request.stop_tokens
             if subset is None or token in subset.index
         ]
         allowed = None
+        matched = {row: r.matcher for row, r in enumerate(requests) if r.matcher is not None}
         table = self.masks.allowed if subset is None else subset.allowed
         if table is not None and has_mask:
             table_rows = np.array([self.masks.row(request) for request in requests])
             allowed = table.index_select(0, self._tensor(table_rows))
-        if banned:
-            if allowed is None:
-                shape = (len(requests), self.masks.width)
-                allowed = torch.ones(shape, dtype=torch.bool, device=self.decoder.device)
+        if allowed is None and (banned or matched):
+            shape = (len(requests), self.masks.width)
+            allowed = torch.ones(shape, dtype=torch.bool, device=self.decoder.device)
+        if matched and allowed is not None:
+            rows = [
+                allowed_by(matcher.draw().bits, self.masks.width) for matcher in matched.values()
+            ]
+            allowed[self._tensor(np.array([*matched]))] = self._tensor(np.stack(rows))
+        if banned and allowed is not None:
             rows, columns = self._tensor(np.array(banned)).unbind(1)
             allowed[rows, columns] = False
         return allowed

@@ -129,7 +129,7 @@ class DecodeState:
         state[DrawField.LENGTH, :count] = state[DrawField.POSITION, :count] + 1
         state[DrawField.BUDGET, :count] = [r.budget_left for r in requests]
         state[DrawField.FORCED, :count] = [
-            r.sampling.min_tokens - len(r.logprobs) for r in requests
+            r.sampling.min_tokens - len(r.logprobs) if r.must_go_on else 0 for r in requests
         ]
         state[DrawField.KEY, :count] = row_keys(seed, keys).view(np.int64)
         state[DrawField.GREEDY, :count] = [s.temperature == 0 for s in samplings]

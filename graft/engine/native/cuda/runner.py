@@ -69,11 +69,10 @@ class CudaRunner:
         self.device = decoder.device
         self.group = decoder.shape.heads // decoder.shape.kv_heads
         self.grammar = DeviceGrammar(space, masks, self.device)
-        self.occupied = None if masks.allowed is None else occupied_chunks(masks.allowed)
         self.graphs = Graphs() if self.device.type == "cuda" else None  # else: the interpreter
         self.prefill = Prefill(decoder, tree, self.graphs)
         self.in_order = decoder.order is not None
-        self.scores = LearnerScores(masks.allowed) if self.in_order else None
+        self._read_masks()
         self._states: dict[int, DecodeState] = {}
         self._captured: dict[GraphKey, Callable[[], None]] = {}
         self._prefill_steps = 0
@@ -158,6 +157,7 @@ class CudaRunner:
             slots = splits + round_up(int(sharing.slots.max()))
         works = [works[i] for i in sharing.order.tolist()]
         requests = [work.request for work in works if work.request is not None]
+        self._write_structures([r for r in requests if r.matcher is not None])
         samplings = [request.sampling for request in requests]
         key = GraphKey(
             rows=size,
@@ -183,11 +183,33 @@ class CudaRunner:
         decode_state.write(key, requests, sharing, table[sharing.order], self.seed, self.masks)
         return InflightBurst(requests, decode_state, replay, min(steps, MAX_STEPS))
 
+    def _read_masks(self) -> None:
+        """Make what is made from the table of masks."""
+        allowed = self.masks.allowed
+        self.occupied = None if allowed is None else occupied_chunks(allowed)
+        self.scores = LearnerScores(allowed) if self.in_order else None
+
+    def _write_structures(self, requests: list[SampleRequest]) -> None:
+        """Copy the rows of structures to the device, where captured graphs read them."""
+        if not requests:
+            return None
+        if self.masks.write(requests):
+            self._captured.clear()
+            return self._read_masks()
+        allowed, rows = self.masks.allowed, self.masks.rows_of(requests)
+        assert allowed is not None and self.occupied is not None
+        self.occupied[rows] = occupied_chunks(allowed[rows])
+        if self.scores is not None:
+            self.scores.write(rows, allowed[rows])
+
     def _load_grammar(self, requests: list[SampleRequest]) -> tuple[int, int]:
         """Sizes of the tables of the one grammar of these rows; (0, 0): none, or the host follows it."""
         grammars = {id(r.grammar): r.grammar for r in requests if r.grammar is not None}
         grammar = next(iter(grammars.values()), None)
-        if len(grammars) > 1 or not isinstance(grammar, Automaton) or not self.can_follow(grammar):
+        is_matched = any(request.matcher is not None for request in requests)
+        if len(grammars) > 1 or is_matched:
+            return 0, 0
+        if not isinstance(grammar, Automaton) or not self.can_follow(grammar):
             return 0, 0
         return self.grammar.load(grammar)
 

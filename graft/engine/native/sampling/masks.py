@@ -22,12 +22,16 @@ from torch import Tensor
 from graft.actions.space import ActionSpace
 from graft.engine.native.request import SampleRequest
 from graft.models.shape import ModelShape
+from graft.transfer import transfer
 
 MAX_SUBSET = 256
 """Actions of a mode, at most, for which only a subset of the head is computed; and a quarter of it."""
 
 MAX_FORBIDDEN = 1024
 """Columns that a mode forbids, at most, to be masked one by one rather than by its whole row."""
+
+MIN_SLOTS = 64
+"""Rows for structures, at least: another table is another capture of every graph."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +50,7 @@ class Masks:
     """`allowed` [modes + 1, V] bool; None: one mode, and every row of the head is an allowed token."""
 
     def __init__(self, space: ActionSpace, shape: ModelShape, device: torch.device) -> None:
-        self.width = shape.head_rows
+        self.width, self.device = shape.head_rows, device
         self.num_rows = space.num_modes + 1
         self.plain_row = space.num_modes
         self.allowed: Tensor | None = None
@@ -75,6 +79,42 @@ class Masks:
                 {action: index for index, action in enumerate(columns.tolist())},
             )
 
+    def write(self, requests: list[SampleRequest]) -> bool:
+        """Copy what structures allow these requests into rows of their own; whether the table has moved.
+
+        The rows come after all others, so a request draws under its row by the number of it, as under a mode.
+        """
+        has_moved = self._reserve(len(requests))
+        assert self.allowed is not None
+        bits = [request.matcher.draw().bits for request in requests if request.matcher is not None]
+        packed = np.zeros((len(bits), -(-self.width // 8)), dtype=np.uint8)
+        for row, some in enumerate(bits):
+            packed[row, : len(some)] = np.frombuffer(some, np.uint8)[: packed.shape[1]]
+        moved = transfer({"packed": torch.from_numpy(packed)}, self.allowed.device)["packed"]
+        shifts = torch.arange(8, dtype=torch.uint8, device=moved.device)
+        flags = (moved[:, :, None] >> shifts & 1).flatten(1)[:, : self.width]
+        self.allowed[self.rows_of(requests)] = flags.bool()
+        for slot, request in enumerate(requests):
+            request.slot = slot
+        return has_moved
+
+    def rows_of(self, requests: list[SampleRequest]) -> slice:
+        """The rows that `write` filled for these requests."""
+        return slice(self.num_rows, self.num_rows + len(requests))
+
+    def _reserve(self, count: int) -> bool:
+        """Have so many rows for structures; whether that made another table."""
+        spare = 0 if self.allowed is None else len(self.allowed) - self.num_rows
+        if count <= spare:
+            return False
+        shape = (max(MIN_SLOTS, 1 << (count - 1).bit_length()), self.width)
+        more = torch.zeros(shape, dtype=torch.bool, device=self.device)
+        table = self.allowed
+        if table is None:
+            table = more.new_ones(self.num_rows, self.width)
+        self.allowed = torch.cat([table[: self.num_rows], more])
+        return True
+
     def forbidden_to_all(self, requests: list[SampleRequest]) -> Tensor | None:
         """The columns that all of these requests may not draw; None if they differ, or are many."""
         if not self.forbidden:
@@ -84,4 +124,6 @@ class Masks:
 
     def row(self, request: SampleRequest) -> int:
         """The row of the table that masks the next draw of the request."""
+        if request.slot is not None:
+            return self.num_rows + request.slot
         return self.plain_row if request.grammar is None else request.mode

@@ -46,6 +46,11 @@ class LearnerScores:
     def __init__(self, allowed: Tensor | None) -> None:
         self.allowed = widen(allowed)
 
+    def write(self, rows: slice, allowed: Tensor) -> None:
+        """Take over rows of the table that have changed."""
+        assert self.allowed is not None
+        self.allowed[rows, : allowed.shape[1]] = allowed
+
     def replace(self, decode_state: DecodeState, logits: Tensor, width: int) -> None:
         """Overwrite the results of the draws that were made from logits [B, W], of `width` actions."""
         picked, results = decode_state.picked, decode_state.results

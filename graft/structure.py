@@ -1,0 +1,143 @@
+"""What a whole answer must look like: a JSON schema, a regular expression, a choice or a grammar.
+
+    Structure.json({"type": "object", "properties": {"age": {"type": "integer"}}, "required": ["age"],
+                    "additionalProperties": False})           {"age": 7}
+    Structure.regex("[0-9]{2}")                               42
+    Structure.choice(["yes", "no"])                           no
+    Structure.lark('start: "a" | "b" start')                  bba
+
+A structure is data: it travels in `Sampling`, in recipes and between processes. Which tokens it allows
+next, `actions.matcher` finds out. A mode below `FIRST_ROW_ID` is a row of the action space; a structure
+allows other tokens at every place of an answer, so the mode recorded there is a number made from the row
+itself: equal rows have equal numbers in every process and run, and the row travels beside the tokens.
+
+    vocabulary of 8, allowed 1 and 2     bits 0b00000110     number 2**52 + 52 bits of their hash
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from hashlib import blake2b
+from typing import Any, Literal, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+Kind = Literal["json", "regex", "lark"]
+
+MAX_SOURCE = 1 << 20
+"""Characters of a schema or grammar: it is compiled once, and kept in every episode that used it."""
+
+OBJECT = '{"type": "object"}'
+
+
+FIRST_ROW_ID = 1 << 52
+"""Numbers of rows lie between this and twice as much, which JSON's readers still hold exactly."""
+
+MAX_ROW_BITS = 1 << 24
+
+MAX_READ = 4096
+"""Rows that are kept unpacked."""
+
+
+class StructureError(ValueError):
+    """A schema, expression or grammar that no answer can follow, or that cannot be read."""
+
+
+@dataclass(frozen=True, slots=True)
+class Structure:
+    """The form of an answer, by its source."""
+
+    kind: Kind
+    source: str
+    """The schema as JSON, the expression, or a grammar in the syntax of Lark."""
+
+    def __post_init__(self) -> None:
+        if self.kind not in get_args(Kind):
+            raise StructureError(f"kind={self.kind!r}: must be one of {', '.join(get_args(Kind))}")
+        if not isinstance(self.source, str) or not self.source.strip():
+            raise StructureError(f"the source of a structure is {self.source!r}: must be a text")
+        if len(self.source) > MAX_SOURCE:
+            raise StructureError(
+                f"a structure of {len(self.source):,} characters: at most {MAX_SOURCE:,} are compiled; "
+                "shorten the schema, or put repeated parts into $defs"
+            )
+
+    @classmethod
+    def json(cls, schema: Mapping[str, Any] | bool | str | None = None) -> Structure:
+        """JSON that is valid under `schema`, an object or its text; None: any object."""
+        if schema is None:
+            return cls("json", OBJECT)
+        if isinstance(schema, str):
+            try:
+                schema = json.loads(schema)
+            except ValueError as error:
+                raise StructureError(f"the schema {schema[:80]!r} is no JSON: {error}") from error
+        if not isinstance(schema, Mapping | bool):
+            raise StructureError(f"the schema {schema!r:.80}: must be a JSON object, true or false")
+        try:
+            return cls("json", json.dumps(schema, ensure_ascii=False, allow_nan=False))
+        except (TypeError, ValueError, RecursionError) as error:
+            raise StructureError(f"the schema cannot be written as JSON: {error}") from error
+
+    @classmethod
+    def regex(cls, pattern: str) -> Structure:
+        """A text that the expression matches from its first to its last character."""
+        return cls("regex", pattern)
+
+    @classmethod
+    def choice(cls, texts: Sequence[str]) -> Structure:
+        """One of these texts."""
+        if isinstance(texts, str) or not texts or not all(isinstance(t, str) and t for t in texts):
+            raise StructureError(
+                f"choices {texts!r:.80}: must be a list of texts, none of them empty"
+            )
+        return cls("lark", "start: " + " | ".join(map(lark_text, dict.fromkeys(texts))))
+
+    @classmethod
+    def lark(cls, grammar: str) -> Structure:
+        """A text of the rule `start` of a grammar; `%json {...}` in it stands for JSON under a schema."""
+        return cls("lark", grammar)
+
+
+def lark_text(text: str) -> str:
+    """A text as a grammar quotes it."""
+    return json.dumps(text, ensure_ascii=False)
+
+
+def row_id(bits: bytes) -> int:
+    """The mode that stands for these bits."""
+    digest = blake2b(bits.rstrip(b"\0"), digest_size=8).digest()
+    return FIRST_ROW_ID + (int.from_bytes(digest, "little") & (FIRST_ROW_ID - 1))
+
+
+def write_row(bits: bytes) -> str:
+    return base64.b85encode(zlib.compress(bits.rstrip(b"\0"), 6)).decode()
+
+
+@lru_cache(maxsize=MAX_READ)
+def read_row(text: str) -> bytes:
+    """The bits of a row's text; ValueError if it is damaged or longer than any vocabulary."""
+    unpacker = zlib.decompressobj()
+    try:
+        bits = unpacker.decompress(base64.b85decode(text), MAX_ROW_BITS // 8)
+    except (ValueError, zlib.error) as error:
+        raise ValueError(f"the row of a mask {text[:40]!r} cannot be read: {error}") from error
+    if not unpacker.eof:
+        raise ValueError(
+            f"the row of a mask {text[:40]!r} is cut off, or allows more than {MAX_ROW_BITS:,} actions"
+        )
+    return bits
+
+
+def allowed_by(bits: bytes, width: int) -> NDArray[np.bool_]:
+    """The row as booleans, [width]."""
+    some = np.unpackbits(np.frombuffer(bits, np.uint8), bitorder="little")[:width]
+    row = np.zeros(width, dtype=np.bool_)
+    row[: len(some)] = some
+    return row

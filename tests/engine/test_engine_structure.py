@@ -1,0 +1,210 @@
+"""Answers under a structure: what is written, drawn and forced, and that kernels draw the same."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import fastjsonschema
+import pytest
+import torch
+from burst_kit import engine_on, run_both
+from engine_kit import gather, prompt, sample_one, tiny_decoder, tiny_engine
+
+from graft.actions.space import ActionSpace
+from graft.engine.errors import EngineError
+from graft.engine.native.engine import NativeEngine
+from graft.structure import FIRST_ROW_ID, Structure, StructureError, allowed_by, read_row
+from graft.text.tokenizer import FastTokenizer
+from graft.types import NO_ACTION, Completion, Finish, Sampling
+
+LETTERS = FastTokenizer.characters('0123456789{}":, nam')
+"""23 tokens: <pad>, <eos>, <unk>, then 0 is 3, and n, a, m are 19, 20, 21."""
+
+NAMED: dict[str, Any] = {
+    "type": "object",
+    "properties": {"nam": {"type": "integer", "minimum": 0, "maximum": 99}},
+    "required": ["nam"],
+    "additionalProperties": False,
+}
+
+
+def letter_engine(**options: Any) -> NativeEngine:
+    return tiny_engine(tokenizer=LETTERS, eos_ids=LETTERS.eos_ids, **options)
+
+
+def ask(structure: Structure, engine: NativeEngine | None = None, **how: Any) -> Completion:
+    context = (engine or letter_engine()).open(prompt(5))
+    return sample_one(context, Sampling(structure=structure, **how))
+
+
+def test_forced_text_is_written_and_not_drawn() -> None:
+    done = ask(Structure.json(NAMED))
+    text = LETTERS.decode(done.tokens)
+    assert text.startswith('{"nam": ') and text.endswith("}<eos>") and done.finish is Finish.STOP
+    start = done.tokens.index(LETTERS.encode(" ")[0]) + 1
+    assert done.actions[:start] == [NO_ACTION] * start and done.logprobs[:start] == [0.0] * start
+    first = done.tokens[start]
+    assert done.actions[start] == first and done.modes[start] >= FIRST_ROW_ID
+    row = allowed_by(read_row(done.masks[done.modes[start]]), 23)
+    assert row.nonzero()[0].tolist() == [*range(3, 13)]  # the digits
+    if done.actions[start + 1] != NO_ACTION:  # one digit: another, or the end
+        row = allowed_by(read_row(done.masks[done.modes[start + 1]]), 23)
+        assert LETTERS.encode("}")[0] in row.nonzero()[0]
+
+
+def test_what_is_forced_from_the_first_to_the_last_token_computes_nothing() -> None:
+    engine = letter_engine()
+    done = ask(Structure.json({"const": 12}), engine)
+    assert LETTERS.decode(done.tokens) == "12<eos>" and done.finish is Finish.STOP
+    assert done.actions == [NO_ACTION] * 3 and engine.stats["steps"] == 0
+
+
+def test_an_answer_that_the_budget_cuts_says_so() -> None:
+    for most in range(1, 9):  # inside the forced text, and at its end
+        done = ask(Structure.json(NAMED), max_tokens=most)
+        assert done.finish is Finish.LENGTH and len(done.tokens) == most
+        assert '{"nam": '.startswith(LETTERS.decode(done.tokens))
+    whole = ask(Structure.choice(["am"]), max_tokens=3)
+    assert whole.finish is Finish.STOP and LETTERS.decode(whole.tokens) == "am<eos>"
+    assert ask(Structure.choice(["am"]), max_tokens=2).finish is Finish.LENGTH
+
+
+def test_of_several_ends_of_a_turn_the_policy_draws_one() -> None:
+    done = ask(Structure.choice(["a"]), stop_tokens=(2,))
+    assert done.tokens[0] == done.tokens[0] and done.actions[0] == NO_ACTION
+    assert done.tokens[1] in (1, 2) and done.actions[1] == done.tokens[1]
+    assert done.logprobs[1] < 0
+
+
+def test_min_tokens_do_not_prolong_a_complete_answer() -> None:
+    done = ask(Structure.choice(["man", "nam"]), min_tokens=50, stop_tokens=(2,))
+    assert done.finish is Finish.STOP and len(done.tokens) == 4
+
+
+def test_a_sample_goes_on_within_an_answer_that_was_begun() -> None:
+    engine = letter_engine()
+    begun = LETTERS.encode('{"nam": 1')
+    context = engine.open([*prompt(3), *begun])
+    done = sample_one(context, Sampling(structure=Structure.json(NAMED), num_begun=len(begun)))
+    assert json.loads(LETTERS.decode(begun) + LETTERS.decode(done.tokens)[:-5])["nam"] in [
+        1, *range(10, 20),
+    ]  # fmt: skip
+    context = engine.open(LETTERS.encode("man"))
+    with pytest.raises(StructureError, match="go on"):
+        sample_one(context, Sampling(structure=Structure.json(NAMED), num_begun=3))
+
+
+def test_log_probs_are_those_of_the_allowed_tokens_alone() -> None:
+    done = ask(Structure.choice(["0", "1"]), temperature=1.0)
+    again = ask(Structure.choice(["1", "0", "0"]), temperature=1.0)
+    assert done.tokens == again.tokens and done.masks == again.masks  # the row, not its source
+    other = {"3": "4", "4": "3"}[str(done.tokens[0])]
+    engine = letter_engine()
+    free = engine.score([prompt(5)], [[5]], [[done.tokens[0]], [int(other)]])[0][0]
+    chosen, rest = free[0][0], free[1][0]
+    total = torch.logsumexp(torch.tensor([chosen, rest]), 0).item()
+    assert done.logprobs[0] == pytest.approx(chosen - total, abs=1e-5)
+
+
+def test_kernels_draw_the_same_beside_plain_rows(device: torch.device) -> None:
+    structures = [Structure.json(NAMED), None, Structure.regex("[nam]{2,4}[0-9]"), None]
+
+    def scenario(engine: NativeEngine) -> list[Completion]:
+        contexts = [engine.open(prompt(9 + n, n)) for n in range(4)]
+        samplings = [Sampling(max_tokens=14, structure=s, temperature=0.8) for s in structures]
+        return gather(contexts, samplings)
+
+    done = run_both(device, scenario, tokenizer=LETTERS, eos_ids=LETTERS.eos_ids)
+    assert done[0].finish is Finish.STOP and done[0].masks and not done[1].masks
+
+
+def test_kernels_take_more_structured_rows_than_there_is_room_for(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from graft.engine.native.sampling import masks
+
+    monkeypatch.setattr(masks, "MIN_SLOTS", 1)
+    engine = engine_on(device, tokenizer=LETTERS, eos_ids=LETTERS.eos_ids)
+    for count in (1, 3):
+        contexts = [engine.open(prompt(4, n)) for n in range(count)]
+        done = gather(contexts, [Sampling(structure=Structure.choice(["am", "an"]))] * count)
+        assert {LETTERS.decode(d.tokens) for d in done} <= {"am<eos>", "an<eos>"}
+    plain = sample_one(engine.open(prompt(4), key=5), Sampling(max_tokens=3))
+    free = engine_on(device, tokenizer=LETTERS, eos_ids=LETTERS.eos_ids)
+    assert plain.tokens == sample_one(free.open(prompt(4), key=5), Sampling(max_tokens=3)).tokens
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "integer", "minimum": 7, "maximum": 23},
+        {"type": "array", "items": {"type": "boolean"}, "minItems": 1, "maxItems": 3},
+        {"type": "string", "maxLength": 4},
+        {"enum": ["a b", 1, None, {"a": [1]}]},
+        {"anyOf": [{"type": "null"}, {"type": "number"}]},
+        {
+            "type": "object",
+            "properties": {
+                "kind": {"const": "x"},
+                "more": {"$ref": "#/$defs/pair"},
+                "note": {"type": "string", "pattern": "^[ab]+$", "maxLength": 5},
+            },
+            "required": ["kind", "more"],
+            "additionalProperties": False,
+            "$defs": {
+                "pair": {
+                    "type": "array",
+                    "prefixItems": [{"type": "integer"}, {"type": "string", "maxLength": 3}],
+                    "items": False,
+                    "minItems": 2,
+                }
+            },
+        },
+    ],
+)
+def test_every_answer_is_valid_under_its_schema(schema: dict[str, Any]) -> None:
+    letters = FastTokenizer.bytes()
+    engine = NativeEngine(
+        tiny_decoder(vocab_size=258), tokenizer=letters, eos_ids=letters.eos_ids, kv_tokens=4096
+    )
+    contexts = [engine.open([65 + n]) for n in range(8)]
+    done = gather(contexts, [Sampling(max_tokens=400, structure=Structure.json(schema))] * 8)
+    is_valid = fastjsonschema.compile(
+        {**schema, "$schema": "http://json-schema.org/draft-07/schema"}
+    )
+    for one in done:
+        assert one.finish is Finish.STOP
+        value = json.loads(letters.decode(one.tokens[:-1]))
+        if "more" not in str(schema):
+            is_valid(value)
+        else:
+            assert value["kind"] == "x" and isinstance(value["more"][0], int)
+
+
+@pytest.mark.parametrize(
+    ("structure", "named"),
+    [
+        (Structure.json({"type": "integer", "minimum": 3, "maximum": 2}), "JSON schema"),
+        (Structure.regex("[0-9"), "expression"),
+        (Structure.lark("start: missing_rule"), "grammar"),
+        (Structure.json({"const": "xyz"}), "x"),  # letters that the vocabulary lacks
+        (Structure.json({"$ref": "#/$defs/none"}), "JSON schema"),
+    ],
+)
+def test_a_structure_that_no_answer_can_follow_is_refused(structure: Structure, named: str) -> None:
+    engine = letter_engine()
+    with pytest.raises(StructureError, match=named):
+        ask(structure, engine)
+    assert engine.stats["running"] == 0
+
+
+def test_a_structure_needs_a_tokenizer_and_no_grammar() -> None:
+    with pytest.raises(EngineError, match="tokenizer"):
+        ask(Structure.json(), tiny_engine())
+    from graft.actions.grammar import Automaton
+
+    engine = letter_engine(space=ActionSpace(23))
+    context = engine.open(prompt(3))
+    with pytest.raises(EngineError, match="actions"):
+        sample_one(context, Sampling(structure=Structure.json()), Automaton(0, {}))
