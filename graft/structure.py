@@ -86,6 +86,20 @@ class Structure:
             raise StructureError(f"the schema cannot be written as JSON: {error}") from error
 
     @classmethod
+    def of(cls, given: Any) -> Structure:
+        """A structure as callers give it: itself, a JSON schema, or a pydantic model."""
+        if isinstance(given, Structure):
+            return given
+        if callable(schema := getattr(given, "model_json_schema", None)):
+            given = schema()
+        if not isinstance(given, Mapping | bool):
+            raise StructureError(
+                f"schema={given!r:.80}: must be a JSON schema as a dict, a pydantic model, or a "
+                "graft.Structure"
+            )
+        return cls.json(given)
+
+    @classmethod
     def regex(cls, pattern: str) -> Structure:
         """A text that the expression matches from its first to its last character."""
         return cls("regex", pattern)

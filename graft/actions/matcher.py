@@ -51,9 +51,11 @@ class StructureCompiler:
         self._ends = frozenset(token for token in tokenizer.eos_ids if token < vocab_size)
         self._vocabulary: Any = None
         self._compile = lru_cache(maxsize=MAX_COMPILED)(self._compiled)
+        self.check = lru_cache(maxsize=MAX_COMPILED)(self._check)
+        """Raises StructureError if a structure cannot be compiled, or if this vocabulary cannot begin an
+        answer."""
 
-    def check(self, structure: Structure) -> None:
-        """Raise StructureError if it cannot be compiled, or if this vocabulary cannot begin an answer."""
+    def _check(self, structure: Structure) -> None:
         matcher = self.matcher(structure, frozenset())
         matcher.force()
         if not matcher.is_over:

@@ -12,6 +12,7 @@ from graft.api.environments import Prompt
 from graft.api.policy import Policy
 from graft.rollout.options import RolloutOptions
 from graft.signatures import explain_arguments
+from graft.structure import Structure
 from graft.user_code import UserCodeError, describe_value
 
 
@@ -44,6 +45,7 @@ def generate(
     top_k: int = 0,
     repetition_penalty: float = 1.0,
     stop: Sequence[str] = (),
+    schema: Any = None,
     seed: int = 0,
     raw: bool = False,
 ) -> list[Generation]:
@@ -62,6 +64,7 @@ def generate(
     top_k        only this number of the likeliest tokens; 0: all
     repetition_penalty   above 1: tokens that the text has already are less likely
     stop         texts that end a completion
+    schema       what every completion must be: a JSON schema, a pydantic model or a graft.Structure
     seed         the same prompt and seed give the same draws
     raw          True: prompts are texts to continue, without the chat template
     """
@@ -100,6 +103,7 @@ async def agenerate(
     top_k: int = 0,
     repetition_penalty: float = 1.0,
     stop: Sequence[str] = (),
+    schema: Any = None,
     seed: int = 0,
     raw: bool = False,
 ) -> list[Generation]:
@@ -118,6 +122,7 @@ async def agenerate(
         repetition_penalty=repetition_penalty,
         max_tokens=max_tokens,
         stop=(stop,) if isinstance(stop, str) else tuple(stop),
+        structure=None if schema is None else Structure.of(schema),
     )
     policy = load_if_path(policy, "generate")
     with engine_for(policy, 0) as engine, engine.sampling() as sampler:

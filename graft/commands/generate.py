@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -29,6 +30,9 @@ def generate(
         float, typer.Option(help="Above 1: tokens of the text so far are less likely.")
     ] = 1.0,
     stop: Annotated[list[str] | None, typer.Option(help="End where this text appears.")] = None,
+    schema: Annotated[
+        Path | None, typer.Option(help="A file with the JSON schema of every answer.")
+    ] = None,
     seed: Annotated[int, typer.Option(help="The same seed draws the same text.")] = 0,
     raw: Annotated[
         bool, typer.Option("--raw", help="Without the chat template: the text as it is.")
@@ -43,7 +47,7 @@ def generate(
     as_json: AsJson = False,
 ) -> None:
     """Sample from a model. With --json: tokens, text, log-probs and entropies of every token."""
-    from graft.evaluate.generate import Generator, read_variables
+    from graft.evaluate.generate import Generator, read_schema, read_variables
     from graft.rollout.event_loop import run
     from graft.rollout.options import RolloutOptions
     from graft.train.monitor.formatting import visible
@@ -59,6 +63,7 @@ def generate(
         repetition_penalty=repetition_penalty,
         max_tokens=max_tokens,
         stop=tuple(stop or ()),
+        structure=None if schema is None else read_schema(schema),
     )
     generator = Generator.open(
         latest_model(model),

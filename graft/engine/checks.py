@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from graft.engine.errors import EngineError
+from graft.structure import Structure
 
 
 def check_tokens(tokens: Sequence[int], vocab_size: int) -> list[int]:
@@ -25,6 +26,16 @@ def check_prompt(tokens: Sequence[int], vocab_size: int) -> list[int]:
     if not ids:
         raise ValueError("cannot open a context without tokens: there is nothing to continue")
     return ids
+
+
+def check_structure(engine: object, structure: Structure) -> None:
+    """EngineError if the engine cannot hold answers to this structure, or to any."""
+    check: Callable[[Structure], None] | None = getattr(engine, "check_structure", None)
+    if check is None:
+        raise EngineError(
+            f"{type(engine).__name__} cannot hold answers to a structure; use engine.name=native"
+        )
+    check(structure)
 
 
 def check_free(action: str, *, is_open: bool, is_sampling: bool) -> None:

@@ -17,6 +17,7 @@ from graft.models.io.load import load_model
 from graft.protocols import Engine
 from graft.rollout.options import RolloutOptions
 from graft.rollout.setup import draw_key
+from graft.structure import Structure
 from graft.text.chat import Chat
 from graft.text.tokenizer import FastTokenizer
 from graft.types import Message
@@ -29,6 +30,14 @@ def read_variables(given: Sequence[str]) -> dict[str, Any]:
         if not name or not has_value:
             raise ConfigError(f"--template-arg {text!r} is not name=value")
     return read_arguments(given)
+
+
+def read_schema(path: Path) -> Structure:
+    """The structure of a file with a JSON schema."""
+    try:
+        return Structure.json(path.read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"--schema {str(path)!r}: {error}") from error
 
 
 class Generator:

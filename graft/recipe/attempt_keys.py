@@ -190,6 +190,9 @@ class RolloutSection(Section):
     cut_turns: Literal["end", "step"] = "end"
     """After a turn that max_tokens cut off: end the attempt as truncated; or step the environment with GEM's
     text for an invalid action, which the environment may punish. The turn's tokens are trained either way."""
+    answer_schema: dict[str, Any] = {}
+    """The JSON schema of every turn of the policy, which the engine enforces and the learner knows; empty:
+    any text. An environment gives that of its next turn as info["answer_schema"]."""
     max_turns: int = Field(default=8, ge=1)
     """Turns per attempt."""
     max_context: int = Field(default=4096, ge=2)

@@ -12,6 +12,7 @@ fork has the same past and none of these tokens. `turn` samples the rest.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from graft.envs.checked import as_turn
@@ -21,6 +22,7 @@ from graft.rollout.failure import RolloutFailure, boundary
 from graft.rollout.partial_turn import PartialTurn, TurnStage
 from graft.rollout.setup import limited_sampling
 from graft.rollout.user_calls import call, compute_reward, last_info, state_of, try_close
+from graft.structure import Structure
 from graft.text.transcript import Transcript
 from graft.types import (
     Author,
@@ -63,6 +65,8 @@ class LiveTrajectory:
         self.seat, self.match = "", -1  # of a game with several agents
         self.sampling: Sampling | None = None
         """In place of the setup's."""
+        self.structure: Structure | None = None
+        """Of this turn, in place of the sampling's."""
         self.partial = PartialTurn()
 
     @property
@@ -157,6 +161,10 @@ class LiveTrajectory:
         """
         setup, task = self.draft.setup, self.draft.episode.task
         grammar = None if setup.actions is None else setup.actions.grammar
+        if not self.partial.is_open:
+            async with boundary(f"env {task.env} answer_schema", setup.deadline):
+                schema = self.info.get("answer_schema")
+                self.structure = None if schema is None else Structure.of(schema)
         finish, is_first_part = Finish.PAUSE, False
         while finish is Finish.PAUSE:
             sampling = self._sampling(most)
@@ -203,6 +211,8 @@ class LiveTrajectory:
         """
         setup = self.draft.setup
         base, chat = self.sampling or setup.sampling, setup.chat
+        if self.structure is not None:
+            base = replace(base, structure=self.structure)
         begun = sum(map(len, self._open_spans()))
         limit = min(base.max_tokens - begun, setup.max_context - len(self.context.tokens))
         if limit <= 0:

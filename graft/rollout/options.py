@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from graft.config import ConfigError
+from graft.structure import Structure
 from graft.types import Sampling
 
 
@@ -39,6 +40,8 @@ class RolloutOptions:
     """Sampled tokens per turn."""
     stop: tuple[str, ...] | None = None
     """Texts that end a completion."""
+    structure: Structure | None = None
+    """What a completion must look like."""
     max_turns: int | None = None
     max_context: int | None = None
     """Tokens of a whole attempt, prompt included."""
@@ -65,7 +68,7 @@ class RolloutOptions:
 
     def make_sampling(self) -> Sampling:
         """The settings of single completions, which no recipe completes."""
-        return Sampling(**self.draws, **self.select("max_tokens", "stop"))
+        return Sampling(**self.draws, **self.select("max_tokens", "stop", "structure"))
 
     def choose_temperature(self, default: float) -> float:
         """The temperature, or that of the recipe; several greedy attempts at a task are refused."""

@@ -14,6 +14,7 @@ from graft.algos.presets import algorithm_of
 from graft.config import Config, ConfigError
 from graft.data.fields import named_tools
 from graft.data.tables import RowTable
+from graft.engine.checks import check_structure
 from graft.envs.base import CopyableEnv, Wrapper
 from graft.envs.table import build_env
 from graft.envs.tool_env import ToolEnv
@@ -28,6 +29,7 @@ from graft.recipe.attempt_keys import EnvItem, TaskSection
 from graft.rewards import make_reward
 from graft.rewards.weighted import WeightedSum
 from graft.rollout.setup import EnvSetup, RolloutSetup
+from graft.structure import Structure
 from graft.text.chat import Chat
 from graft.text.tokenizer import FastTokenizer
 from graft.train.actions import check_calls, check_head
@@ -108,6 +110,8 @@ def build_run(
     models = frozen_models(config, tokenizer, policy, engine, processes)
     agents = make_agents(config, models)
     setup = replace(make_setup(config, engine, chat, env, actions), agent=agents)
+    if with_engine and setup.sampling.structure is not None:
+        check_structure(engine, setup.sampling.structure)
     players = frozen_players(config, tokenizer, policy, env, processes)
     notes = [note, *policy_notes(policy), tool_note(config, env), stale_note(config, preset)]
     notes += [order_note(config, policy), entropy_note(config, engine), history]
@@ -344,6 +348,7 @@ def sampling_of(config: Config, held_out: bool = False) -> Sampling:
         top_p=rollout.top_p,
         min_p=rollout.min_p,
         max_tokens=rollout.max_tokens,
+        structure=Structure.of(rollout.answer_schema) if rollout.answer_schema else None,
     )
     return replace(drawn, **config.eval.draws) if held_out else drawn
 

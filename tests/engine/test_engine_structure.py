@@ -14,7 +14,7 @@ from engine_kit import gather, prompt, sample_one, tiny_decoder, tiny_engine
 from graft.actions.space import ActionSpace
 from graft.engine.errors import EngineError
 from graft.engine.native.engine import NativeEngine
-from graft.structure import FIRST_ROW_ID, Structure, StructureError, allowed_by, read_row
+from graft.structure import FIRST_ROW_ID, Structure, allowed_by, read_row
 from graft.text.tokenizer import FastTokenizer
 from graft.types import NO_ACTION, Completion, Finish, Sampling
 
@@ -91,7 +91,7 @@ def test_a_sample_goes_on_within_an_answer_that_was_begun() -> None:
         1, *range(10, 20),
     ]  # fmt: skip
     context = engine.open(LETTERS.encode("man"))
-    with pytest.raises(StructureError, match="go on"):
+    with pytest.raises(EngineError, match="go on"):
         sample_one(context, Sampling(structure=Structure.json(NAMED), num_begun=3))
 
 
@@ -194,7 +194,7 @@ def test_every_answer_is_valid_under_its_schema(schema: dict[str, Any]) -> None:
 )
 def test_a_structure_that_no_answer_can_follow_is_refused(structure: Structure, named: str) -> None:
     engine = letter_engine()
-    with pytest.raises(StructureError, match=named):
+    with pytest.raises(EngineError, match=named):
         ask(structure, engine)
     assert engine.stats["running"] == 0
 

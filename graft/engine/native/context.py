@@ -98,12 +98,10 @@ class NativeContext:
         if request.budget < 1:  # the window is full: nothing to compute
             request.finish(Finish.LENGTH)
             return request
-        if request.matcher is not None:
-            if (finish := request.force()) is not None:  # nothing is left to draw
-                self._loop.record("append", self.number, self.tokens[request.start :])
-                request.finish(finish)
-                return request
-            request.matcher.draw()  # what no token can follow fails here
+        if (finish := request.force()) is not None:  # nothing is left to draw
+            self._loop.record("append", self.number, self.tokens[request.start :])
+            request.finish(finish)
+            return request
         self._loop.record_sample(self.number, self.mode, sampling, grammar)
         self._request = request
         self._loop.add(request)

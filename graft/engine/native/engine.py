@@ -32,6 +32,7 @@ from graft.models.io.tensor_names import weights_of
 from graft.models.shape import ModelShape
 from graft.models.tree.path_blocks import BLOCK
 from graft.protocols import Grammar, Tokenizer
+from graft.structure import Structure, StructureError
 from graft.text.tokenizer import FastTokenizer
 from graft.types import Sampling
 
@@ -311,6 +312,17 @@ class NativeEngine:
             matcher=matcher,
         )
 
+    def check_structure(self, structure: Structure) -> None:
+        """Raise EngineError if answers cannot be held to it."""
+        if self._structures is None:
+            raise EngineError(
+                "a structure is matched with the bytes of tokens; pass NativeEngine(..., tokenizer=...)"
+            )
+        try:
+            self._structures.check(structure)
+        except StructureError as error:
+            raise EngineError(str(error)) from error
+
     def _matcher(
         self,
         context: NativeContext,
@@ -319,19 +331,21 @@ class NativeEngine:
         grammar: Grammar | None,
     ) -> StructureMatcher:
         """The structure's matcher, behind the tokens of the answer that the context has already."""
-        assert sampling.structure is not None
-        if self._structures is None:
-            raise EngineError(
-                "a structure is matched with the bytes of tokens; pass NativeEngine(..., tokenizer=...)"
-            )
+        structure = sampling.structure
+        assert structure is not None
+        self.check_structure(structure)
+        assert self._structures is not None
         if grammar is not None:
             raise EngineError(
                 "a sample has the run's actions or a structure, not both: an action beyond the vocabulary "
                 "has no text that a structure could allow"
             )
-        matcher = self._structures.matcher(sampling.structure, stop_tokens)
+        matcher = self._structures.matcher(structure, stop_tokens)
         if sampling.num_begun:
-            matcher.write(context.tokens[-sampling.num_begun :])
+            try:
+                matcher.write(context.tokens[-sampling.num_begun :])
+            except StructureError as error:
+                raise EngineError(str(error)) from error
         return matcher
 
 

@@ -103,8 +103,9 @@ class SampleRequest:
             self.modes += [self.mode] * rest
 
     def force(self) -> Finish | None:
-        """Write what the structure forces before anything is drawn; the reason if nothing is left to draw."""
-        assert self.matcher is not None
+        """Write what a structure forces before anything is drawn; the reason if nothing is left to draw."""
+        if self.matcher is None:
+            return None
         forced = self.matcher.force()
         if forced:
             self.write(NO_ACTION, 0.0, 0.0, forced[: self.budget])

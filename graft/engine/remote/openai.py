@@ -30,6 +30,7 @@ from graft.engine.remote.openai_servers import OpenAIServer, OpenAIServers
 from graft.engine.remote.server_context import ServerContext
 from graft.engine.remote.stateless import StatelessBackend, seed_of
 from graft.protocols import Tokenizer
+from graft.structure import Structure
 from graft.types import Completion, Finish, Message, Sampling
 
 CONVERSATION = (
@@ -102,6 +103,10 @@ class OpenAIEngine:
         self._opened += 1
         key = self._opened if key is None else key
         return OpenAIContext(self, tokens, key, self.servers.pick())
+
+    def check_structure(self, structure: Structure) -> None:
+        """Refuse what is no JSON schema."""
+        _response_format(self.where, structure)
 
     def _refuse(self, *_: Any, **__: Any) -> Any:
         raise EngineError(
@@ -196,6 +201,8 @@ class OpenAIEngine:
                 )
             content |= {"top_k": sampling.top_k or -1, "min_p": sampling.min_p}
             content |= {"min_tokens": sampling.min_tokens, "repetition_penalty": penalty}
+        if sampling.structure is not None:
+            content["response_format"] = _response_format(server.where, sampling.structure)
         text = self.tokenizer.decode(tokens)
         if self.api == "completions":
             if keep_stops and sampling.stop_tokens:
@@ -279,3 +286,14 @@ def _cut(reply: OpenAIReply, stops: Sequence[str]) -> OpenAIReply:
     """The text up to and including the first complete stop string."""
     ends = [at + len(stop) for stop in stops if (at := reply.text.find(stop)) >= 0]
     return reply._replace(text=reply.text[: min(ends)], finish=Finish.STOP) if ends else reply
+
+
+def _response_format(where: str, structure: Structure) -> dict[str, Any]:
+    """A JSON schema as OpenAI's API takes it, which has no other kind."""
+    if structure.kind != "json":
+        raise EngineError(
+            f"{where} takes answers under a JSON schema only, and this structure is of kind "
+            f"{structure.kind!r}; use Structure.json, or a model that graft samples"
+        )
+    schema = {"name": "answer", "schema": json.loads(structure.source), "strict": True}
+    return {"type": "json_schema", "json_schema": schema}

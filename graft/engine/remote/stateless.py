@@ -21,10 +21,18 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any, Protocol
 
-from graft.engine.checks import check_fork, check_free, check_positions, check_prompt, check_tokens
+from graft.engine.checks import (
+    check_fork,
+    check_free,
+    check_positions,
+    check_prompt,
+    check_structure,
+    check_tokens,
+)
 from graft.engine.errors import EngineError
 from graft.engine.stop_strings import StopStrings, TokenPieces
 from graft.protocols import Grammar, Tokenizer
+from graft.structure import Structure
 from graft.types import Completion, Finish, Sampling
 
 
@@ -117,11 +125,7 @@ class StatelessContext:
                 "out actions.file, or use engine.name=native"
             )
         if sampling.structure is not None:
-            raise EngineError(
-                f"{self.engine.where} does not return the masks of a structured answer, and the learner "
-                "would train another distribution; use engine.name=native, or ask for the format in the "
-                "prompt"
-            )
+            check_structure(self.engine, sampling.structure)
         self._is_sampling = True
         try:
             completion = await self.engine.complete(self, sampling)
@@ -175,6 +179,13 @@ class StatelessEngine:
     def check_open(self) -> None:
         if not self.is_open:
             raise EngineError("the engine is closed")
+
+    def check_structure(self, structure: Structure) -> None:
+        """Refuse: the masks of a structured answer are not returned, and a learner needs them."""
+        raise EngineError(
+            f"{self.where} does not return the masks of a structured answer, and the learner would train "
+            "another distribution; use engine.name=native, or ask for the format in the prompt"
+        )
 
     def begin(
         self, context: StatelessContext, sampling: Sampling, version: int, window: float
