@@ -131,7 +131,7 @@ def row_id(bits: bytes) -> int:
 
 
 def write_row(bits: bytes) -> str:
-    return base64.b85encode(zlib.compress(bits.rstrip(b"\0"), 6)).decode()
+    return base64.b85encode(zlib.compress(bits.rstrip(b"\0"), 1)).decode()
 
 
 @lru_cache(maxsize=MAX_READ)
@@ -147,6 +147,12 @@ def read_row(text: str) -> bytes:
             f"the row of a mask {text[:40]!r} is cut off, or allows more than {MAX_ROW_BITS:,} actions"
         )
     return bits
+
+
+@lru_cache(maxsize=MAX_READ)
+def only(action: int) -> bytes:
+    """The bits of a row that allows one action."""
+    return (1 << action).to_bytes(action // 8 + 1, "little")
 
 
 def allowed_by(bits: bytes, width: int) -> NDArray[np.bool_]:

@@ -100,13 +100,14 @@ def _search(decoder: Decoder) -> tuple[RowOrder | None, str]:
             )
         if rows:
             fixed[shape] = rows
-    if not all(_experts_hold(layer) for layer in _mlps(decoder, ExpertMLP)):
+    order = RowOrder(fixed=fixed, gate_rows=_gate_rows(decoder, fixed))
+    if not all(_experts_hold(layer, order) for layer in _mlps(decoder, ExpertMLP)):
         return None, "model.exact has no effect: a token's experts depend on the tokens beside it"
     names = ", ".join(
         f"{n} x {k} " + ("for any number of rows" if rows == NEVER else f"below {rows} rows")
         for (n, k), rows in sorted(fixed.items())
     )
-    return RowOrder(fixed=fixed, gate_rows=_gate_rows(decoder, fixed)), (
+    return order, (
         f"model.exact: of {len(by_shape)} shapes of products our own kernel computes "
         f"{names or 'none'}, and the library the others"
     )
@@ -173,17 +174,23 @@ def _mlps(decoder: Decoder, kind: type[MLP]) -> list[MLP]:
     return [block.mlp for block in blocks if isinstance(block.mlp, kind)][:1]
 
 
-def _experts_hold(layer: ExpertMLP) -> bool:
-    """Whether tokens have the bits among any others that they have in training, where the gate is apart."""
-    rows = _noise(layer.router.weight)
+def _experts_hold(layer: ExpertMLP, order: RowOrder) -> bool:
+    """Whether tokens have the bits among any others that they have in training, where the gate is apart.
+
+    The products of a shared expert are those of the order.
+    """
+    rows, before = _noise(layer.router.weight), layer.order
 
     def compute(x: Tensor) -> Tensor:
         return layer(x.float(), None)[1]
 
-    with torch.enable_grad():
-        whole = compute(rows).detach()
-    layer.load = None  # that of random rows
-    return holds_from(compute, rows, whole) == 0
+    layer.order = order
+    try:
+        with torch.enable_grad():
+            whole = compute(rows).detach()
+        return holds_from(compute, rows, whole) == 0
+    finally:
+        layer.order, layer.load = before, None  # the load is that of random rows
 
 
 def _gate_rows(decoder: Decoder, fixed: Mapping[tuple[int, int], int]) -> int:

@@ -108,15 +108,24 @@ def test_log_probs_are_those_of_the_allowed_tokens_alone() -> None:
 
 
 def test_kernels_draw_the_same_beside_plain_rows(device: torch.device) -> None:
-    structures = [Structure.json(NAMED), None, Structure.regex("[nam]{2,4}[0-9]"), None]
+    two = {**NAMED, "properties": {**NAMED["properties"], "man": NAMED["properties"]["nam"]}}
+    structures = [
+        Structure.json(two | {"required": ["nam", "man"]}),  # forces nine tokens in its middle
+        None,
+        Structure.regex("[nam]{2,4}0[0-9]"),
+        None,
+    ]
 
     def scenario(engine: NativeEngine) -> list[Completion]:
         contexts = [engine.open(prompt(9 + n, n)) for n in range(4)]
-        samplings = [Sampling(max_tokens=14, structure=s, temperature=0.8) for s in structures]
-        return gather(contexts, samplings)
+        samplings = [Sampling(max_tokens=40, structure=s, temperature=0.8) for s in structures]
+        short = [Sampling(max_tokens=16, structure=structures[0])]  # the budget ends in forced text
+        return gather([*contexts, engine.open(prompt(5))], samplings + short)
 
     done = run_both(device, scenario, tokenizer=LETTERS, eos_ids=LETTERS.eos_ids)
     assert done[0].finish is Finish.STOP and done[0].masks and not done[1].masks
+    assert json.loads(LETTERS.decode(done[0].tokens[:-1])).keys() == {"nam", "man"}
+    assert done[4].finish is Finish.LENGTH and done[4].actions[-1] == NO_ACTION
 
 
 def test_kernels_take_more_structured_rows_than_there_is_room_for(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,8 +11,9 @@ from torch import Tensor
 
 from graft.models import product_probe
 from graft.models.decoder import Decoder
+from graft.models.layers.experts import ExpertMLP
 from graft.models.row_order import NEVER, RowOrder
-from graft.models.shape import ModelShape
+from graft.models.shape import Experts, ModelShape
 
 pytest.importorskip("triton")
 
@@ -160,6 +162,24 @@ def test_a_gate_that_changes_a_bit_inside_the_product_stays_outside(
     monkeypatch.setattr("graft.models.kernels.gate.gated", lambda x, _: silu_gate(x) + 1e-6)
     order, _ = product_probe.find_kernel_order(decoder)
     assert order == RowOrder(fixed=FEW, gate_rows=0)
+
+
+def test_experts_are_compared_in_the_order_that_was_found(
+    decoder: Decoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without an order the products of a shared expert are the fastest ones, whose rows depend on their
+    number."""
+
+    def forward(layer: Any, x: Tensor, delta: None) -> tuple[Tensor, Tensor]:
+        return x, x + float(layer.order is None and len(x) < 9)
+
+    monkeypatch.setattr(ExpertMLP, "forward", forward)
+    experts = Experts(4, 2, 16, router="sigmoid", shared_ff=16)
+    shape = replace(decoder.shape, family="glm4_moe", experts=experts, qk_norm=False)
+    model = Decoder(shape).initialise(0)
+    order, note = product_probe.find_kernel_order(model)
+    assert order is not None, note
+    assert model.blocks[0].mlp.order is None  # type: ignore[union-attr]
 
 
 def test_the_library_multiplies_from_the_count_after_the_last_that_differs() -> None:

@@ -24,7 +24,7 @@ from graft.engine.native.kv.sequences import SequenceTree
 from graft.engine.native.mirror import CallMirror
 from graft.engine.native.request import Draw, SampleRequest
 from graft.engine.native.sampling.grammar_follower import GrammarFollower
-from graft.engine.native.scheduler import BurstPlan, PlannedWork, Scheduler
+from graft.engine.native.scheduler import MAX_STEPWISE, BurstPlan, PlannedWork, Scheduler
 from graft.garbage import rare_collections
 from graft.protocols import Grammar
 from graft.structure import StructureError
@@ -37,6 +37,8 @@ MAX_SEGMENTS = 4
 """Segments of a burst, before everything is planned anew."""
 HOPS = 5
 """Turns of the event loop from the end of a sample to the next one of an agent on the same loop."""
+MATCHED_STEPS = 16
+"""Steps of a burst in which the host finds what structures allow, before everything is planned anew."""
 MIN_ALIVE = 0.75
 """Share of a burst's rows that must be alive for another segment."""
 
@@ -100,6 +102,9 @@ class EngineLoop:
         """All steps of the queued requests; False if this process was released on the way."""
         try:
             while True:
+                for request in self.scheduler.running:
+                    if len(request.pending) > MAX_STEPWISE:
+                        request.write_pending()
                 works = self.scheduler.plan()
                 if not works:  # callers of the last samples may go on
                     if not await self._let_callers_run():
@@ -158,7 +163,11 @@ class EngineLoop:
     def _plan_burst(self, works: list[PlannedWork]) -> BurstPlan:
         requests = [work.request for work in works if work.request is not None]
         segment = self._segment_steps(requests) if self.runner.has_bursts else 1
-        steps = self.scheduler.reserve_ahead(works, segment * MAX_SEGMENTS if segment > 1 else 1)
+        steps = segment * MAX_SEGMENTS if segment > 1 else 1
+        is_matched = any(request.matcher is not None for request in requests)
+        if is_matched and self.runner.has_bursts and all(r.grammar is None for r in requests):
+            steps = MATCHED_STEPS
+        steps = self.scheduler.reserve_ahead(works, steps)
         return BurstPlan(steps, segment, partial(self._should_go_on, requests), self._plan_ahead)
 
     def _segment_steps(self, requests: list[SampleRequest]) -> int:
@@ -228,7 +237,8 @@ class EngineLoop:
         """Add the token drawn under a structure; one that cannot go on fails its request alone."""
         (action,), (logprob,), (entropy,) = draw.actions, draw.logprobs, draw.entropies
         try:
-            return draw.request.add_matched(action, logprob, entropy)
+            stepwise = self.runner.has_bursts
+            return draw.request.add_matched(action, logprob, entropy, stepwise=stepwise)
         except StructureError as error:
             draw.request.fail(EngineError(str(error)))
             return None
@@ -275,7 +285,9 @@ class EngineLoop:
 
 def find_rows(requests: Sequence[SampleRequest]) -> None:
     """Find what structures allow these requests next; one that allows nothing fails its request alone."""
-    matched = [(r, r.matcher) for r in requests if r.matcher is not None and not r.is_over]
+    matched = [
+        (r, r.matcher) for r in requests if r.matcher is not None and not (r.is_over or r.pending)
+    ]
     bits = find_bits([matcher for _, matcher in matched])
     for (request, matcher), some in zip(matched, bits, strict=True):
         try:

@@ -10,6 +10,7 @@ from graft.actions.matcher import StructureMatcher
 from graft.engine.native.kv.sequences import Sequence
 from graft.engine.stop_strings import StopStrings
 from graft.protocols import Grammar
+from graft.structure import only
 from graft.types import NO_ACTION, Completion, Finish, Sampling
 
 
@@ -31,6 +32,8 @@ class SampleRequest:
     future: asyncio.Future[Completion]
     matcher: StructureMatcher | None = None
     """Of the structure that the answer must have."""
+    pending: list[int] = field(default_factory=list[int])
+    """Forced tokens that a device is still to be fed, one in each step."""
     slot: int | None = None
     """The row of the device's table that holds the matcher's; see `Masks.write`."""
     start: int = 0
@@ -114,20 +117,51 @@ class SampleRequest:
         return Finish.LENGTH if self.budget_left < 1 else None
 
     @property
+    def allowed(self) -> bytes:
+        """The bits of what a structure lets it draw next."""
+        assert self.matcher is not None
+        if self.pending:
+            return only(self.pending[0])
+        return self.matcher.draw().bits
+
+    def write_pending(self) -> None:
+        """Write the forced tokens at once, up to the last that fits: between bursts."""
+        count = (
+            min(len(self.pending), self.budget_left) - 1
+        )  # the last one is drawn, and may end it
+        if count > 0:
+            self.write(NO_ACTION, 0.0, 0.0, self.pending[:count])
+            del self.pending[:count]
+
+    @property
     def must_go_on(self) -> bool:
         """Whether no stop token may be drawn yet: an answer whose structure is complete always may end."""
         is_short = len(self.logprobs) < self.sampling.min_tokens
         return is_short and not (self.matcher is not None and self.matcher.is_over)
 
-    def add_matched(self, action: int, logprob: float, entropy: float) -> Finish | None:
-        """Add a token drawn under the structure, and what the structure forces after it."""
+    def add_matched(
+        self, action: int, logprob: float, entropy: float, *, stepwise: bool
+    ) -> Finish | None:
+        """Add a token drawn under the structure, and what the structure forces after it.
+
+        `stepwise`: what is forced follows as draws that have no choice, so that no prompt is computed between
+        the steps of a burst.
+        """
         assert self.matcher is not None
+        if self.pending:
+            self.write(NO_ACTION, 0.0, 0.0, [self.pending.pop(0)])
+            if not self.pending and self._is_structure_over:
+                return Finish.STOP
+            return Finish.LENGTH if self.budget_left < 1 else None
         self.mode = self.matcher.draw().id
         self.matcher.write([action])
         forced = [] if action in self.stop_tokens else self.matcher.force()
+        if stepwise:
+            self.pending, forced = forced, []
         is_cut = 1 + len(forced) > self.budget_left
         finish = self.add_decision(action, logprob, entropy, [action, *forced], is_exit=False)
-        is_end = finish is Finish.STOP or (not is_cut and self._is_structure_over)
+        is_whole = not is_cut and not self.pending
+        is_end = finish is Finish.STOP or (is_whole and self._is_structure_over)
         return Finish.STOP if is_end else finish
 
     @property

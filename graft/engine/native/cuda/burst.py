@@ -43,6 +43,8 @@ class GraphKey(NamedTuple):
     grammar_sizes: tuple[int, int] = (0, 0)
     """Of the grammar's tables, see `DeviceGrammar.load`."""
     tail_rows: int = 1
+    is_matched: bool = False
+    """The host finds what structures allow between the last hidden state and the draw: a graph each."""
     in_order: bool = False
     """Attention and log-probs have the bits of the learner's, see `learner_scores`."""
 
@@ -81,6 +83,8 @@ class DecodeState:
         self.row = torch.arange(rows, dtype=torch.int64, device=device)
         self._width = width
         self._context_mask: Tensor | None = None
+        self.hidden: Tensor | None = None
+        """[B, D] hidden states, where the draw is a graph of its own."""
         self._items: dict[int, Tensor] = {}
         self._stops: dict[int, Tensor] = {}
 
@@ -95,6 +99,12 @@ class DecodeState:
         if count not in self._stops:
             self._stops[count] = self.table.new_zeros(len(self.row), count)
         return self._stops[count]
+
+    def keep(self, hidden: Tensor) -> None:
+        """Copy hidden states to where the graph of the draw reads them."""
+        if self.hidden is None:
+            self.hidden = torch.empty_like(hidden)
+        self.hidden.copy_(hidden)
 
     @property
     def context_mask(self) -> Tensor:
@@ -191,16 +201,21 @@ class BurstSegment(NamedTuple):
 
 
 class InflightBurst:
-    """The rows of a burst, and the segments that were launched but not read."""
+    """The rows of a burst, and the segments that were launched but not read.
+
+    `replay` takes a step; `prepare` is the part of it before the draw, where that is a graph of its own.
+    """
 
     def __init__(
         self,
         requests: list[SampleRequest],
         decode_state: DecodeState,
+        prepare: Callable[[], None] | None,
         replay: Callable[[], None],
         steps: int,
     ) -> None:
-        self.requests, self.decode_state, self.replay = requests, decode_state, replay
+        self.requests, self.decode_state = requests, decode_state
+        self.prepare, self.replay = prepare, replay
         self.left, self.launched = steps, 0
         self.pending: deque[BurstSegment] = deque()
         self._drawn = [0] * len(requests)

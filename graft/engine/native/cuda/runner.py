@@ -74,7 +74,8 @@ class CudaRunner:
         self.in_order = decoder.order is not None
         self._read_masks()
         self._states: dict[int, DecodeState] = {}
-        self._captured: dict[GraphKey, Callable[[], None]] = {}
+        self._captured: dict[GraphKey, tuple[Callable[[], None] | None, Callable[[], None]]] = {}
+        """The graphs of a step: the part before the draw where that is apart, and the rest."""
         self._prefill_steps = 0
         self._segment_seconds = 0.0
         """From one segment to the next."""
@@ -105,6 +106,9 @@ class CudaRunner:
             return
         self._prefill_steps = 0
         burst = self._start(drawing, plan.steps)
+        if burst.prepare is not None:
+            yield from self._run_matched(burst, plan)
+            return
         burst.launch(plan.segment)
         if self._read_at is not None:
             self._restart_seconds = perf_counter() - self._read_at
@@ -126,6 +130,23 @@ class CudaRunner:
             yield burst.read()
             self._read_at = perf_counter()
             self._segment_seconds = self._read_at - began
+
+    def _run_matched(self, burst: InflightBurst, plan: BurstPlan) -> Iterator[list[Draw] | None]:
+        """Draw step by step: while the device computes the states of a step, the host adds the draws of the
+        one before, and finds what structures allow in this one."""
+        assert burst.prepare is not None
+        burst.prepare()
+        while True:
+            self._write_structures(burst.requests)
+            burst.launch(1)
+            if has_next := burst.left > 0 and plan.go_on():
+                burst.prepare()
+            while self.shares_loop and not burst.is_ready:
+                yield None
+            yield burst.read()
+            self._read_at = perf_counter()
+            if not has_next:
+                return
 
     def can_follow(self, grammar: Grammar) -> bool:
         """Whether the device can follow this grammar without the host."""
@@ -157,7 +178,10 @@ class CudaRunner:
             slots = splits + round_up(int(sharing.slots.max()))
         works = [works[i] for i in sharing.order.tolist()]
         requests = [work.request for work in works if work.request is not None]
-        self._write_structures([r for r in requests if r.matcher is not None])
+        matched = [request for request in requests if request.matcher is not None]
+        if matched and self.masks.assign(matched):
+            self._captured.clear()
+            self._read_masks()
         samplings = [request.sampling for request in requests]
         key = GraphKey(
             rows=size,
@@ -170,6 +194,7 @@ class CudaRunner:
             is_truncated=any(s.is_truncating and s.temperature > 0 for s in samplings),
             is_penalized=any(s.repetition_penalty != 1 for s in samplings),
             grammar_sizes=self._load_grammar(requests),
+            is_matched=bool(matched),
             in_order=self.in_order,
         )
         if size not in self._states:
@@ -179,9 +204,9 @@ class CudaRunner:
         decode_state = self._states[size]
         if key not in self._captured:
             key = next((known for known in self._captured if known.serves(key)), key)
-        replay = self._replay(key, decode_state)
+        graphs = self._graphs_of(key, decode_state)
         decode_state.write(key, requests, sharing, table[sharing.order], self.seed, self.masks)
-        return InflightBurst(requests, decode_state, replay, min(steps, MAX_STEPS))
+        return InflightBurst(requests, decode_state, *graphs, min(steps, MAX_STEPS))
 
     def _read_masks(self) -> None:
         """Make what is made from the table of masks."""
@@ -191,12 +216,10 @@ class CudaRunner:
 
     def _write_structures(self, requests: list[SampleRequest]) -> None:
         """Copy the rows of structures to the device, where captured graphs read them."""
+        requests = [r for r in requests if r.matcher is not None and not r.is_over]
         if not requests:
-            return None
-        if self.masks.write(requests):
-            self._captured.clear()
-            return self._read_masks()
-        allowed, rows = self.masks.allowed, self.masks.rows_of(requests)
+            return
+        rows, allowed = self.masks.write(requests), self.masks.allowed
         assert allowed is not None and self.occupied is not None
         self.occupied[rows] = occupied_chunks(allowed[rows])
         if self.scores is not None:
@@ -213,19 +236,31 @@ class CudaRunner:
             return 0, 0
         return self.grammar.load(grammar)
 
-    def _replay(self, key: GraphKey, decode_state: DecodeState) -> Callable[[], None]:
-        """A function that takes one step: a captured graph on a GPU."""
-        if self.graphs is None:
-            return lambda: self._step(key, decode_state)
+    def _graphs_of(
+        self, key: GraphKey, decode_state: DecodeState
+    ) -> tuple[Callable[[], None] | None, Callable[[], None]]:
+        """Functions that take one step: captured graphs on a GPU."""
         if key not in self._captured:
             decode_state.clear(key)  # the steps of the capture must change nothing
-            self._captured[key] = self.graphs.record(lambda: self._step(key, decode_state))
+            record = self.graphs.record if self.graphs is not None else lambda step: step
+            prepare = None
+            if key.is_matched:
+                prepare = record(lambda: decode_state.keep(self._states_of(key, decode_state)))
+            self._captured[key] = prepare, record(lambda: self._step(key, decode_state))
         return self._captured[key]
 
     def _step(self, key: GraphKey, decode_state: DecodeState) -> None:
         """One token for each row."""
+        if key.is_matched:
+            assert decode_state.hidden is not None
+            self._draw(key, decode_state, decode_state.hidden)
+        else:
+            self._draw(key, decode_state, self._states_of(key, decode_state))
+
+    def _states_of(self, key: GraphKey, decode_state: DecodeState) -> Tensor:
+        """Hidden states [B, D] after the last token of each row."""
         state, pool, shape = decode_state.state, self.tree.pages.pool, self.decoder.own_shape
-        items, stops = decode_state.items(key.items), decode_state.stops(key.stops)
+        items = decode_state.items(key.items)
         # with one slot `decode` writes the output directly
         rows = key.rows if key.slots > 1 or key.in_order else 0
         space = scratch(rows, key.slots, shape.heads, shape.head_dim, self.device)
@@ -250,8 +285,11 @@ class CudaRunner:
         kv_slots = KVSlots(
             pool, decode_state.table, decode_state.row, position, state[DrawField.LENGTH]
         )
-        hidden = self.decoder(state[DrawField.TOKEN], position, attend, kv_slots)
-        scores = self.scores
+        return self.decoder(state[DrawField.TOKEN], position, attend, kv_slots)
+
+    def _draw(self, key: GraphKey, decode_state: DecodeState, hidden: Tensor) -> None:
+        """A draw for each row after its hidden state [B, D]."""
+        state, stops, scores = decode_state.state, decode_state.stops(key.stops), self.scores
         if scores is None:
             whole = logits = self.decoder.logits(hidden)
         else:

@@ -79,31 +79,28 @@ class Masks:
                 {action: index for index, action in enumerate(columns.tolist())},
             )
 
-    def write(self, requests: list[SampleRequest]) -> bool:
-        """Copy what structures allow these requests into rows of their own; whether the table has moved.
+    def write(self, requests: list[SampleRequest]) -> Tensor:
+        """Copy what structures allow these requests into their rows; the numbers [n] of these."""
+        assert self.allowed is not None
+        packed = np.zeros((len(requests), -(-self.width // 8)), dtype=np.uint8)
+        for row, request in enumerate(requests):
+            bits = np.frombuffer(request.allowed, np.uint8)[: packed.shape[1]]
+            packed[row, : len(bits)] = bits
+        arrays = {"packed": packed, "rows": np.array([self.row(request) for request in requests])}
+        moved = transfer({k: torch.from_numpy(v) for k, v in arrays.items()}, self.allowed.device)
+        shifts = torch.arange(8, dtype=torch.uint8, device=self.allowed.device)
+        flags = (moved["packed"][:, :, None] >> shifts & 1).flatten(1)[:, : self.width]
+        self.allowed[moved["rows"]] = flags.bool()
+        return moved["rows"]
+
+    def assign(self, requests: list[SampleRequest]) -> bool:
+        """Give each request under a structure a row of its own; whether that made another table.
 
         The rows come after all others, so a request draws under its row by the number of it, as under a mode.
         """
-        has_moved = self._reserve(len(requests))
-        assert self.allowed is not None
-        bits = [request.matcher.draw().bits for request in requests if request.matcher is not None]
-        packed = np.zeros((len(bits), -(-self.width // 8)), dtype=np.uint8)
-        for row, some in enumerate(bits):
-            packed[row, : len(some)] = np.frombuffer(some, np.uint8)[: packed.shape[1]]
-        moved = transfer({"packed": torch.from_numpy(packed)}, self.allowed.device)["packed"]
-        shifts = torch.arange(8, dtype=torch.uint8, device=moved.device)
-        flags = (moved[:, :, None] >> shifts & 1).flatten(1)[:, : self.width]
-        self.allowed[self.rows_of(requests)] = flags.bool()
         for slot, request in enumerate(requests):
             request.slot = slot
-        return has_moved
-
-    def rows_of(self, requests: list[SampleRequest]) -> slice:
-        """The rows that `write` filled for these requests."""
-        return slice(self.num_rows, self.num_rows + len(requests))
-
-    def _reserve(self, count: int) -> bool:
-        """Have so many rows for structures; whether that made another table."""
+        count = len(requests)
         spare = 0 if self.allowed is None else len(self.allowed) - self.num_rows
         if count <= spare:
             return False

@@ -46,7 +46,7 @@ class LearnerScores:
     def __init__(self, allowed: Tensor | None) -> None:
         self.allowed = widen(allowed)
 
-    def write(self, rows: slice, allowed: Tensor) -> None:
+    def write(self, rows: Tensor, allowed: Tensor) -> None:
         """Take over rows of the table that have changed."""
         assert self.allowed is not None
         self.allowed[rows, : allowed.shape[1]] = allowed
