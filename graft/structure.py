@@ -33,6 +33,10 @@ Kind = Literal["json", "regex", "lark"]
 MAX_SOURCE = 1 << 20
 """Characters of a schema or grammar: it is compiled once, and kept in every episode that used it."""
 
+SPACING = {"item_separator": ", ", "key_separator": ": ", "whitespace_flexible": False}
+"""JSON as Python writes it: without a choice of blanks more of the text is forced, and no answer consists
+of blanks for ever."""
+
 OBJECT = '{"type": "object"}'
 
 

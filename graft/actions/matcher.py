@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from graft.structure import Structure, StructureError, row_id, write_row
+from graft.structure import SPACING, Structure, StructureError, row_id, write_row
 from graft.text.token_bytes import reads_bytes, token_bytes
 from graft.text.tokenizer import FastTokenizer
 
@@ -33,10 +33,6 @@ MAX_ROWS = 4096
 
 MIN_PARALLEL = 4
 """Matchers from which on their rows are found on several threads."""
-
-SEPARATORS = {"item_separator": ", ", "key_separator": ": ", "whitespace_flexible": False}
-"""JSON as Python writes it: without a choice of blanks more of the text is forced, and no answer consists
-of blanks for ever."""
 
 NAMES = {"json": "JSON schema", "regex": "expression", "lark": "grammar"}
 
@@ -71,7 +67,7 @@ class StructureCompiler:
         if self._vocabulary is None:
             self._vocabulary = self._read_vocabulary()
         if structure.kind == "json":
-            grammar = library.grammar_from_json_schema(structure.source, overrides=SEPARATORS)
+            grammar = library.grammar_from_json_schema(structure.source, overrides=SPACING)
         elif structure.kind == "regex":
             grammar = library.grammar_from_regex(structure.source)
         else:

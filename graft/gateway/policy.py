@@ -10,15 +10,19 @@ from dataclasses import replace
 from hashlib import blake2b
 from typing import Any
 
+from graft.engine.checks import check_structure
+from graft.engine.errors import EngineError
 from graft.gateway.request import AgentRequest, RefusedRequest
 from graft.gateway.roots import ROLES, TRAINED_ROLES
 from graft.gateway.speakers.main_choice import MainPattern
 from graft.gateway.speakers.routes import ModelRoutes
 from graft.protocols import Engine
 from graft.rollout.setup import limited_sampling
+from graft.structure import Structure, StructureError
 from graft.text.call_opening import call_opening
 from graft.text.chat import Chat
 from graft.text.syntax_probe import syntax_of
+from graft.text.turn_grammar import may_think, turn_structure
 from graft.types import Message, Sampling
 
 MAX_NOTED = 32
@@ -74,6 +78,7 @@ class ServedPolicy:
         self.syntax = syntax_of(chat)
         self.no_calls = replace(self.syntax, name="")
         """How turns are read where no tool is offered."""
+        self.may_think = may_think(chat, self.syntax)
         self.inner_system = _inner_system(chat)
         """The role of system messages inside a conversation."""
         self._prompts: dict[bytes, Sequence[int]] = {}
@@ -175,9 +180,33 @@ class ServedPolicy:
             base = replace(base, **wanted) if wanted else base
         except ValueError as error:
             raise RefusedRequest(str(error)) from error
+        if request.format is not None and request.tool_choice in ("auto", "none"):
+            base = replace(base, structure=self._structure(request, request.format))
         stop = (*request.stop, *end, *self._ends_of_call(request))
         drawn = limited_sampling(base, limit, stop, tuple(chat.end_ids), 0)
         return drawn, not wanted
+
+    def _structure(self, request: AgentRequest, text: Structure) -> Structure:
+        """The structure of an answer: of its text, after a thought, or calls in place of it."""
+        if request.messages[-1]["role"] == "assistant":
+            raise RefusedRequest(
+                "a format is asked for, and the last message already begins the answer; leave one of them "
+                "out",
+                param="response_format",
+            )
+        may_call = bool(request.tools) and request.tool_choice != "none"
+        try:
+            whole = turn_structure(
+                text,
+                self.syntax,
+                self.chat.tokenizer,
+                may_think=self.may_think,
+                may_call=may_call,
+            )
+            check_structure(self.engine, whole)
+        except (StructureError, EngineError) as error:
+            raise RefusedRequest(str(error), param="response_format") from error
+        return whole
 
     def _ends_of_call(self, request: AgentRequest) -> tuple[str, ...]:
         """What ends an answer that may have one call: the end of a call, where each has its own."""

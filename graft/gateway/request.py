@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from graft.structure import Structure
 from graft.types import Message
 
 
@@ -59,6 +60,8 @@ class AgentRequest:
     """Types of tools that a provider would run; they are not shown."""
     namespaces: Mapping[str, tuple[str, str]] = field(default_factory=dict[str, tuple[str, str]])
     """Tool -> the namespace and the name by which the client knows it, if it has one."""
+    format: Structure | None = None
+    """What the text of the answer must look like."""
     with_token_ids: bool = False
     """Whether the answer has the ids of the tokens, as vLLM's return_token_ids."""
     agent: str = ""
@@ -69,7 +72,7 @@ class AgentRequest:
         """What distinguishes two requests with the same messages."""
         drawn = self.temperature, self.top_p, self.top_k, self.max_tokens, self.seed
         called = self.tool_choice, self.parallel_calls
-        more = filter(None, (self.allowed, self.with_token_ids))
+        more = filter(None, (self.allowed, self.with_token_ids, self.format))
         return repr((*drawn, self.stop, self.n, *called, self.logprobs is not None, *more))
 
 

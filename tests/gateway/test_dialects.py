@@ -151,9 +151,14 @@ def test_a_header_names_the_sub_agent():
 
 
 CHAT_REFUSED = [
-    ({"response_format": {"type": "json_object"}}, "response_format", "not constrained"),
+    ({"response_format": {"type": "yaml"}}, "response_format.type", "'yaml'"),
+    ({"response_format": {"type": "json_schema", "json_schema": {"name": "x"}}},
+     "response_format.json_schema.schema", "required"),
+    ({"guided_json": "{"}, "guided_json", "no JSON"),
+    ({"guided_choice": []}, "guided_choice", "list of texts"),
+    ({"guided_regex": "a", "guided_choice": ["b"]}, "guided_choice", "beside guided_regex"),
+    ({"structured_outputs": {"structural_tag": "x"}}, "structured_outputs.structural_tag", "not known"),
     ({"logit_bias": {"5": 1}}, "logit_bias", "own distribution"),
-    ({"guided_regex": "a+"}, "guided_regex", "not constrained"),
     ({"presence_penalty": 0.5}, "presence_penalty", "own distribution"),
     ({"top_logprobs": 30, "logprobs": True}, "top_logprobs", "from 0 to 20"),
     ({"functions": [{"name": "f"}]}, "functions", "use tools"),
@@ -175,7 +180,7 @@ CHAT_REFUSED = [
 ]  # fmt: skip
 MESSAGES_REFUSED = [
     ({"max_tokens": None}, "max_tokens", "is required"),
-    ({"output_config": {"format": {}}}, "output_config.format", "not constrained"),
+    ({"output_config": {"format": {"type": "json_schema"}}}, "output_config.format.schema", "required"),
     ({"mcp_servers": [{}]}, "mcp_servers", "in the agent"),
     ({"tools": [{"type": "bash_20250124"}]}, "tools.0.name", "required"),
     ({"tool_choice": {"type": "tool", "name": "f"}}, "tool_choice", "the tools are []"),
@@ -189,7 +194,7 @@ RESPONSES_REFUSED = [
     ({"input": []}, "messages", "at least one"),
     ({"previous_response_id": "resp_x"}, "previous_response_id", "whole conversation"),
     ({"tools": [{"type": "custom", "name": "x"}]}, "tools.0.type", "no tools of the provider"),
-    ({"text": {"format": {"type": "json_schema"}}}, "text.format", "not constrained"),
+    ({"text": {"format": {"type": "json_schema", "schema": 3}}}, "text.format.schema", "JSON schema"),
     ({"truncation": "auto"}, "truncation", "nothing is dropped"),
     ({"background": True}, "background", "waited for"),
     ({"conversation": "c"}, "conversation", "not kept"),

@@ -14,6 +14,7 @@ from graft.gateway.dialects.common import (
     request_of,
 )
 from graft.gateway.dialects.fields import RequestFields, body_fields, describe_value
+from graft.gateway.dialects.formats import read_format
 from graft.gateway.dialects.tools import function_tool, read_tools
 from graft.gateway.request import AgentRequest, PolicyAnswer, RefusedRequest
 from graft.types import Message
@@ -26,7 +27,7 @@ BILLING = "x-anthropic-billing-header:"
 prefix behind it."""
 KNOWN = {
     "messages", "model", "system", "tools", "tool_choice", "temperature", "top_p", "top_k", "max_tokens",
-    "stop_sequences", "stream", "output_config",
+    "stop_sequences", "stream", "output_config", "output_format",
 }  # fmt: skip
 IGNORED = {
     # names and book-keeping of the client
@@ -41,10 +42,6 @@ REFUSED: dict[str, tuple[Sequence[Any], str]] = {
     "mcp_servers": (([],), "tools run in the agent, not at the provider"),
     "container": ((), "tools run in the agent, not at the provider"),
     "thread": ((), "conversations are not kept here; send the whole conversation"),
-    "output_format": (
-        (),
-        "the policy writes freely, and is not constrained to a format; ask for it in the prompt",
-    ),
 }
 """Name -> values that ask for nothing, and the reason why others are refused."""
 STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
@@ -74,11 +71,6 @@ def read(body: Any, headers: Mapping[str, str]) -> AgentRequest:
 def read_count(body: Any, headers: Mapping[str, str]) -> AgentRequest:
     """A request of COUNT_PATH, which has no `max_tokens`."""
     fields = body_fields(body, KNOWN, IGNORED, REFUSED)
-    if fields.fields("output_config").get("format") is not None:
-        raise RefusedRequest(
-            f"output_config.format is not supported here: {REFUSED['output_format'][1]}",
-            param="output_config.format",
-        )
     system = _texts(fields, "system", {"text": _text})
     if system and system[0].startswith(BILLING):
         system = system[1:]
@@ -94,6 +86,8 @@ def read_count(body: Any, headers: Mapping[str, str]) -> AgentRequest:
         hottest=1,
         max_tokens=fields.whole("max_tokens", 1),
         stop=fields.texts("stop_sequences"),
+        format=read_format(fields.fields("output_config"), "format")
+        or read_format(fields, "output_format"),
         parallel_calls=not choice.flag("disable_parallel_tool_use"),
     )
 

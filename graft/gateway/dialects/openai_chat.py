@@ -15,11 +15,11 @@ from graft.gateway.dialects.common import (
     request_of,
 )
 from graft.gateway.dialects.fields import MAX_ANSWERS, RequestFields, body_fields, describe_value
+from graft.gateway.dialects.formats import GUIDED, read_format, read_guided
 from graft.gateway.dialects.openai_common import (
     MAX_LISTED,
     NO_MEDIA,
     OTHER_SAMPLING,
-    UNCONSTRAINED,
     allowed_of,
     choice_of,
     text_of,
@@ -37,7 +37,7 @@ KNOWN = {
     "messages", "model", "tools", "tool_choice", "parallel_tool_calls", "temperature", "top_p", "top_k",
     "max_tokens", "max_completion_tokens", "stop", "seed", "n", "stream", "stream_options",
     "logprobs", "top_logprobs", "return_token_ids",
-    "web_search_options",
+    "web_search_options", "response_format", "structured_outputs", *GUIDED,
 }  # fmt: skip
 IGNORED = {
     # names and book-keeping of the client
@@ -49,7 +49,6 @@ IGNORED = {
     "reasoning_effort", "verbosity",
 }  # fmt: skip
 REFUSED: dict[str, tuple[Sequence[Any], str]] = {
-    "response_format": (({"type": "text"},), UNCONSTRAINED),
     "logit_bias": (({},), OTHER_SAMPLING),
     "presence_penalty": ((0,), OTHER_SAMPLING),
     "frequency_penalty": ((0,), OTHER_SAMPLING),
@@ -60,11 +59,6 @@ REFUSED: dict[str, tuple[Sequence[Any], str]] = {
     "ignore_eos": ((False,), OTHER_SAMPLING),
     "bad_words": (([],), OTHER_SAMPLING),
     "allowed_token_ids": (([],), OTHER_SAMPLING),
-    "guided_json": ((), UNCONSTRAINED),
-    "guided_regex": ((), UNCONSTRAINED),
-    "guided_choice": ((), UNCONSTRAINED),
-    "guided_grammar": ((), UNCONSTRAINED),
-    "structured_outputs": (({},), UNCONSTRAINED),
     "chat_template_kwargs": (
         ({},),
         "model.template_args of the recipe has the template's variables",
@@ -99,6 +93,7 @@ def read(body: Any, headers: Mapping[str, str]) -> AgentRequest:
         with_usage=not fields.flag("stream")
         or fields.fields("stream_options").flag("include_usage"),
         logprobs=_logprobs(fields),
+        format=read_format(fields, "response_format", "json_schema") or read_guided(fields),
         parallel_calls=fields.flag("parallel_tool_calls", True),
     )
 

@@ -9,9 +9,6 @@ from graft.gateway.dialects.fields import RequestFields, describe_value
 from graft.gateway.dialects.tools import joined_name
 from graft.gateway.request import PolicyAnswer, RefusedRequest
 
-UNCONSTRAINED = (
-    "the policy writes freely, and is not constrained to a format; ask for it in the prompt"
-)
 OTHER_SAMPLING = (
     "tokens are sampled from the policy's own distribution, which is the one that is trained"
 )

@@ -23,10 +23,10 @@ from graft.gateway.dialects.common import (
     request_of,
 )
 from graft.gateway.dialects.fields import RequestFields, body_fields, describe_value
+from graft.gateway.dialects.formats import read_format
 from graft.gateway.dialects.openai_common import (
     MAX_LISTED,
     OTHER_SAMPLING,
-    UNCONSTRAINED,
     allowed_of,
     choice_of,
     text_of,
@@ -78,10 +78,6 @@ def read(body: Any, headers: Mapping[str, str]) -> AgentRequest:
     fields = body_fields(body, KNOWN, IGNORED, REFUSED)
     if fields.get("previous_response_id") is not None:
         raise fields.refused("previous_response_id", f"is not known here; {WHOLE}")
-    if fields.fields("text").fields("format").text("type", "text") != "text":
-        raise RefusedRequest(
-            f"text.format is not supported here: {UNCONSTRAINED}", param="text.format"
-        )
     listed = fields.whole("top_logprobs", 0, MAX_LISTED) or 0
     instructions = fields.text("instructions")
     first: list[Message] = [{"role": "system", "content": instructions}] if instructions else []
@@ -95,6 +91,7 @@ def read(body: Any, headers: Mapping[str, str]) -> AgentRequest:
         hottest=2,
         max_tokens=fields.whole("max_output_tokens", 1),
         logprobs=listed if LOGPROBS in fields.texts("include") else None,
+        format=read_format(fields.fields("text"), "format"),
         parallel_calls=fields.flag("parallel_tool_calls", True),
     )
 

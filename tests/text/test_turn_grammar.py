@@ -1,0 +1,115 @@
+"""Turns whose text is structured: which thoughts, calls and texts the grammar accepts."""
+
+from __future__ import annotations
+
+import pytest
+import tokenizers
+
+from graft.actions.matcher import StructureCompiler
+from graft.structure import Structure, StructureError
+from graft.text.call_syntax import CallSyntax
+from graft.text.chat import Chat
+from graft.text.syntax_probe import syntax_of
+from graft.text.template import TEMPLATES
+from graft.text.tokenizer import FastTokenizer
+from graft.text.turn_grammar import may_think, turn_structure
+
+CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
+SYNTAX = CallSyntax("json", "<tool_call>", "</tool_call>")
+FOUR = Structure.json(
+    {"type": "object", "properties": {"v": {"type": "integer"}}, "required": ["v"]}
+)
+
+
+def byte_tokenizer(*special: str, plain: tuple[str, ...] = ()) -> FastTokenizer:
+    backend = FastTokenizer.bytes()._backend
+    backend.add_special_tokens([*special])
+    backend.add_tokens([tokenizers.AddedToken(text, special=False) for text in plain])
+    return FastTokenizer(backend, {"eos_token": "<eos>"}, {"default": TEMPLATES["chatml"]})
+
+
+def accepts(structure: Structure, tokenizer: FastTokenizer, text: str) -> bool:
+    """Whether a whole turn may be this text."""
+    compiler = StructureCompiler(tokenizer, tokenizer.vocab_size)
+    matcher = compiler.matcher(structure, frozenset(tokenizer.eos_ids))
+    try:
+        matcher.write(tokenizer.encode(text))
+    except StructureError:
+        return False
+    return matcher.state.is_accepting()
+
+
+@pytest.mark.parametrize("special", [(), ("<think>", "</think>")])
+@pytest.mark.parametrize(
+    ("text", "when"),
+    [
+        ('{"v": 4}', {"", "think", "call"}),
+        ('{"v": "4"}', set[str]()),
+        ('<think>a {"x" <b</think>\n\n{"v": 4}', {"think"}),
+        ("<think>only a thought", set[str]()),
+        ("<think>a</think>no", set[str]()),
+        (CALL, {"call"}),
+        (f"{CALL}\n{CALL}", {"call"}),
+        (f'{{"v": 4}}{CALL}', set[str]()),
+        ("I think it is 4", set[str]()),
+    ],
+)
+def test_a_turn_is_a_thought_and_a_text_or_calls(
+    text: str, when: set[str], special: tuple[str, ...]
+) -> None:
+    tokenizer = byte_tokenizer(*special)
+    for name in ("", "think", "call"):
+        how = {"may_think": name == "think", "may_call": name == "call"}
+        structure = turn_structure(FOUR, SYNTAX, tokenizer, **how)
+        assert accepts(structure, tokenizer, text) is (name in when), name
+    both = turn_structure(FOUR, SYNTAX, tokenizer, may_think=True, may_call=True)
+    assert accepts(both, tokenizer, text) is bool(when)
+
+
+def test_a_thought_that_the_prompt_has_begun_is_ended_first() -> None:
+    tokenizer = byte_tokenizer()
+    syntax = CallSyntax("json", "<tool_call>", "</tool_call>", is_thinking=True)
+    structure = turn_structure(FOUR, syntax, tokenizer, may_think=True, may_call=False)
+    assert accepts(structure, tokenizer, 'so</think>\n{"v": 4}')
+    assert not accepts(structure, tokenizer, '{"v": 4}')
+
+
+@pytest.mark.parametrize(
+    ("text", "good", "bad"),
+    [
+        (Structure.regex("[0-9]+/[0-9]+"), "1/23", "1/"),
+        (Structure.choice(["yes", 'no "x"']), 'no "x"', "maybe"),
+        (Structure.lark('start: "a" b\nb: "b"+'), "abb", "b"),
+        (Structure.json(True), '["any", 1]', "any"),
+    ],
+)
+def test_every_kind_of_structure_may_stand_beside_calls(
+    text: Structure, good: str, bad: str
+) -> None:
+    tokenizer = byte_tokenizer()
+    structure = turn_structure(text, SYNTAX, tokenizer, may_think=False, may_call=True)
+    assert accepts(structure, tokenizer, good) and accepts(structure, tokenizer, CALL)
+    assert not accepts(structure, tokenizer, bad)
+    assert turn_structure(text, SYNTAX, tokenizer, may_think=False, may_call=False) == text
+
+
+def test_a_call_without_a_mark_is_an_object_with_a_name() -> None:
+    tokenizer = byte_tokenizer()
+    structure = turn_structure(FOUR, CallSyntax("json"), tokenizer, may_think=False, may_call=True)
+    assert accepts(structure, tokenizer, '{"name":"add","parameters":{"a":1}}')
+    assert accepts(structure, tokenizer, '{"v": 4}')
+
+
+def test_channels_are_refused() -> None:
+    with pytest.raises(StructureError, match="channels"):
+        turn_structure(
+            FOUR, CallSyntax(has_channels=True), byte_tokenizer(), may_think=False, may_call=False
+        )
+
+
+def test_only_a_vocabulary_with_the_marks_may_think() -> None:
+    found = [
+        may_think(chat := Chat(tokenizer), syntax_of(chat))
+        for tokenizer in (byte_tokenizer(), byte_tokenizer(plain=("<think>", "</think>")))
+    ]
+    assert found == [False, True]
