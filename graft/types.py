@@ -313,9 +313,8 @@ class Span:
     def to_json(self) -> dict[str, Any]:
         # asdict copies a list element by element, so the long ones are kept from it
         lists = {name: list(getattr(self, name)) for name in self.PER_TOKEN}
-        values = asdict(replace(self, **{name: [] for name in lists})) | lists
-        if not self.masks:  # the usual case: a line of the log is long enough
-            del values["masks"]
+        values = asdict(replace(self, **{name: [] for name in lists}, masks={})) | lists
+        del values["masks"]  # an episode writes each row once
         return values
 
     @classmethod
@@ -463,10 +462,12 @@ class Episode:
                 yield Trajectory(self, number, context, [self.spans[i] for i in self.walk(tip)])
 
     def to_json(self) -> dict[str, Any]:
+        masks = {str(mode): row for span in self.spans for mode, row in span.masks.items()}
         return {
             "task": self.task.to_json(),
             "spans": [span.to_json() for span in self.spans],
             "leaves": [asdict(leaf) for leaf in self.leaves],
+            **({"masks": masks} if masks else {}),
         }
 
     @classmethod
@@ -474,8 +475,9 @@ class Episode:
         def span(values: dict[str, Any]) -> Span:
             values = dict(values)
             values["author"] = Author(values["author"])
-            if masks := values.get("masks"):  # names are texts in JSON
-                values["masks"] = {int(mode): row for mode, row in masks.items()}
+            if masks:
+                used = {mode: masks[mode] for mode in values["modes"] if mode in masks}
+                values["masks"] = used
             return Span(**values)
 
         def leaf(values: dict[str, Any]) -> Leaf:
@@ -483,6 +485,8 @@ class Episode:
             values["tips"], values["status"] = tuple(values["tips"]), Status(values["status"])
             return Leaf(**values)
 
+        # names are texts in JSON
+        masks = {int(mode): row for mode, row in data.get("masks", {}).items()}
         spans = [span(values) for values in data["spans"]]
         leaves = [leaf(values) for values in data["leaves"]]
         return cls(Task.from_json(data["task"]), spans, leaves)
@@ -499,7 +503,8 @@ class Episode:
         ]
         listed = ", ".join(f"{{{span}}}" for span in spans)
         task, leaves = _encode(parts["task"]), _encode(parts["leaves"])
-        line = f'{{"task": {task}, "spans": [{listed}], "leaves": {leaves}}}'
+        more = f', "masks": {_encode(parts["masks"])}' if "masks" in parts else ""
+        line = f'{{"task": {task}, "spans": [{listed}], "leaves": {leaves}{more}}}'
         # half of a surrogate pair, which no file can hold, becomes its escape in JSON
         return line.encode(errors="backslashreplace").decode()
 

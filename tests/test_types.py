@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from graft.structure import FIRST_ROW_ID
 from graft.types import (
     NO_ACTION,
     Author,
@@ -74,13 +75,25 @@ def test_a_line_holds_what_plain_json_would(values: list[float]):
     episode = Episode(Task("t", "e"), [span], [Leaf((0,), 0.5)])
     plain = {
         "task": asdict(episode.task),
-        "spans": [asdict(span)],
+        "spans": [{name: value for name, value in asdict(span).items() if name != "masks"}],
         "leaves": [asdict(episode.leaves[0])],
     }
     assert episode.to_json() == plain
     line = json.loads(episode.dumps())
     want = json.loads(json.dumps(plain))
     assert repr(line) == repr(want)  # repr: order of names, and 0.0 is not -0.0
+
+
+def test_a_line_holds_each_mask_once_and_spans_get_back_those_that_they_used():
+    episode = two_samples()
+    number, other = FIRST_ROW_ID + 1, FIRST_ROW_ID + 2
+    for span, used in ((episode.spans[1], [number, other, number]), (episode.spans[2], [number])):
+        span.modes = (used + [0] * len(span))[: len(span)]
+        span.masks = {mode: f"row {mode - FIRST_ROW_ID}" for mode in used}
+    line = episode.dumps()
+    assert json.loads(line)["masks"] == {str(number): "row 1", str(other): "row 2"}
+    assert line.count("row 1") == 1
+    assert [s.masks for s in Episode.loads(line).spans] == [s.masks for s in episode.spans]
 
 
 @pytest.mark.parametrize(

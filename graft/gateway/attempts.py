@@ -49,6 +49,7 @@ class AgentAttempts:
     trained_roles   whose answers are trained: main, sub-agent, summary, user
     main            what the conversation has that task.reward reads
     provider_tools  drop or refuse tools that a provider would run
+    formats         enforce the formats that clients ask for, or ask for them in the prompt
     on_crash        of an attempt whose program crashes on an answer: zero, its reward; or drop it
     routes          which model answers which name; None: the policy answers all
     frozen          engines of the frozen models among them, by path
@@ -66,6 +67,7 @@ class AgentAttempts:
         main: MainPattern = MainPattern(),
         on_crash: str = "zero",
         provider_tools: str = "drop",
+        formats: str = "enforce",
         routes: ModelRoutes | None = None,
         frozen: Mapping[str, Engine] | None = None,
     ) -> None:
@@ -73,7 +75,7 @@ class AgentAttempts:
         self.seconds, self.concurrency = seconds, concurrency or program.concurrency
         self.honour_client, self.trained_roles = honour_client, tuple(trained_roles)
         self.main, self.routes, self.frozen = main, routes or ModelRoutes(), dict(frozen or {})
-        self.on_crash, self.provider_tools = on_crash, provider_tools
+        self.on_crash, self.provider_tools, self.formats = on_crash, provider_tools, formats
         self._gates: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = (
             WeakKeyDictionary()
         )
@@ -99,6 +101,7 @@ class AgentAttempts:
                 trained_roles=self.trained_roles,
                 main=self.main,
                 provider_tools=self.provider_tools,
+                formats=self.formats,
                 routes=self.routes,
                 frozen=self.frozen,
             )

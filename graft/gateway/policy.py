@@ -30,6 +30,12 @@ MAX_NOTED = 32
 log = logging.getLogger("graft")
 MAX_PROMPTS = 1024
 """Prompts whose tokens are kept."""
+ASKED = {
+    "json": "Answer with JSON that is valid under this schema, and with nothing else:",
+    "regex": "Answer with a text that this regular expression matches, and with nothing else:",
+    "lark": "Answer with a text of this grammar, and with nothing else:",
+}
+"""How a prompt asks for a format that is not enforced."""
 LONG_PROMPT = 8_192
 """Tokens of a prompt from which on it is not kept."""
 
@@ -44,6 +50,7 @@ class ServedPolicy:
                     `sampling` says are then recorded and not trained
     trained_roles   of main, sub-agent, summary, user: whose answers are trained
     main            what the main agent's conversation has; see `speakers.main_choice`
+    formats         enforce: answers have the format that a client asks for; prompt: the prompt asks for it
     provider_tools  drop: tools that a provider would run are not shown; refuse: such requests are refused
     routes          which model answers which name; None: the policy answers all
     frozen          engines of the frozen models among them, by path
@@ -62,6 +69,7 @@ class ServedPolicy:
         trained_roles: Sequence[str] = TRAINED_ROLES,
         main: MainPattern = MainPattern(),
         provider_tools: str = "drop",
+        formats: str = "enforce",
         routes: ModelRoutes | None = None,
         frozen: Mapping[str, Engine] | None = None,
     ) -> None:
@@ -70,6 +78,7 @@ class ServedPolicy:
         self.honour_client, self.trained_roles = honour_client, tuple(trained_roles)
         self.main, self.routes = main, routes or ModelRoutes()
         self.provider_tools, self._noted_tools = provider_tools, set[str]()
+        self.formats = formats
         self._frozen_engines, self._frozen = dict(frozen or {}), dict[str, ServedPolicy]()
         if unknown := [role for role in trained_roles if role not in ROLES]:
             raise ValueError(f"no role {', '.join(unknown)}; an answer is of {', '.join(ROLES)}")
@@ -96,6 +105,7 @@ class ServedPolicy:
                 deadline=self.deadline,
                 honour_client=self.honour_client,
                 provider_tools=self.provider_tools,
+                formats=self.formats,
             )
         return self._frozen[path]
 
@@ -141,6 +151,18 @@ class ServedPolicy:
                     kind,
                 )
         return len(request.dropped_tools)
+
+    def with_format(self, request: AgentRequest) -> AgentRequest:
+        """The request whose prompt asks for the format, where formats are not enforced."""
+        if request.format is None or self.formats == "enforce":
+            return request
+        asked = f"{ASKED[request.format.kind]}\n{request.format.source}"
+        first, *others = request.messages
+        if first["role"] not in ("system", "user"):
+            messages = ({"role": "user", "content": asked}, *request.messages)
+        else:
+            messages = ({**first, "content": f"{first['content']}\n\n{asked}"}, *others)
+        return replace(request, messages=messages, format=None)
 
     def opening(self, request: AgentRequest) -> str:
         """The start of the answer that `tool_choice` demands: of a call of that tool, or of any; "" else.

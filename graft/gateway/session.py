@@ -117,7 +117,8 @@ class AgentSession:
         if self.leaf is not None:
             raise RefusedRequest("this attempt has ended; open a new session", "not_found")
         self.counts["provider_tools"] += self.policy.check_tools(request)
-        request, names = self.history.named(request)
+        self.counts["formats"] += request.format is not None
+        request, names = self.history.named(self.policy.with_format(request))
         asked = f"{names[-1]}/{request.sampling_key}"
         own = f"{request.agent}/{asked}"  # two sub-agents may ask the same
         self.counts["calls"] += 1
@@ -151,7 +152,8 @@ class AgentSession:
 
     async def count_tokens(self, request: AgentRequest) -> int:
         """The tokens of the request's prompt."""
-        return len((await self._made(*self.history.named(request))).tokens)
+        asked = self.policy.with_format(request)
+        return len((await self._made(*self.history.named(asked))).tokens)
 
     def reward(self, value: float, response_id: str | None = None) -> None:
         """Add to the attempt's reward; with `response_id` that answer has earned it."""

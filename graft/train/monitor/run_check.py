@@ -33,7 +33,7 @@ from graft.train.learner import Learner
 from graft.train.micro_batches import share_out
 from graft.train.monitor.check import FAIL, PASS, WARN, Check
 from graft.train.optimizer import Optimizer
-from graft.types import Author, Episode, Finish, Span, Trajectory
+from graft.types import NO_ACTION, Author, Episode, Finish, Span, Trajectory
 
 FEW = 8
 """Attempts that are recomputed."""
@@ -189,12 +189,16 @@ def eos(rows: Sequence[Trajectory], chat: Chat) -> Check:
 
 
 def turns_of(row: Trajectory) -> Iterator[tuple[list[int], list[bool], str]]:
-    """Tokens, mask and finish of each of the policy's turns, which may have several spans."""
+    """Tokens, mask and finish of each of the policy's turns, which may have several spans.
+
+    What a structure or a description forced is no choice, so that it need not be trained: it counts as such.
+    """
     for is_policy, some in groupby(row.spans, key=lambda span: span.author is Author.POLICY):
         spans: list[Span] = [span for span in some if len(span)]
         if is_policy and spans:
             tokens = [token for span in spans for token in span.tokens]
-            trained = [flag for span in spans for flag in span.mask]
+            choices = [pair for span in spans for pair in zip(span.mask, span.actions, strict=True)]
+            trained = [flag or action == NO_ACTION for flag, action in choices]
             yield tokens, trained, str(spans[-1].info.get("finish", ""))
 
 

@@ -31,6 +31,7 @@ OPTIONS = {
     "roles": "trained_roles",
     "on_crash": "on_crash",
     "provider_tools": "provider_tools",
+    "formats": "formats",
 }
 """Key of the recipe -> argument of AgentAttempts."""
 UNCLAIMED_SECONDS = 7 * 86_400.0
