@@ -1,10 +1,9 @@
-"""A task whose answers are under a JSON schema, learnt from random weights: with the masks in the learner, and
-with the log-probs that other trainers compute, in which every token might have been drawn.
+"""A task whose answers are under a JSON schema, learnt from random weights: with the sampler's masks in the
+learner, and with the log-probs that other trainers compute, as if every token could have been drawn.
 
-python -m benchmarks.evidence.structured --seeds 0 1 2        # two minutes on two CPU cores
+python -m benchmarks.evidence.structured --seeds 0 1 2
 
-The prompt is a letter, the answer {"colour": "green"}: of eight colours the one that begins with it. A random policy is right in
-an eighth of the cases.
+"dab:" is to be answered {"letters": ["d", "a", "b"]}; the policy chooses the letters and where the list ends.
 """
 
 from __future__ import annotations
@@ -22,53 +21,56 @@ from unittest.mock import patch
 import graft
 from graft.models.tree.forest import Forest
 
-COLOURS = ("amber", "blue", "cyan", "denim", "ebony", "fawn", "green", "hazel")
+LETTERS = "abcd"
 SCHEMA = {
     "type": "object",
-    "properties": {"colour": {"enum": [*COLOURS]}},
-    "required": ["colour"],
+    "properties": {
+        "letters": {"type": "array", "items": {"enum": [*LETTERS]}, "minItems": 1, "maxItems": 6}
+    },
+    "required": ["letters"],
     "additionalProperties": False,
 }
 
 
-class Colours(graft.BaseEnv):
-    """Name the colour that begins with a letter, as JSON."""
+class Copies(graft.BaseEnv):
+    """Repeat three letters as JSON; the reward is the share of places that are right."""
 
     def pose(self) -> str:
-        self.answer = self.rng.choice(COLOURS)
-        return f"{self.answer[0]}:"
+        self.answer = "".join(self.rng.choices(LETTERS, k=3))
+        return f"{self.answer}:"
 
     def respond(self, action: str) -> graft.Turn:
         try:
-            is_right = json.loads(action)["colour"] == self.answer
+            letters = json.loads(action)["letters"]
         except (ValueError, TypeError, KeyError):
-            is_right = False
-        return graft.Turn(reward=float(is_right), terminated=True)
+            letters = []
+        right = sum(a == b for a, b in zip(letters, self.answer, strict=False))
+        return graft.Turn(reward=right / max(len(letters), len(self.answer)), terminated=True)
 
 
 def recipe(folder: Path, seed: int, steps: int) -> dict[str, Any]:
     shape = {"family": "qwen3", "width": 64, "layers": 2, "heads": 2, "kv_heads": 2, "head_dim": 32}
     return {
         "run": {
-            "name": "colours",
+            "name": "copies",
             "dir": str(folder),
             "seed": seed,
             "eval_tasks": 0,
             "trackers": [],
         },
         "model": {
-            "shape": {**shape, "ff": 128, "max_positions": 64},
-            "alphabet": '{}": abcdefghijklmnopqrstuvwxyz',
+            "shape": {**shape, "ff": 128, "max_positions": 96},
+            "alphabet": '{}[]":, abcdelrst',
             "chat_template": "plain",
         },
         "task": {
-            "env": f"{__name__ if __name__ != '__main__' else 'benchmarks.evidence.structured'}:Colours"
+            "env": f"{__name__ if __name__ != '__main__' else 'benchmarks.evidence.structured'}:Copies"
         },
         "rollout": {
             "tasks": 16,
             "samples": 8,
-            "max_tokens": 24,
-            "max_context": 40,
+            "max_tokens": 60,
+            "max_context": 80,
             "answer_schema": SCHEMA,
         },
         "train": {"steps": steps, "lr": 1.0e-3},
@@ -100,7 +102,7 @@ def _all_allowed(forest: Any, _: Any, width: int) -> Any:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
-    parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--steps", type=int, default=150)
     asked = parser.parse_args()
     for seed in asked.seeds:
         for masked in (True, False):

@@ -15,6 +15,7 @@ from graft.config import Config, ConfigError
 from graft.data.fields import named_tools
 from graft.data.tables import RowTable
 from graft.engine.checks import check_structure
+from graft.engine.errors import EngineError
 from graft.envs.base import CopyableEnv, Wrapper
 from graft.envs.table import build_env
 from graft.envs.tool_env import ToolEnv
@@ -111,7 +112,10 @@ def build_run(
     agents = make_agents(config, models)
     setup = replace(make_setup(config, engine, chat, env, actions), agent=agents)
     if with_engine and setup.sampling.structure is not None:
-        check_structure(engine, setup.sampling.structure)
+        try:
+            check_structure(engine, setup.sampling.structure)
+        except EngineError as error:
+            raise ConfigError(f"rollout.answer_schema: {error}") from error
     players = frozen_players(config, tokenizer, policy, env, processes)
     notes = [note, *policy_notes(policy), tool_note(config, env), stale_note(config, preset)]
     notes += [order_note(config, policy), entropy_note(config, engine), history]
