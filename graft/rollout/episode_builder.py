@@ -10,7 +10,7 @@ from typing import Any
 
 from graft.envs.base import BaseEnv
 from graft.envs.checked import as_info, as_reset
-from graft.protocols import Context, Env, Observation
+from graft.protocols import AgentHost, Context, Env, Observation
 from graft.rollout.demonstration import decided
 from graft.rollout.episode_draft import EpisodeDraft
 from graft.rollout.failure import RolloutFailure, boundary
@@ -69,7 +69,8 @@ class EpisodeBuilder(EpisodeDraft):
         """Pose the task and write its prompt, the root of the tree; programs write their own prompts."""
         observation, messages, info = await self._pose()
         if self.setup.agent is not None:
-            self.programs = self.setup.agent.open(self.episode.task, self.setup, self.fresh_env)
+            posed = self.episode.task, self.setup, self.fresh_env
+            self.programs = self.setup.agent.open(*posed, has_machine=self.has_machine)
         elif not self.is_match:
             async with boundary(f"env {self.episode.task.env} prompt", self.setup.deadline):
                 tokens = self._prompt_tokens(observation, messages, info)
@@ -216,6 +217,11 @@ class EpisodeBuilder(EpisodeDraft):
         twin = trajectory.copy(len(self.trajectories), env)
         self.trajectories.append(twin)
         return twin
+
+    @property
+    def has_machine(self) -> bool:
+        """Whether an agent's command runs on a machine of the environment."""
+        return isinstance(getattr(self._env, "unwrapped", self._env), AgentHost)
 
     async def fresh_env(self) -> Env:
         """The environment as it posed the task, before any turn."""

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from graft.envs import make
-from graft_envs.terminal import env as terminal
+from graft_envs.terminal import terminal_bench
 from graft_envs.terminal.container import container_program
 from graft_envs.terminal.machine import MachineError
 from graft_envs.terminal.sandboxed import is_available
@@ -53,12 +53,12 @@ def test_a_task_whose_tests_cannot_run_is_refused_before_the_first_attempt(tmp_p
     folder = write_task(tmp_path / "untested")
     runner = folder / "run-tests.sh"
     runner.write_text("no-such-pytest -rA /tests/test_outputs.py\n")
-    monkeypatch.setattr(terminal, "HAS_PYTEST", "command -v no-such-pytest")
+    monkeypatch.setattr(terminal_bench, "HAS_PYTEST", "command -v no-such-pytest")
     env = make("terminal", data=folder, program="sandbox")
     with pytest.raises(MachineError, match=r"(?s)'untested' cannot run .*no-such-pytest.*Install"):
         env.reset(seed=0)
     # another program than pytest may be lacking, which shows when the tests run
-    monkeypatch.setattr(terminal, "HAS_PYTEST", "true")
+    monkeypatch.setattr(terminal_bench, "HAS_PYTEST", "true")
     env.reset(seed=0)
     assert output(env, "wc -l < data.txt > count.txt") == ""
     with pytest.raises(MachineError, match="cannot run"):
@@ -69,7 +69,9 @@ def test_a_task_whose_tests_cannot_run_is_refused_before_the_first_attempt(tmp_p
 @needs_sandbox
 def test_a_policy_that_breaks_the_tests_earns_nothing(tmp_path, monkeypatch):
     folder = write_task(tmp_path / "broken")
-    monkeypatch.setattr(terminal, "HAS_PYTEST", "false")  # so that the tests are tried at the start
+    monkeypatch.setattr(
+        terminal_bench, "HAS_PYTEST", "false"
+    )  # so that the tests are tried at the start
     env = make("terminal", data=folder, program="sandbox")
     env.reset(seed=0)
     monkeypatch.setattr(env.unwrapped, "_test", lambda machine, task: "bash: killed")

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from graft_envs.terminal.grading import defined_tests, outcomes, score
+from graft_envs.terminal.formats import read_tasks
 from graft_envs.terminal.machine import OutputKeeper
-from graft_envs.terminal.task import TaskFileError, read_tasks
+from graft_envs.terminal.summary import defined_tests, outcomes, score
+from graft_envs.terminal.task import TaskFileError
 from tests.graft_envs.terminal.terminal_kit import write_task
 
 SUMMARY = """
