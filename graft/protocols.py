@@ -38,8 +38,14 @@ class Env(Protocol):
 @runtime_checkable
 class AgentHost(Protocol):
     """An environment with a machine, on which an agent's command attempts the task; its next step grades
-    what the command did there."""
+    what the command did there.
 
+    `prompt` is the task alone, without the tools that a policy has in the environment.
+    """
+
+    prompt: Observation
+
+    def step(self, action: str) -> Turn: ...
     def run_agent(
         self, words: Sequence[str], variables: Mapping[str, str], url: str
     ) -> tuple[int, str]:

@@ -34,7 +34,7 @@ from graft.gateway.speakers.routes import ModelRoutes
 from graft.protocols import Engine, Env
 from graft.rollout.failure import RolloutFailure, boundary
 from graft.rollout.setup import ProgramAttempt, RolloutSetup
-from graft.rollout.user_calls import call, compute_reward, last_info, try_close
+from graft.rollout.user_calls import agent_host, call, compute_reward, last_info, try_close
 from graft.types import Author, Episode, Leaf, Span, Status, Task, Trajectory
 from graft.user_code import UserCodeError, UserObject
 
@@ -227,7 +227,7 @@ class AgentAttempt:
             async with boundary(f"env {task.env} agent", agents.seconds, "agent.seconds"):
                 if self.group.runs_inside:
                     self.env = await self.group.fresh_env()
-                    client.host = getattr(self.env, "unwrapped", self.env)
+                    client.host = agent_host(self.env)
                 outcome = await agents.program(task, client)
                 if outcome.reward is not None and not self.is_given_up:
                     session.reward(outcome.reward)
@@ -302,9 +302,12 @@ class AgentAttempt:
     async def _env_reward(self, answer: str, leaf: Leaf) -> float:
         setup, task = self.group.setup, self.group.forest.task
         env = self.env or await self.group.fresh_env()
+        acting = (
+            agent_host(self.env) or env
+        )  # tools are the policy's, and an answer may look like a call
         try:
             async with boundary(f"env {task.env} step", setup.deadline):
-                turn = as_turn(await call(env, env.step, answer), UserObject(env, "env", "step"))
+                turn = as_turn(await call(env, acting.step, answer), UserObject(env, "env", "step"))
                 if turn.is_over and turn.info.get("is_graded", True):
                     if self.env is not None:
                         leaf.info |= last_info(turn.info)

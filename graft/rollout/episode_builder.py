@@ -10,14 +10,14 @@ from typing import Any
 
 from graft.envs.base import BaseEnv
 from graft.envs.checked import as_info, as_reset
-from graft.protocols import AgentHost, Context, Env, Observation
+from graft.protocols import Context, Env, Observation
 from graft.rollout.demonstration import decided
 from graft.rollout.episode_draft import EpisodeDraft
 from graft.rollout.failure import RolloutFailure, boundary
 from graft.rollout.live_trajectory import LiveTrajectory
 from graft.rollout.match import Match, frozen_drafts, match_of
 from graft.rollout.setup import ProgramAttempt, ProgramGroup, RolloutSetup
-from graft.rollout.user_calls import call, fork_env, info_of_reset, try_close
+from graft.rollout.user_calls import agent_host, call, fork_env, info_of_reset, try_close
 from graft.types import Author, Leaf, Message, Span, Task
 from graft.user_code import UserCodeError, UserObject, check_json
 
@@ -38,6 +38,8 @@ class EpisodeBuilder(EpisodeDraft):
         super().__init__(task, setup.for_task(task))
         self.index = index
         self.trajectories: list[LiveTrajectory] = []
+        self.has_machine = False
+        """Whether commands of agents run on a machine of the environment."""
         self.is_match = False
         """Whether an attempt is a game in which every seat has a trajectory of its own."""
         self.num_matches = 0
@@ -87,6 +89,9 @@ class EpisodeBuilder(EpisodeDraft):
             for key in ("answer", "meta", "data_source"):
                 check_json(info.get(key), who, f"info[{key!r}]")
             meta = as_info(info.get("meta"), who)
+        host = None if setup.agent is None else agent_host(self._env)
+        if host is not None:
+            self.has_machine, observation = True, host.prompt  # an agent has tools of its own
         messages = (
             [{"role": "user", "content": setup.chat.visible(observation)}]
             if isinstance(observation, str)
@@ -217,11 +222,6 @@ class EpisodeBuilder(EpisodeDraft):
         twin = trajectory.copy(len(self.trajectories), env)
         self.trajectories.append(twin)
         return twin
-
-    @property
-    def has_machine(self) -> bool:
-        """Whether an agent's command runs on a machine of the environment."""
-        return isinstance(getattr(self._env, "unwrapped", self._env), AgentHost)
 
     async def fresh_env(self) -> Env:
         """The environment as it posed the task, before any turn."""

@@ -18,7 +18,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
 LOCAL = "127.0.0.1"
@@ -63,8 +63,7 @@ def relaying(listener: socket.socket, port: int) -> Iterator[None]:
         server = await asyncio.start_server(_connector(port), sock=listener)
         await is_over.wait()
         server.close()
-        for task in asyncio.all_tasks() - {asyncio.current_task()}:
-            task.cancel()
+        # the Runner cancels connections that are still open, and their writers close
 
     def run() -> None:
         with asyncio.Runner(loop_factory=lambda: loop) as runner:
@@ -82,10 +81,10 @@ def relaying(listener: socket.socket, port: int) -> Iterator[None]:
 
 def _connector(port: int):
     async def connect(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with suppress(OSError, asyncio.CancelledError):
+        with suppress(OSError), closing(writer):
             there, back = await asyncio.open_connection(LOCAL, port)
-            await asyncio.gather(_pass_on(reader, back), _pass_on(there, writer))
-        writer.close()
+            with closing(back):
+                await asyncio.gather(_pass_on(reader, back), _pass_on(there, writer))
 
     return connect
 
