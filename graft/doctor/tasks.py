@@ -31,22 +31,28 @@ def as_check(task: TaskCheck) -> Check:
     >>> print(as_check(TaskCheck("count", oracle=1.0, nop=0.0)))
     pass  task            count: oracle 1, nop 0
     """
-    seen = f"{task.task}: oracle {_shown(task.oracle)}, nop {_shown(task.nop)}"
+    rewards = f"{task.task}: oracle {_as_text(task.oracle)}, nop {_as_text(task.nop)}"
     data = task._asdict()
     if task.nop is None:
-        return Check("task", FAIL, f"{seen}\n{task.fault}", "repair its machine or its tests", data)
+        return Check(
+            "task", FAIL, f"{rewards}\n{task.fault}", "repair its machine or its tests", data
+        )
     if task.nop > 0:
-        return Check("task", FAIL, seen, "its tests reward doing nothing", data)
+        return Check("task", FAIL, rewards, "its tests reward doing nothing", data)
     if task.oracle is None:
         return Check(
-            "task", WARN, seen, "it has no solution, so nothing shows that it can be solved", data
+            "task",
+            WARN,
+            rewards,
+            "it has no solution, so nothing shows that it can be solved",
+            data,
         )
     if task.oracle < 1:
         return Check(
-            "task", FAIL, f"{seen}\n{task.fault}", "its own solution does not solve it", data
+            "task", FAIL, f"{rewards}\n{task.fault}", "its own solution does not solve it", data
         )
-    return Check("task", PASS, seen, data=data)
+    return Check("task", PASS, rewards, data=data)
 
 
-def _shown(reward: float | None) -> str:
+def _as_text(reward: float | None) -> str:
     return "none" if reward is None else f"{reward:g}"

@@ -82,9 +82,9 @@ class Container:
         limits += [f"--cpus={spec.cpus:g}"] if spec.cpus else []
         isolation = ["--security-opt=no-new-privileges"]
         isolation += [] if has_network else ["--network=none"]
-        given = [f"--env={key}={value}" for key, value in spec.variables.items()]
-        given += [f"--workdir={spec.workdir}"] if spec.workdir else []
-        start = ["run", "--detach", "--rm", *limits, *isolation, *given, *options]
+        settings = [f"--env={key}={value}" for key, value in spec.variables.items()]
+        settings += [f"--workdir={spec.workdir}"] if spec.workdir else []
+        start = ["run", "--detach", "--rm", *limits, *isolation, *settings, *options]
         keep = ["sh", "-c", "trap 'exit 0' TERM; while :; do sleep 3600 & wait $!; done"]
         self.id = self._command(
             *start, "--entrypoint=", image, *keep, seconds=spec.build_seconds

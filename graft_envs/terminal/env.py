@@ -20,7 +20,7 @@ from graft_envs.terminal.container import Container, container_program
 from graft_envs.terminal.formats import read_tasks
 from graft_envs.terminal.machine import Machine, MachineError
 from graft_envs.terminal.sandboxed import SandboxMachine
-from graft_envs.terminal.task import Script, TerminalTask, Verdict
+from graft_envs.terminal.task import MachineVerdict, Script, TerminalTask
 from graft_envs.terminal.verifying import end_of, run_script
 
 COMMAND_SECONDS = 30.0
@@ -80,8 +80,8 @@ class TerminalEnv(BaseEnv):
             raise ValueError(f"grade={grade!r}: must be one of {', '.join(GRADES)}")
         self.split = check_split(split)
         tasks = _part(read_tasks(data, variables), split, holdout, data)
-        self.tasks = {one.name: one for one in tasks}
-        _note(tuple(sorted(Counter(note for one in tasks for note in one.notes).items())))
+        self.tasks = {task.name: task for task in tasks}
+        _note(tuple(sorted(Counter(note for task in tasks for note in task.notes).items())))
         self.program, self.run_args = program.split(), tuple(run_args)
         self.network, self.memory_mb = network, memory_mb
         self.command_seconds, self.max_failures, self.grade = command_seconds, max_failures, grade
@@ -226,7 +226,7 @@ class TerminalEnv(BaseEnv):
         limits = {"network": self.network, "memory_mb": self.memory_mb}
         return Container(task.machine, program, name=task.name, options=self.run_args, **limits)
 
-    def _try(self, task: TerminalTask, solution: Script | None) -> tuple[str, Verdict]:
+    def _try(self, task: TerminalTask, solution: Script | None) -> tuple[str, MachineVerdict]:
         """How a solution ended on a new machine, and what the tests say about that machine."""
         machine = self._start(task)
         try:

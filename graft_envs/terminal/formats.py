@@ -9,7 +9,7 @@ from graft_envs.terminal import harbor, terminal_bench
 from graft_envs.terminal.task import TaskFileError, TerminalTask
 
 FORMATS = (terminal_bench, harbor)
-FILES = tuple(one.FILE for one in FORMATS)
+FILES = tuple(form.FILE for form in FORMATS)
 
 
 def read_tasks(where: str | Path, variables: Collection[str] = ()) -> list[TerminalTask]:
@@ -23,10 +23,10 @@ def read_tasks(where: str | Path, variables: Collection[str] = ()) -> list[Termi
     is_task = any((root / name).exists() for name in FILES)
     folders = [root] if is_task else sorted(path for path in root.iterdir() if path.is_dir())
     tasks = [
-        one.read_task(folder, variables)
+        form.read_task(folder, variables)
         for folder in folders
-        for one in FORMATS
-        if (folder / one.FILE).exists()
+        for form in FORMATS
+        if (folder / form.FILE).exists()
     ]
     if not tasks:
         raise TaskFileError(

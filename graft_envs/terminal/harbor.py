@@ -30,10 +30,10 @@ from graft_envs.terminal.task import (
     PUBLIC,
     HealthCheck,
     MachineSpec,
+    MachineVerdict,
     Script,
     TaskFileError,
     TerminalTask,
-    Verdict,
 )
 from graft_envs.terminal.verifying import end_of, lacks_runner, run_script
 
@@ -57,24 +57,24 @@ class RewardFileVerifier:
 
     script: Script
 
-    def __call__(self, machine: Machine) -> Verdict:
+    def __call__(self, machine: Machine) -> MachineVerdict:
         files = " ".join(f"{LOGS}/{name}" for name in REWARDS)
         machine.execute(f"rm -rf {files}", READ_SECONDS, user=ROOT)
         done = run_script(machine, self.script)
         return judge(done, machine.execute(READ, READ_SECONDS, user=ROOT))
 
 
-def judge(done: CommandResult, file: CommandResult) -> Verdict:
+def judge(done: CommandResult, file: CommandResult) -> MachineVerdict:
     """What the tests say: how they ended, and the file that they wrote."""
     if file.exit_code:
-        return Verdict(0.0, fault=f"no {' or '.join(REWARDS)} in {LOGS}; {end_of(done)}")
+        return MachineVerdict(0.0, fault=f"no {' or '.join(REWARDS)} in {LOGS}; {end_of(done)}")
     try:
         reward, rewards = read_rewards(file.output)
     except ValueError as error:
-        return Verdict(0.0, fault=f"{error}; {end_of(done)}")
+        return MachineVerdict(0.0, fault=f"{error}; {end_of(done)}")
     if not reward and lacks_runner(done.output):
-        return Verdict(0.0, fault=f"reward 0 without a test runner; {end_of(done)}")
-    return Verdict(reward, {"rewards": rewards, "exit_code": done.exit_code})
+        return MachineVerdict(0.0, fault=f"reward 0 without a test runner; {end_of(done)}")
+    return MachineVerdict(reward, {"rewards": rewards, "exit_code": done.exit_code})
 
 
 def read_rewards(text: str) -> tuple[float, dict[str, float]]:

@@ -15,7 +15,7 @@ _MEGABYTES = {"G": 1024.0, "M": 1.0, "K": 1 / 1024}
 Seconds = float
 
 
-class Section(BaseModel):
+class FileSection(BaseModel):
     model_config = ConfigDict(extra="allow", frozen=True)
 
     def unknown(self, path: str = "") -> list[str]:
@@ -23,12 +23,12 @@ class Section(BaseModel):
         names = [f"{path}{name}" for name in self.model_extra or {}]
         for name in type(self).model_fields:
             value = getattr(self, name)
-            if isinstance(value, Section):
+            if isinstance(value, FileSection):
                 names += value.unknown(f"{path}{name}.")
         return names
 
 
-class Phase(Section):
+class Phase(FileSection):
     """What may differ while the agent acts, or while the tests run."""
 
     user: str | int | None = None
@@ -36,11 +36,11 @@ class Phase(Section):
     allowed_hosts: list[str] | None = None
 
 
-class Agent(Phase):
+class AgentPhase(Phase):
     timeout_sec: Seconds | None = Field(default=None, gt=0)
 
 
-class Verifier(Phase):
+class VerifierPhase(Phase):
     timeout_sec: Seconds = Field(default=600.0, gt=0)
     env: dict[str, str] = {}
     environment_mode: str | None = None
@@ -48,7 +48,7 @@ class Verifier(Phase):
     collect: list[dict[str, Any]] = []
 
 
-class Health(Section):
+class Health(FileSection):
     command: str
     interval_sec: Seconds = 5.0
     timeout_sec: Seconds = Field(default=30.0, gt=0)
@@ -57,7 +57,7 @@ class Health(Section):
     retries: int = Field(default=3, ge=1)
 
 
-class Environment(Section):
+class Environment(FileSection):
     build_timeout_sec: Seconds = Field(default=600.0, gt=0)
     docker_image: str | None = None
     os: str = "linux"
@@ -94,19 +94,19 @@ class Environment(Section):
         return value.lower()
 
 
-class Solution(Section):
+class Solution(FileSection):
     env: dict[str, str] = {}
 
 
-class TaskFile(Section):
+class TaskFile(FileSection):
     schema_version: str = "1.4"
     version: str | None = None
     """The name of `schema_version` in the first files."""
     task: dict[str, Any] = {}
     metadata: dict[str, Any] = {}
     source: str | None = None
-    agent: Agent = Agent()
-    verifier: Verifier = Verifier()
+    agent: AgentPhase = AgentPhase()
+    verifier: VerifierPhase = VerifierPhase()
     environment: Environment = Environment()
     solution: Solution = Solution()
     steps: list[dict[str, Any]] = []

@@ -94,7 +94,7 @@ class SandboxMachine:
         try:
             made = [*(f"/scratch{path}" for path in WRITABLE), *spec.folders]
             self._python(f"{HELPERS}\nfor folder in {made!r}: os.makedirs(folder, exist_ok=True)")
-            if not spec.image:
+            if spec.dockerfile.is_file():
                 for instruction in instructions(spec.dockerfile):
                     self._follow(instruction, spec.folder)
             if spec.workdir:

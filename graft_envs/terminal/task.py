@@ -71,14 +71,14 @@ class MachineSpec:
         """The digest of everything that the image is built from."""
         sha = hashlib.sha256()
         for path in sorted(self.folder.rglob("*")):
-            if path.is_file() and not any(path == one or one in path.parents for one in self.apart):
+            if path.is_file() and not {path, *path.parents} & {*self.apart}:
                 sha.update(f"{path.relative_to(self.folder)}\0{path.stat().st_size}\0".encode())
                 sha.update(path.read_bytes())
         return sha.hexdigest()[:24]
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class MachineVerdict:
     """What the tests of a task say about a machine."""
 
     reward: float
@@ -91,7 +91,7 @@ class Verdict:
 class Verifier(Protocol):
     """Grades a machine."""
 
-    def __call__(self, machine: Machine) -> Verdict: ...
+    def __call__(self, machine: Machine) -> MachineVerdict: ...
 
 
 @dataclass(frozen=True, slots=True)

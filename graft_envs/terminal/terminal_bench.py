@@ -22,10 +22,10 @@ from graft_envs.terminal.machine import Machine
 from graft_envs.terminal.summary import defined_tests, has_summary, outcomes, score
 from graft_envs.terminal.task import (
     MachineSpec,
+    MachineVerdict,
     Script,
     TaskFileError,
     TerminalTask,
-    Verdict,
     positive,
 )
 from graft_envs.terminal.verifying import end_of, run_script
@@ -46,7 +46,7 @@ class PytestVerifier:
     tests: Path
     weights: Mapping[str, float] = field(default_factory=dict[str, float])
 
-    def __call__(self, machine: Machine) -> Verdict:
+    def __call__(self, machine: Machine) -> MachineVerdict:
         done = run_script(machine, self.script)
         results = outcomes(done.output)
         names = self.weights or dict.fromkeys(defined_tests(self.tests) or results, 1.0)
@@ -54,7 +54,7 @@ class PytestVerifier:
         passed = sum(results.values())
         info = {"tests_passed": passed, "tests_failed": len(results) - passed, "tests": results}
         fault = "" if has_summary(done.output) else f"no summary of pytest; {end_of(done)}"
-        return Verdict(score(results, names), info, fault)
+        return MachineVerdict(score(results, names), info, fault)
 
 
 def read_task(folder: Path, variables: Collection[str] = ()) -> TerminalTask:
