@@ -8,13 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
+from graft.cli import app
 from graft.doctor.tasks import as_check, can_check, task_checks
 from graft.envs import make
 from graft.envs.task_check import TaskCheck
 from graft_envs.terminal import sandboxed
 from graft_envs.terminal.machine import MachineError
 from graft_envs.terminal.sandboxed import is_available
+from tests.docs.pages import BLOCKS, write_files
 from tests.graft_envs.terminal.terminal_kit import HARBOR, SOLVING
 
 needs_sandbox = pytest.mark.skipif(
@@ -113,6 +116,15 @@ def test_doctor_tries_the_solution_and_nothing(tmp_path):
         "wrong": ("fail", 0.0, 0.0),
     }
     assert "late" in str(rows[2])
+
+
+@needs_sandbox
+def test_the_command_of_the_page_prints_what_the_page_shows(tmp_path, monkeypatch):
+    write_files(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    [block] = [block for block in BLOCKS if block.text == "graft doctor terminal data=lines\n"]
+    done = CliRunner().invoke(app, ["doctor", "terminal", "data=lines", "program=sandbox"])
+    assert (done.exit_code, done.stdout) == (0, block.output)
 
 
 def test_a_task_without_a_solution_is_a_warning():
