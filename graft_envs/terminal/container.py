@@ -34,6 +34,7 @@ GRACE = 10.0
 COPY_SECONDS = 120.0
 TIMED_OUT = (124, 137, 143)
 """Exit codes of `timeout`: coreutils', after a kill, busybox's."""
+NETWORKS = "{{range $name, $_ := .NetworkSettings.Networks}}{{$name}} {{end}}"
 LOCAL = "127.0.0.1"
 
 _building: dict[str, threading.Lock] = {}
@@ -71,17 +72,19 @@ class Container:
         options: Sequence[str] = (),
     ) -> None:
         self.program, self.spec = list(program), spec
+        self._networks: list[str] = []
         check_program(f"a container of {self.program[0]!r} for the terminal task {name}")
         if spec.gpus and not any("gpu" in option for option in options):
             raise MachineError(
                 f"the task {name} needs {spec.gpus} GPUs; name them in run_args, such as ['--gpus=all']"
             )
         image = spec.image or self._build(spec)
-        has_network = spec.network == PUBLIC if network is None else network
+        phases = (spec.network == PUBLIC, spec.test_network == PUBLIC)
+        self.is_open, self.is_open_for_tests = phases if network is None else (network, network)
         limits = [f"--memory={spec.memory_mb or memory_mb}m", f"--pids-limit={processes}"]
         limits += [f"--cpus={spec.cpus:g}"] if spec.cpus else []
         isolation = ["--security-opt=no-new-privileges"]
-        isolation += [] if has_network else ["--network=none"]
+        isolation += [] if self.is_open or self.is_open_for_tests else ["--network=none"]
         settings = [f"--env={key}={value}" for key, value in spec.variables.items()]
         settings += [f"--workdir={spec.workdir}"] if spec.workdir else []
         start = ["run", "--detach", "--rm", *limits, *isolation, *settings, *options]
@@ -90,6 +93,8 @@ class Container:
             *start, "--entrypoint=", image, *keep, seconds=spec.build_seconds
         ).strip()
         self._closer = weakref.finalize(self, _remove, self.program, self.id)
+        if not self.is_open and self.is_open_for_tests:
+            self._switch_network("disconnect")
         self.shell = self._command(
             "exec", self.id, "sh", "-c", "command -v bash || echo sh"
         ).strip()
@@ -134,6 +139,11 @@ class Container:
         pid = self._command("inspect", "--format={{.State.Pid}}", self.id).strip()
         with relaying(listen_inside(int(pid), parts.port), parts.port):
             return self._execute(words, seconds, MAX_AGENT_OUTPUT, variables, self.spec.user)
+
+    def begin_tests(self) -> None:
+        if self.is_open != self.is_open_for_tests:
+            self._switch_network("connect" if self.is_open_for_tests else "disconnect")
+            self.is_open = self.is_open_for_tests
 
     def close(self) -> None:
         self._closer()
@@ -180,6 +190,13 @@ class Container:
         # a command may also end with such a code in time
         is_timeout = exit_code in TIMED_OUT and time.monotonic() - began >= seconds
         return CommandResult(kept.text, exit_code, is_timeout)
+
+    def _switch_network(self, action: str) -> None:
+        if not self._networks:
+            found = self._command("inspect", f"--format={NETWORKS}", self.id)
+            self._networks = found.split()
+        for name in self._networks:
+            self._command("network", action, name, self.id)
 
     def _is_running(self) -> bool:
         done = subprocess.run(

@@ -59,6 +59,7 @@ class RewardFileVerifier:
 
     def __call__(self, machine: Machine) -> MachineVerdict:
         files = " ".join(f"{LOGS}/{name}" for name in REWARDS)
+        machine.begin_tests()
         machine.execute(f"rm -rf {files}", READ_SECONDS, user=ROOT)
         done = run_script(machine, self.script)
         return judge(done, machine.execute(READ, READ_SECONDS, user=ROOT))
@@ -121,12 +122,14 @@ def read_task(folder: Path, variables: Collection[str] = ()) -> TerminalTask:
             for name, text in values.items()
         }
 
+    network, test_network = _networks(folder, file)
     agent, verifier, health = file.agent, file.verifier, environment.healthcheck
     machine = MachineSpec(
         folder=context,
         image=image,
         build_seconds=environment.build_timeout_sec,
-        network=_network(folder, file),
+        network=network,
+        test_network=test_network,
         cpus=environment.cpus or 0.0,
         memory_mb=environment.memory_mb or 0,
         gpus=environment.gpus or 0,
@@ -228,21 +231,16 @@ def _refuse(folder: Path, file: TaskFile) -> None:
             )
 
 
-def _network(folder: Path, file: TaskFile) -> str:
-    """The network of the machine: no-network or public, in both phases."""
+def _networks(folder: Path, file: TaskFile) -> tuple[str, str]:
+    """The network while the policy acts and while the tests run: no-network or public."""
     mode = _mode(file.environment)
-    phases = {name: getattr(file, name).network_mode or mode for name in ("agent", "verifier")}
-    if len({*phases.values()}) > 1:
-        raise TaskFileError(
-            f"{folder / FILE}: network_mode is {phases['agent']!r} for the agent and "
-            f"{phases['verifier']!r} for the tests, which share a machine here; leave this task out"
-        )
-    [mode] = {*phases.values()}
-    if mode not in (NO_NETWORK, PUBLIC):
-        raise TaskFileError(
-            f"{folder / FILE}: network_mode {mode!r} is not supported; {NO_NETWORK} and {PUBLIC} are"
-        )
-    return mode
+    modes = file.agent.network_mode or mode, file.verifier.network_mode or mode
+    for mode in modes:
+        if mode not in (NO_NETWORK, PUBLIC):
+            raise TaskFileError(
+                f"{folder / FILE}: network_mode {mode!r} is not supported; {NO_NETWORK} and {PUBLIC} are"
+            )
+    return modes
 
 
 def _mode(environment: Environment) -> str:

@@ -62,6 +62,10 @@ class Machine(Protocol):
         """Run an agent's program, which reaches the server at `url` and knows these variables."""
         ...
 
+    def begin_tests(self) -> None:
+        """Change to the network that the tests have."""
+        ...
+
     def close(self) -> None: ...
 
 

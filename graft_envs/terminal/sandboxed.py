@@ -138,6 +138,9 @@ class SandboxMachine:
             files.append((name, path.stat().st_mode & 0o777, base64.b64encode(path.read_bytes())))
         self._python(f"write_files({files!r})")
 
+    def begin_tests(self) -> None:
+        """Do nothing: a sandbox never has a network."""
+
     def close(self) -> None:
         self.session.close()
 

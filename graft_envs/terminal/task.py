@@ -48,6 +48,8 @@ class MachineSpec:
     """A ready image, in place of the Dockerfile."""
     build_seconds: float = BUILD_SECONDS
     network: str = NO_NETWORK
+    test_network: str = NO_NETWORK
+    """While the tests run."""
     cpus: float = 0.0
     """0: no limit."""
     memory_mb: int = 0
@@ -107,6 +109,8 @@ class Script:
     """Who runs it; empty: the image's user."""
     shell: str = ""
     """What runs it; empty: the program in its first line."""
+    in_policys_shell: bool = False
+    """Whether it runs in the policy's folder and with its variables."""
 
 
 @dataclass(frozen=True, slots=True)

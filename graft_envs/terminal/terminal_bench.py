@@ -1,6 +1,7 @@
 """A task in terminal-bench's format: a folder that holds an instruction, a machine and tests.
 
-task.yaml          instruction, max_test_timeout_sec, max_agent_timeout_sec, parser_name
+task.yaml          instruction, max_test_timeout_sec, max_agent_timeout_sec, parser_name,
+                   run_tests_in_same_shell
 Dockerfile         the machine
 run-tests.sh       runs the tests, which are in tests/; on the machine the folder is /tests
 solution.sh        how its author solves it (optional)
@@ -86,7 +87,12 @@ def read_task(folder: Path, variables: Collection[str] = ()) -> TerminalTask:
     copies = ((tests, TESTS),) if tests.is_dir() else ()
     target = f"{TESTS}/{runner.name}"
     script = Script(
-        target, (*copies, (runner, target)), test_seconds, {"TEST_DIR": TESTS}, shell=SHELL
+        target,
+        (*copies, (runner, target)),
+        test_seconds,
+        {"TEST_DIR": TESTS},
+        shell=SHELL,
+        in_policys_shell=bool(loaded.get("run_tests_in_same_shell", False)),
     )
     solve = Script(SOLUTION, ((solution, SOLUTION),), agent_seconds or test_seconds, shell=SHELL)
     return TerminalTask(

@@ -12,7 +12,7 @@ from graft_envs.terminal.container import container_program
 
 APPLETS = (
     "cat", "chmod", "cmp", "cp", "echo", "env", "grep", "id", "ls", "mkdir", "printf", "rm", "sed", "seq",
-    "sh", "sleep", "sort", "timeout", "touch", "tr", "wc", "wget",
+    "sh", "sleep", "sort", "tee", "timeout", "touch", "tr", "wc", "wget",
 )  # fmt: skip
 
 

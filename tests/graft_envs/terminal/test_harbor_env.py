@@ -180,6 +180,24 @@ def test_a_machine_has_the_network_of_its_task_unless_told_otherwise(podman, is_
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("is_open", [False, True])
+def test_the_network_changes_when_the_tests_begin(podman, tmp_path, is_open):
+    modes = ("public", "no-network") if is_open else ("no-network", "public")
+    script = "#!/bin/sh\n(cat before.txt; ls /sys/class/net) | grep -c eth0 > /logs/verifier/reward.txt\n"
+    folder = with_tests(tmp_path / "phases", script)
+    text = (folder / "task.toml").read_text()
+    for phase, mode in zip(("agent", "verifier"), modes, strict=True):
+        text = text.replace(f"[{phase}]", f'[{phase}]\nnetwork_mode = "{mode}"')
+    (folder / "task.toml").write_text(text)
+    env = make("terminal", data=folder, **podman)
+    env.reset(seed=0)
+    shown = env.step("<bash>ls /sys/class/net | tee before.txt</bash>").observation
+    assert ("eth0" in shown) == is_open
+    assert env.step("Done.").reward == 1.0  # in one of the two
+    env.close()
+
+
+@pytest.mark.slow
 def test_a_runner_that_is_not_in_the_image_is_an_error_in_a_real_container(podman, tmp_path):
     script = "#!/bin/sh\nif pytest -q; then echo 1; else echo 0; fi > /logs/verifier/reward.txt\n"
     folder = with_tests(tmp_path / "untested", script)

@@ -55,6 +55,12 @@ def test_defaults_are_those_of_the_format(tmp_path):
     assert task.verifier.script.seconds == 600.0
 
 
+def test_agent_and_tests_may_have_different_networks(tmp_path):
+    text = '[environment]\nallow_internet = false\n[verifier]\nnetwork_mode = "public"'
+    [task] = read_tasks(changed(tmp_path / "a", text))
+    assert (task.machine.network, task.machine.test_network) == (NO_NETWORK, PUBLIC)
+
+
 def test_both_formats_may_lie_in_one_folder(tmp_path):
     write_task(tmp_path / "b")
     changed(tmp_path / "a", "")
@@ -77,7 +83,7 @@ def test_unknown_keys_are_named(tmp_path):
         ('[[steps]]\nname = "one"', "steps"),
         ('[environment]\nos = "Windows"', "environment.os"),
         ('[environment]\nnetwork_mode = "allowlist"\nallowed_hosts = ["a.b"]', "'allowlist'"),
-        ('[agent]\nnetwork_mode = "no-network"', "'no-network' for the agent and 'public'"),
+        ('[verifier]\nnetwork_mode = "allowlist"\nallowed_hosts = ["a"]', "'allowlist'"),
         ('[verifier]\nenvironment_mode = "separate"', "verifier.environment_mode"),
         ("[verifier.environment]\ncpus = 1", "verifier.environment_mode"),
         ('[[verifier.collect]]\ncommand = "dump"', "verifier.collect"),

@@ -85,6 +85,16 @@ def test_the_shell_of_the_policy_is_not_that_of_the_tests(env):
 
 
 @needs_sandbox
+def test_a_task_may_want_its_tests_in_the_shell_of_the_policy(tmp_path):
+    folder = write_task(tmp_path / "same", run_tests_in_same_shell=True)
+    env = make("terminal", data=folder, program="sandbox")
+    env.reset(seed=0)
+    assert output(env, "mkdir x; wc -l < data.txt > x/count.txt; cd x") == ""
+    assert env.step("Done.").reward == 1.0
+    env.close()
+
+
+@needs_sandbox
 def test_folder_and_variables_are_kept_and_processes_go_on(env):
     assert output(env, "cd /tmp; export NAME=graft; sleep 60 &") == ""
     assert output(env, "pwd; echo $NAME; jobs; kill -0 $!").startswith("Error: exit code")
