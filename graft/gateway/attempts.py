@@ -302,9 +302,8 @@ class AgentAttempt:
     async def _env_reward(self, answer: str, leaf: Leaf) -> float:
         setup, task = self.group.setup, self.group.forest.task
         env = self.env or await self.group.fresh_env()
-        acting = (
-            agent_host(self.env) or env
-        )  # tools are the policy's, and an answer may look like a call
+        # tools around a host are a policy's, and an agent's answer may look like a call of one
+        acting = agent_host(self.env) or env
         try:
             async with boundary(f"env {task.env} step", setup.deadline):
                 turn = as_turn(await call(env, acting.step, answer), UserObject(env, "env", "step"))

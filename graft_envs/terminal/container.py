@@ -93,17 +93,14 @@ class Container:
             *start, "--entrypoint=", image, *keep, seconds=spec.build_seconds
         ).strip()
         self._closer = weakref.finalize(self, _remove, self.program, self.id)
-        if not self.is_open and self.is_open_for_tests:
-            self._switch_network("disconnect")
-        self.shell = self._command(
-            "exec", self.id, "sh", "-c", "command -v bash || echo sh"
-        ).strip()
-        if spec.folders:
-            folders = " ".join(spec.folders)
-            make = f"mkdir -p {folders}; chmod 777 {folders}"
-            self._command("exec", f"--user={ROOT}", self.id, "sh", "-c", make)
-        if spec.health is not None:
-            wait_until_healthy(self, spec.health)
+        try:
+            self.shell = self._command(
+                "exec", self.id, "sh", "-c", "command -v bash || echo sh"
+            ).strip()
+            self._prepare(spec)
+        except BaseException:
+            self.close()
+            raise
 
     def run(self, command: str, seconds: float, max_output: int = MAX_OUTPUT) -> CommandResult:
         shell = [self.shell, "-c", shell_script(), "shell", command]
@@ -190,6 +187,16 @@ class Container:
         # a command may also end with such a code in time
         is_timeout = exit_code in TIMED_OUT and time.monotonic() - began >= seconds
         return CommandResult(kept.text, exit_code, is_timeout)
+
+    def _prepare(self, spec: MachineSpec) -> None:
+        if not self.is_open and self.is_open_for_tests:
+            self._switch_network("disconnect")
+        if spec.folders:
+            folders = " ".join(spec.folders)
+            make = f"mkdir -p {folders}; chmod 777 {folders}"
+            self._command("exec", f"--user={ROOT}", self.id, "sh", "-c", make)
+        if spec.health is not None:
+            wait_until_healthy(self, spec.health)
 
     def _switch_network(self, action: str) -> None:
         if not self._networks:

@@ -88,6 +88,16 @@ def test_a_policy_that_keeps_the_tests_from_running_earns_nothing(tmp_path):
 
 
 @needs_sandbox
+def test_a_machine_that_does_not_become_healthy_is_an_error(tmp_path):
+    folder = with_tests(tmp_path / "ill", "#!/bin/sh\n")
+    check = '[environment.healthcheck]\ncommand = "echo ill; false"\ninterval_sec = 0.01\n'
+    with (folder / "task.toml").open("a") as file:
+        file.write(check)
+    with pytest.raises(MachineError, match=r"3 tries of .*ill"):
+        make("terminal", data=folder, program="sandbox").reset(seed=0)
+
+
+@needs_sandbox
 def test_what_the_sandbox_leaves_out_is_said_once(caplog):
     sandboxed._note_left_out.cache_clear()
     with caplog.at_level(logging.WARNING, "graft"):
