@@ -24,13 +24,14 @@ def podman(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         pytest.skip("docker or podman, and busybox-static, are not installed")
     folder = tmp_path_factory.mktemp("image")
     (folder / "bin").mkdir()
-    (folder / "tmp").mkdir()
-    (folder / "tmp").chmod(0o777)
+    for name in ("app", "tmp"):
+        (folder / name).mkdir()
+        (folder / name).chmod(0o777)
     shutil.copy(busybox, folder / "bin" / "busybox")
     for name in APPLETS:
         (folder / "bin" / name).symlink_to("busybox")
     archive = folder / "root.tar"
-    subprocess.run(["tar", "-C", folder, "-cf", archive, "bin", "tmp"], check=True)
+    subprocess.run(["tar", "-C", folder, "-cf", archive, "app", "bin", "tmp"], check=True)
     subprocess.run([program, "import", archive, "localhost/graft-test-busybox"], check=True)
     # some kernels offer only what these name
     global_options = " --runtime=runc --cgroup-manager=cgroupfs" if "podman" in program else ""
