@@ -36,6 +36,24 @@ class Env(Protocol):
 
 
 @runtime_checkable
+class AgentHost(Protocol):
+    """An environment with a machine, on which an agent's command attempts the task; its next step grades
+    what the command did there.
+
+    `prompt` is the task alone, without the tools that a policy has in the environment.
+    """
+
+    prompt: Observation
+
+    def step(self, action: str) -> Turn: ...
+    def run_agent(
+        self, words: Sequence[str], variables: Mapping[str, str], url: str
+    ) -> tuple[int, str]:
+        """Run a command that calls the policy at `url`: its exit code, and the end of its output."""
+        ...
+
+
+@runtime_checkable
 class Tool(Protocol):
     """A callable that the policy calls by name. It answers bad arguments with text and does not raise."""
 

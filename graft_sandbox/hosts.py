@@ -50,7 +50,9 @@ SYSTEM = (
     "/etc/localtime",
 )
 PROGRAMS = (*SYSTEM, "/bin", "/sbin", "/usr", "/etc/alternatives")
-WRITABLE = ("/app", "/data", "/home", "/logs", "/output", "/root", "/tests", "/work", "/workspace")
+WRITABLE = (
+    "/app", "/data", "/home", "/logs", "/output", "/root", "/solution", "/tests", "/work", "/workspace",
+)  # fmt: skip
 PYTHON, SHELL = "python", "shell"
 SCRATCH = "/scratch"
 TMP = "/tmp"

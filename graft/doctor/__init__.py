@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from itertools import chain
 from typing import TYPE_CHECKING
 
@@ -22,6 +22,11 @@ def report(say: Callable[[str], None], config: Config | None = None) -> list[Che
         from graft.doctor.recipe import examine_recipe
 
         checks = chain(checks, examine_recipe(config))
+    return say_all(checks, say)
+
+
+def say_all(checks: Iterable[Check], say: Callable[[str], None]) -> list[Check]:
+    """All checks; each is reported when it is done."""
     found: list[Check] = []
     for check in checks:
         say(str(check))

@@ -110,7 +110,12 @@ async def _attempts(
     async with EpisodeBuilder(task, setup) as builder:
         await builder.open()
         group = AgentGroup(
-            agents, builder.episode.task, builder.setup, builder.fresh_env, WatchedGateway
+            agents,
+            builder.episode.task,
+            builder.setup,
+            builder.fresh_env,
+            WatchedGateway,
+            has_machine=builder.has_machine,
         )
         try:
             first = await _attempt(group, 0)

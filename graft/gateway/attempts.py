@@ -7,6 +7,9 @@ its model provider until it is done. What it earned, the first of these that the
     its session        POST /graft/sessions/ID/reward, client.reward(...); added to the above
     task.reward        on the main agent's last context (`speakers.main_choice`)
     the environment    its step with the last answer, where that ends the episode
+
+On a machine of the environment (`AgentHost`) the policy can do what the program can: there only the last two
+count, and the step grades the machine that the program has left.
 """
 
 from __future__ import annotations
@@ -23,7 +26,7 @@ from graft.gateway.client import AgentClient
 from graft.gateway.forest import CallForest, Node
 from graft.gateway.gateway import Gateway
 from graft.gateway.history import RecordedCall
-from graft.gateway.programs import AgentProgram, Outcome, is_crash
+from graft.gateway.programs import AgentProgram, CommandAgent, Outcome, is_crash
 from graft.gateway.roots import TRAINED_ROLES
 from graft.gateway.session import AgentSession
 from graft.gateway.speakers.main_choice import MainPattern, explain_no_main
@@ -31,7 +34,7 @@ from graft.gateway.speakers.routes import ModelRoutes
 from graft.protocols import Engine, Env
 from graft.rollout.failure import RolloutFailure, boundary
 from graft.rollout.setup import ProgramAttempt, RolloutSetup
-from graft.rollout.user_calls import call, compute_reward, last_info, try_close
+from graft.rollout.user_calls import agent_host, call, compute_reward, last_info, try_close
 from graft.types import Author, Episode, Leaf, Span, Status, Task, Trajectory
 from graft.user_code import UserCodeError, UserObject
 
@@ -81,9 +84,11 @@ class AgentAttempts:
         )
         self._gateways: dict[Any, Gateway] = {}
 
-    def open(self, task: Task, setup: RolloutSetup, fresh_env: MakeEnv) -> AgentGroup:
+    def open(
+        self, task: Task, setup: RolloutSetup, fresh_env: MakeEnv, has_machine: bool = False
+    ) -> AgentGroup:
         """The attempts at one task that was posed; `fresh_env` makes its environment again."""
-        return AgentGroup(self, task, setup, fresh_env)
+        return AgentGroup(self, task, setup, fresh_env, has_machine=has_machine)
 
     def gateway(self, setup: RolloutSetup, kind: type[Gateway] = Gateway) -> Gateway:
         """The gateway with the engine and the limits of a setup."""
@@ -132,8 +137,11 @@ class AgentGroup:
         setup: RolloutSetup,
         fresh_env: MakeEnv,
         kind: type[Gateway] = Gateway,
+        has_machine: bool = False,
     ) -> None:
         self.agents, self.setup, self.fresh_env = agents, setup, fresh_env
+        self.runs_inside = has_machine and isinstance(agents.program, CommandAgent)
+        """Whether the program runs on a machine of the environment, which then grades it."""
         self.gateway = agents.gateway(setup, kind)
         self.forest: CallForest = self.gateway.forest(task)
 
@@ -175,6 +183,8 @@ class AgentAttempt:
         self.source: ProgramAttempt | None = source
         self.num_replayed = len(replay)
         self.session: AgentSession | None = None
+        self.env: Env | None = None
+        """The environment on whose machine the program runs."""
         self.leaf: Leaf | None = None
         self.failure: RolloutFailure | None = None
 
@@ -203,18 +213,24 @@ class AgentAttempt:
                 salt=group.setup.salt,
                 number=self.number,
                 replay=self.replay,
+                takes_rewards=not group.runs_inside,
             )
             try:
                 outcome = await self._run(session)
                 self.leaf = await self._settle(session, outcome)
             finally:
                 session.end(Status.ABORTED)  # where it was cancelled; else it has ended
+                if self.env is not None:
+                    try_close(self.env)
 
     async def _run(self, session: AgentSession) -> Outcome:
         agents, task = self.group.agents, self.group.forest.task
         client = AgentClient(session, *agents.address.urls(session))
         try:
             async with boundary(f"env {task.env} agent", agents.seconds, "agent.seconds"):
+                if self.group.runs_inside:
+                    self.env = await self.group.fresh_env()
+                    client.host = agent_host(self.env)
                 outcome = await agents.program(task, client)
                 if outcome.reward is not None and not self.is_given_up:
                     session.reward(outcome.reward)
@@ -280,19 +296,23 @@ class AgentAttempt:
             async with boundary(f"the reward of {task.id}", setup.deadline):
                 value = await compute_reward(setup.reward, task, trajectory)
         else:
-            value = await self._env_reward(trajectory.answer_text)
+            value = await self._env_reward(trajectory.answer_text, leaf)
         leaf.reward += value
         sampled = [one for one in spans if one.author is Author.POLICY]
         if sampled:  # turns add up to the leaf's reward
             sampled[-1].reward += value
 
-    async def _env_reward(self, answer: str) -> float:
+    async def _env_reward(self, answer: str, leaf: Leaf) -> float:
         setup, task = self.group.setup, self.group.forest.task
-        env = await self.group.fresh_env()
+        env = self.env or await self.group.fresh_env()
+        # tools around a host are a policy's, and an agent's answer may look like a call of one
+        acting = agent_host(self.env) or env
         try:
             async with boundary(f"env {task.env} step", setup.deadline):
-                turn = as_turn(await call(env, env.step, answer), UserObject(env, "env", "step"))
+                turn = as_turn(await call(env, acting.step, answer), UserObject(env, "env", "step"))
                 if turn.is_over and turn.info.get("is_graded", True):
+                    if self.env is not None:
+                        leaf.info |= last_info(turn.info)
                     return turn.reward
                 raise UserCodeError(
                     f"the attempt of the agent at task {task.id!r} has no reward: the agent returned none "
@@ -301,7 +321,8 @@ class AgentAttempt:
                     "POST /graft/sessions/ID/reward, or set task.reward"
                 )
         finally:
-            try_close(env)
+            if env is not self.env:
+                try_close(env)
 
     def _tips(self, leaf: Leaf) -> list[Node]:
         return next(tips for _, tips, one in self.group.forest.leaves if one is leaf)

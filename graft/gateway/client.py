@@ -18,6 +18,7 @@ from graft.gateway.dialects import openai_chat
 from graft.gateway.request import PolicyAnswer, RefusedRequest
 from graft.gateway.session import AgentSession
 from graft.gateway.speakers.endpoint import ModelEndpoint
+from graft.protocols import AgentHost
 from graft.types import Message
 
 MODEL = "policy"
@@ -36,6 +37,8 @@ class AgentClient:
         self.base_url = base_url
         """For OpenAI's clients: it ends with /v1."""
         self.anthropic_base_url = anthropic_base_url
+        self.host: AgentHost | None = None
+        """The environment on whose machine a command runs; None: on this computer."""
         self._opened: list[Any] = []
 
     def openai(self, **options: Any) -> Any:

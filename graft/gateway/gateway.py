@@ -43,14 +43,24 @@ class Gateway:
         number: int = 0,
         metadata: Mapping[str, Any] | None = None,
         replay: Sequence[RecordedCall] = (),
+        takes_rewards: bool = True,
     ) -> AgentSession:
         """A session for one attempt at a task; without a forest it gets one of its own.
 
         replay: calls of another attempt that this one repeats before it samples.
+        takes_rewards: whether who has its key may give it rewards.
         """
         forest = self.forest(task) if forest is None else forest
         session = self.session_type(
-            self.policy, task, forest, salt, number, metadata, replay, self._forget
+            self.policy,
+            task,
+            forest,
+            salt,
+            number,
+            metadata,
+            replay,
+            self._forget,
+            takes_rewards,
         )
         self._sessions[session.id] = self._keys[_digest(session.key)] = session
         return session

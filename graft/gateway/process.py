@@ -80,11 +80,15 @@ async def run_process(
 
 def inherited(named: Sequence[str]) -> dict[str, str]:
     """The variables of the run that a program gets; names may end with a star."""
-    allowed = (*ALLOWED, *named)
+    return selected((*ALLOWED, *named))
+
+
+def selected(patterns: Sequence[str]) -> dict[str, str]:
+    """The variables of the run whose names fit one of these patterns."""
     return {
         name: value
         for name, value in os.environ.items()
-        if any(fnmatch(name, pattern) for pattern in allowed)
+        if any(fnmatch(name, pattern) for pattern in patterns)
     }
 
 

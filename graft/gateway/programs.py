@@ -25,9 +25,10 @@ from typing import Any, Protocol
 
 from graft.config import ConfigError
 from graft.gateway.client import AgentClient
-from graft.gateway.process import run_process
+from graft.gateway.process import run_process, selected
 from graft.gateway.request import RefusedRequest
 from graft.gateway.user_tasks import containing_tasks
+from graft.protocols import AgentHost
 from graft.registry import load_named
 from graft.rollout.failure import RolloutFailure
 from graft.rollout.user_calls import in_thread
@@ -129,22 +130,33 @@ class CommandAgent:
                 made.append(text)
             return made
 
+        if client.host is not None:
+            return await self._run_inside(client.host, arguments("."), client)
         shown = {name: value for name, value in task.to_json().items() if name not in GRADING}
         ended = await run_process(arguments, environment(client), shown, self.variables)
-        info: dict[str, Any] = {"exit_code": ended.code, "output": ended.output}
-        last = (ended.output.strip().splitlines() or [""])[-1]
-        if ended.code:
-            end = (
-                f"was killed by {_signal(-ended.code)}"
-                if ended.code < 0
-                else f"ended with exit code {ended.code}"
-            )
-            said = f", and last wrote {shortened(last)!r}" if last else ""
-            raise AgentCrash(Status.ENV_ERROR, f"{self} {end}{said}", ended.output)
-        if ended.reward is None and not client.attempt.is_rewarded and REWARD_KEY.search(last):
+        info = self._info(ended.code, ended.output)
+        is_rewarded = ended.reward is not None or client.attempt.is_rewarded
+        if not is_rewarded and REWARD_KEY.search(_last_line(ended.output)):
             client.attempt.counts["printed_rewards"] += 1
             _note_printed(str(self))
         return read_outcome(self._reward(ended.reward), str(self), info)
+
+    async def _run_inside(
+        self, host: AgentHost, words: Sequence[str], client: AgentClient
+    ) -> Outcome:
+        """Run on the machine of an environment, whose variables are its own."""
+        variables = {**selected(self.variables), **environment(client)}
+        code, output = await in_thread(host.run_agent, words, variables, client.base_url)
+        return Outcome(None, self._info(code, output))
+
+    def _info(self, code: int, output: str) -> dict[str, Any]:
+        """What the leaf keeps of a command that ended; AgentCrash if it failed."""
+        if code:
+            end = f"was killed by {_signal(-code)}" if code < 0 else f"ended with exit code {code}"
+            last = _last_line(output)
+            said = f", and last wrote {shortened(last)!r}" if last else ""
+            raise AgentCrash(Status.ENV_ERROR, f"{self} {end}{said}", output)
+        return {"exit_code": code, "output": output}
 
     def check(self) -> None:
         """Refuse a program that is not there, before the run begins."""
@@ -223,6 +235,10 @@ class FunctionAgent:
                     "a number. It is called on a thread and awaited only if it is `async def` itself",
                 )
         return read_outcome(value, self.owner, {})
+
+
+def _last_line(output: str) -> str:
+    return (output.strip().splitlines() or [""])[-1]
 
 
 def is_crash(failure: RolloutFailure) -> bool:

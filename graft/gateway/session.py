@@ -60,9 +60,11 @@ class AgentSession:
         metadata: Mapping[str, Any] | None = None,
         replay: Sequence[RecordedCall] = (),
         on_end: Callable[[AgentSession], None] | None = None,
+        takes_rewards: bool = True,
     ) -> None:
+        """takes_rewards: False, its client may not give it rewards."""
         self.policy, self.task, self.forest = policy, task, forest
-        self._on_end = on_end
+        self._on_end, self.takes_rewards = on_end, takes_rewards
         self.salt, self.number, self.metadata = salt, number, metadata or {}
         self.id, self.key = secrets.token_hex(8), secrets.token_urlsafe(24)
         self.counts: Counter[str] = Counter()
@@ -159,6 +161,11 @@ class AgentSession:
         """Add to the attempt's reward; with `response_id` that answer has earned it."""
         if self.leaf is not None:
             raise RefusedRequest("this attempt has ended; its reward is final", "not_found")
+        if not self.takes_rewards:
+            raise RefusedRequest(
+                "this attempt is graded by the tests of its task, and takes no other reward",
+                "permission",
+            )
         try:
             value = as_reward(value, "the reward", verb="is")
             if abs(total := self.total + value) > MAX_REWARD:

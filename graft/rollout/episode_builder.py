@@ -17,7 +17,7 @@ from graft.rollout.failure import RolloutFailure, boundary
 from graft.rollout.live_trajectory import LiveTrajectory
 from graft.rollout.match import Match, frozen_drafts, match_of
 from graft.rollout.setup import ProgramAttempt, ProgramGroup, RolloutSetup
-from graft.rollout.user_calls import call, fork_env, info_of_reset, try_close
+from graft.rollout.user_calls import agent_host, call, fork_env, info_of_reset, try_close
 from graft.types import Author, Leaf, Message, Span, Task
 from graft.user_code import UserCodeError, UserObject, check_json
 
@@ -38,6 +38,8 @@ class EpisodeBuilder(EpisodeDraft):
         super().__init__(task, setup.for_task(task))
         self.index = index
         self.trajectories: list[LiveTrajectory] = []
+        self.has_machine = False
+        """Whether commands of agents run on a machine of the environment."""
         self.is_match = False
         """Whether an attempt is a game in which every seat has a trajectory of its own."""
         self.num_matches = 0
@@ -69,7 +71,8 @@ class EpisodeBuilder(EpisodeDraft):
         """Pose the task and write its prompt, the root of the tree; programs write their own prompts."""
         observation, messages, info = await self._pose()
         if self.setup.agent is not None:
-            self.programs = self.setup.agent.open(self.episode.task, self.setup, self.fresh_env)
+            posed = self.episode.task, self.setup, self.fresh_env
+            self.programs = self.setup.agent.open(*posed, has_machine=self.has_machine)
         elif not self.is_match:
             async with boundary(f"env {self.episode.task.env} prompt", self.setup.deadline):
                 tokens = self._prompt_tokens(observation, messages, info)
@@ -86,6 +89,9 @@ class EpisodeBuilder(EpisodeDraft):
             for key in ("answer", "meta", "data_source"):
                 check_json(info.get(key), who, f"info[{key!r}]")
             meta = as_info(info.get("meta"), who)
+        host = None if setup.agent is None else agent_host(self._env)
+        if host is not None:
+            self.has_machine, observation = True, host.prompt  # an agent has tools of its own
         messages = (
             [{"role": "user", "content": setup.chat.visible(observation)}]
             if isinstance(observation, str)

@@ -60,8 +60,15 @@ class ProgramRunner(Protocol):
     """Programs that attempt tasks: agents of others (`graft.gateway.attempts`)."""
 
     def open(
-        self, task: Task, setup: RolloutSetup, fresh_env: Callable[[], Awaitable[Env]]
-    ) -> ProgramGroup: ...
+        self,
+        task: Task,
+        setup: RolloutSetup,
+        fresh_env: Callable[[], Awaitable[Env]],
+        has_machine: bool = False,
+    ) -> ProgramGroup:
+        """has_machine: the environment is an AgentHost, on whose machine commands run."""
+        ...
+
     def close(self) -> None: ...
 
 

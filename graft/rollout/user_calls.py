@@ -17,7 +17,7 @@ from typing import Any
 
 from graft.envs.checked import as_reset, as_turn, check_fork
 from graft.envs.plain import plain
-from graft.protocols import Env, Reward
+from graft.protocols import AgentHost, Env, Reward
 from graft.rewards.weighted import WeightedSum
 from graft.rollout.failure import boundary
 from graft.rollout.setup import RolloutSetup
@@ -49,6 +49,12 @@ OF_THE_TASK = ("answer", "tools", "meta", "data_source")
 async def call(env: Env, function: Callable[..., Any], *args: Any) -> Any:
     """Call a method of `env`; environments that are `blocking` run on a thread."""
     return await in_thread(function, *args) if env.blocking else function(*args)
+
+
+def agent_host(env: Env | None) -> AgentHost | None:
+    """The environment itself, without its wrappers, if commands of agents run on its machine."""
+    inner = getattr(env, "unwrapped", env)
+    return inner if isinstance(inner, AgentHost) else None
 
 
 def close_env(env: Env) -> None:

@@ -139,6 +139,8 @@ ARGUMENTS: dict[str, Effect] = {
     "command": Effect.EXECUTE,
     "interpreter": Effect.EXECUTE,
     "run_args": Effect.EXECUTE,
+    "variables": Effect.SECRET,
+    "agent_folder": Effect.READ,
     # parts inside parts
     "use": P,
     "tools": P,

@@ -1,4 +1,4 @@
-"""Tasks in a shell, in terminal-bench's format; the task's own tests grade the machine. Start in env.py."""
+"""Tasks in a shell, in terminal-bench's or Harbor's format, graded by their own tests. Start in env.py."""
 
 from __future__ import annotations
 
@@ -8,6 +8,6 @@ TERMINAL: dict[str, EnvEntry] = {
     "terminal": EnvEntry(
         "graft_envs.terminal.env:TerminalEnv",
         turns=52,
-        needs=("data:tasks in terminal-bench's format",),
+        needs=("data:tasks in terminal-bench's or Harbor's format",),
     ),
 }

@@ -2,29 +2,35 @@
 
 from __future__ import annotations
 
+import logging
 import random
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any, Self
 
 from graft.envs.base import BaseEnv, Trace
 from graft.envs.splits import check_split, split_of
+from graft.envs.task_check import TaskCheck
 from graft.tools.errors import ERROR, ToolError
 from graft.tools.function import tool
 from graft.types import Author, Turn
 from graft_envs.terminal.container import Container, container_program
-from graft_envs.terminal.grading import defined_tests, has_summary, outcomes, score
+from graft_envs.terminal.formats import read_tasks
 from graft_envs.terminal.machine import Machine, MachineError
 from graft_envs.terminal.sandboxed import SandboxMachine
-from graft_envs.terminal.task import TerminalTask, read_tasks
+from graft_envs.terminal.task import MachineVerdict, Script, TerminalTask
+from graft_envs.terminal.verifying import end_of, run_script
 
-TESTS = "/tests"
 COMMAND_SECONDS = 30.0
 MAX_COMMAND_SECONDS = 600.0
-TEST_OUTPUT = 1 << 20
+AGENT_SECONDS = 86_400.0
+"""That an agent's command may take if its task has no limit: agent.seconds ends it before."""
+AGENT_FOLDER = "/agent"
 SANDBOX = "sandbox"
 GRADES = ("share", "all")
-HAS_PYTEST = "command -v pytest || python3 -c 'import pytest' || python -c 'import pytest'"
+log = logging.getLogger("graft")
 _gradable: set[tuple[str, str]] = set()
 """Tasks and programs whose tests are known to run, in this process."""
 
@@ -37,13 +43,14 @@ class TerminalEnv(BaseEnv):
         env     <result>12</result>
         policy  Done.                    the tests run: the reward is the weight that passed
 
-    `data` is a task folder of terminal-bench, or a folder of them; with `holdout` one in ten, chosen
-    by name, is in split "test" and the others in "train". `program` is the container command with its
+    `data` is a task folder of terminal-bench or Harbor, or a folder of them; with `holdout` one in ten,
+    chosen by name, is in split "test" and the others in "train". `program` is the container command with its
     global options ("docker", "podman --runtime=runc"), or "sandbox" for graft's own (`sandboxed.py`);
     empty: the first of docker, podman and sandbox that works. `run_args` are options of `docker run`.
     `grade="all"` earns 1 only if every test passes, as in terminal-bench. After `max_failures` commands
-    with an exit code other than 0 no more are run. Machines have no network unless `network`, which
-    many published tasks need to install pytest.
+    with an exit code other than 0 no more are run. `network` is as the task says, unless it is given;
+    many published tasks need it to install pytest. `variables` names those of this computer that a
+    task may read. The content of `agent_folder` is at /agent if an agent's command attempts the task.
     """
 
     blocking = True
@@ -60,20 +67,27 @@ class TerminalEnv(BaseEnv):
         holdout: bool = False,
         program: str = "",
         run_args: Sequence[str] = (),
-        network: bool = False,
+        network: bool | None = None,
         memory_mb: int = 2048,
         command_seconds: float = COMMAND_SECONDS,
         max_failures: int | None = None,
         grade: str = "share",
+        variables: Sequence[str] = (),
+        agent_folder: str | Path = "",
     ) -> None:
         super().__init__()
         if grade not in GRADES:
             raise ValueError(f"grade={grade!r}: must be one of {', '.join(GRADES)}")
         self.split = check_split(split)
-        self.tasks = {one.name: one for one in _part(read_tasks(data), split, holdout, data)}
+        tasks = _part(read_tasks(data, variables), split, holdout, data)
+        self.tasks = {task.name: task for task in tasks}
+        _note(tuple(sorted(Counter(note for task in tasks for note in task.notes).items())))
         self.program, self.run_args = program.split(), tuple(run_args)
         self.network, self.memory_mb = network, memory_mb
         self.command_seconds, self.max_failures, self.grade = command_seconds, max_failures, grade
+        self.agent_folder = Path(agent_folder).expanduser() if agent_folder else None
+        if self.agent_folder is not None and not self.agent_folder.is_dir():
+            raise ValueError(f"agent_folder={str(agent_folder)!r}: there is no such folder")
         self.machine: Machine | None = None
         self.task_name = ""
         self.commands: list[tuple[str, float]] = []
@@ -85,7 +99,8 @@ class TerminalEnv(BaseEnv):
         self.task_name = sorted(self.tasks)[self.rng.randrange(len(self.tasks))]
         self.commands, self.failures = [], 0
         self.machine = self._start(self.current)
-        if self.machine.run(HAS_PYTEST, self.command_seconds).exit_code:
+        probe = self.current.probe
+        if probe and self.machine.run(probe, self.command_seconds).exit_code:
             self._check_tests()
         return self.current.instruction
 
@@ -122,25 +137,48 @@ class TerminalEnv(BaseEnv):
     def respond(self, action: str) -> Turn:
         """The policy is done: copy the tests to the machine and run them."""
         assert self.machine is not None
-        output = self._test(self.machine, self.current)
-        if not has_summary(output):
+        verdict = self.current.verifier(self.machine)
+        if verdict.fault:
             self._check_tests()  # raises, unless it is the policy's work that keeps them from running
-        results = outcomes(output)
-        names = self.current.weights or dict.fromkeys(
-            defined_tests(self.current.tests) or results, 1.0
-        )
-        results = {name: results.get(name, False) for name in names}
-        earned = score(results, names)
-        if self.grade == "all":
-            earned = float(earned == 1.0)
-        passed = sum(results.values())
-        info = {"tests_passed": passed, "tests_failed": len(results) - passed, "tests": results}
+        earned = float(verdict.reward >= 1.0) if self.grade == "all" else verdict.reward
         self._release()
-        return Turn(reward=earned, terminated=True, info=info)
+        return Turn(reward=earned, terminated=True, info=dict(verdict.info))
+
+    def run_agent(
+        self, words: Sequence[str], variables: Mapping[str, str], url: str
+    ) -> tuple[int, str]:
+        """Run an agent's command on the machine; the next step grades what it did there.
+
+        Returns exit code and output. One that is stopped at the task's own limit has ended well.
+        """
+        assert self.machine is not None
+        if self.agent_folder is not None:
+            self.machine.copy(self.agent_folder, AGENT_FOLDER)
+        seconds = self.current.agent_seconds or AGENT_SECONDS
+        done = self.machine.attempt(words, variables, url, seconds)
+        if done.is_timeout:
+            return 0, f"{done.output}\n[stopped after {seconds:g} s, the task's limit]"
+        return done.exit_code, done.output
+
+    def check_tasks(self) -> Iterator[TaskCheck]:
+        """Try the solution of every task, and doing nothing, each on a machine of its own."""
+        for name, task in sorted(self.tasks.items()):
+            try:
+                _, nothing = self._try(task, None)
+                if nothing.fault:
+                    yield TaskCheck(name, fault=nothing.fault)
+                elif task.solution is None:
+                    yield TaskCheck(name, nop=nothing.reward)
+                else:
+                    end, solved = self._try(task, task.solution)
+                    fault = "" if solved.reward >= 1.0 else solved.fault or f"solution: {end}"
+                    yield TaskCheck(name, solved.reward, nothing.reward, fault)
+            except MachineError as error:
+                yield TaskCheck(name, fault=str(error))
 
     def demonstrate(self, rng: random.Random) -> Trace:
         """The author's solution as one command, its output on another machine, and the end."""
-        solution, twin = self.current.solution(), self.fork()
+        solution, twin = self.current.solution_text(), self.fork()
         try:
             output = twin.bash(solution)
         finally:
@@ -184,45 +222,46 @@ class TerminalEnv(BaseEnv):
                     "network and run_args are for containers, and this machine would be a sandbox; "
                     "install docker or podman, or leave them out"
                 )
-            return SandboxMachine(task, memory_mb=self.memory_mb)
+            return SandboxMachine(task.machine, memory_mb=self.memory_mb)
         limits = {"network": self.network, "memory_mb": self.memory_mb}
-        return Container(task, program, options=self.run_args, **limits)
+        return Container(task.machine, program, name=task.name, options=self.run_args, **limits)
+
+    def _try(self, task: TerminalTask, solution: Script | None) -> tuple[str, MachineVerdict]:
+        """How a solution ended on a new machine, and what the tests say about that machine."""
+        machine = self._start(task)
+        try:
+            end = end_of(run_script(machine, solution)) if solution is not None else ""
+            return end, task.verifier(machine)
+        finally:
+            machine.close()
 
     def _check_tests(self) -> None:
         """MachineError if the tests of the task do not run on a machine that the policy has not touched:
         every attempt would fail, also one that has solved it."""
         task = self.current
-        key = str(task.folder), " ".join(self.program)
+        key = str(task.machine.folder), " ".join(self.program)
         if key in _gradable:
             return
-        machine = self._start(task)
-        try:
-            output = self._test(machine, task)
-        finally:
-            machine.close()
-        if not has_summary(output):
+        _, verdict = self._try(task, None)
+        if verdict.fault:
             raise MachineError(
-                f"the tests of task {task.name!r} cannot run on its machine: {task.runner.name} printed no "
-                f"summary of pytest, but {output.strip()[-200:]!r}. Every attempt would earn 0. Install "
-                "pytest: in the Dockerfile, or here for the sandbox (pip install pytest); or give "
-                "network=True if the tests install it themselves"
+                f"the tests of task {task.name!r} cannot run on its machine: {verdict.fault}. No attempt "
+                "at it can be graded. Install what they need in the Dockerfile, or here for the sandbox "
+                "(pip install pytest); or give network=True if the tests install it themselves"
             )
         _gradable.add(key)
-
-    def _test(self, machine: Machine, task: TerminalTask) -> str:
-        """What the task's tests print on a machine."""
-        if task.tests.is_dir():
-            machine.copy(task.tests, TESTS)
-        machine.copy(task.runner, f"{TESTS}/{task.runner.name}")
-        command = (
-            f"export TEST_DIR={TESTS}; $(command -v bash || echo sh) {TESTS}/{task.runner.name}"
-        )
-        return machine.run(command, task.test_seconds, TEST_OUTPUT).output
 
     def _release(self) -> None:
         machine, self.machine = self.machine, None
         if machine is not None:
             machine.close()
+
+
+@cache
+def _note(counts: tuple[tuple[str, int], ...]) -> None:
+    """Say once what tasks ask for and do not get."""
+    for note, number in counts:
+        log.warning("terminal tasks: %s (in %d)", note, number)
 
 
 def _part(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -35,9 +36,43 @@ class MachineError(RuntimeError):
 class Machine(Protocol):
     """One computer for one episode."""
 
-    def run(self, command: str, seconds: float, max_output: int = MAX_OUTPUT) -> CommandResult: ...
-    def copy(self, source: Path, target: str) -> None: ...
+    def run(self, command: str, seconds: float, max_output: int = MAX_OUTPUT) -> CommandResult:
+        """Run a command of the policy in its shell, which keeps folder and variables."""
+        ...
+
+    def execute(
+        self,
+        command: str,
+        seconds: float,
+        max_output: int = MAX_OUTPUT,
+        *,
+        variables: Mapping[str, str] | None = None,
+        user: str = "",
+    ) -> CommandResult:
+        """Run a command in a new shell in the working folder. user: empty, the one of the image."""
+        ...
+
+    def copy(self, source: Path, target: str) -> None:
+        """Copy a file to the path `target`, or the content of a folder into the folder `target`."""
+        ...
+
+    def attempt(
+        self, words: Sequence[str], variables: Mapping[str, str], url: str, seconds: float
+    ) -> CommandResult:
+        """Run an agent's program, which reaches the server at `url` and knows these variables."""
+        ...
+
+    def begin_tests(self) -> None:
+        """Change to the network that the tests have."""
+        ...
+
     def close(self) -> None: ...
+
+
+ROOT = "0"
+"""The user who prepares and reads a machine; images need not have a name for it."""
+MAX_AGENT_OUTPUT = 3_000
+"""Bytes of an agent's output that are kept."""
 
 
 class OutputKeeper:

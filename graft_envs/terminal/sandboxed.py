@@ -10,9 +10,13 @@ from __future__ import annotations
 import base64
 import inspect
 import json
+import logging
+from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path, PurePosixPath
 
 from graft_envs.terminal.dockerfile import Instruction, instructions, words
+from graft_envs.terminal.health import wait_until_healthy
 from graft_envs.terminal.machine import (
     MAX_OUTPUT,
     CommandResult,
@@ -20,11 +24,16 @@ from graft_envs.terminal.machine import (
     OutputKeeper,
     shell_script,
 )
-from graft_envs.terminal.task import TerminalTask
+from graft_envs.terminal.task import MachineSpec
 from graft_sandbox import SandboxError, SandboxSession, choose
 from graft_sandbox.hosts import SHELL as SHELL_VIEW
 from graft_sandbox.hosts import WRITABLE
 
+log = logging.getLogger("graft")
+LEFT_OUT = (
+    "terminal tasks run in the sandbox, as neither docker nor podman is used: a machine has the programs of "
+    "this computer in place of its image, no network, no limit of processors, and one user"
+)
 METHODS = ("bubblewrap", "namespaces")
 GRACE = 5.0
 BUILD_SECONDS = 300.0
@@ -74,33 +83,51 @@ def is_available() -> bool:
 class SandboxMachine:
     """One sandbox session for one episode."""
 
-    def __init__(self, task: TerminalTask, *, memory_mb: int = 2048, disk_mb: int = 256) -> None:
+    def __init__(self, spec: MachineSpec, *, memory_mb: int = 2048, disk_mb: int = 256) -> None:
+        _note_left_out()
+        memory_mb = spec.memory_mb or memory_mb
         self.session = SandboxSession(
             timeout=BUILD_SECONDS, memory_mb=memory_mb, disk_mb=disk_mb, view=SHELL_VIEW
         )
-        self.folder, self.variables = WORKDIR, {"HOME": "/scratch/root"}
+        self.folder = WORKDIR
+        self.variables = {"HOME": "/scratch/root", **spec.variables}
         try:
-            made = [f"/scratch{path}" for path in WRITABLE]
+            made = [*(f"/scratch{path}" for path in WRITABLE), *spec.folders]
             self._python(f"{HELPERS}\nfor folder in {made!r}: os.makedirs(folder, exist_ok=True)")
-            for instruction in instructions(task.dockerfile):
-                self._follow(instruction, task.folder)
+            if spec.dockerfile.is_file():
+                for instruction in instructions(spec.dockerfile):
+                    self._follow(instruction, spec.folder)
+            if spec.workdir:
+                self._follow(Instruction("WORKDIR", spec.workdir), spec.folder)
+            if spec.health is not None:
+                wait_until_healthy(self, spec.health)
         except BaseException:
             self.close()
             raise
 
     def run(self, command: str, seconds: float, max_output: int = MAX_OUTPUT) -> CommandResult:
-        variables = [f"{name}={value}" for name, value in self.variables.items()]
-        arguments = ["env", *variables, "bash", "-c", shell_script(STATE), "shell", command]
-        self.session.timeout = seconds + GRACE
-        self.session.max_output = 6 * max_output + 4096  # as JSON
-        printed = self._python(
-            f"run_command({arguments!r}, {self.folder!r}, {seconds}, {max_output})"
+        return self._run([shell_script(STATE), "shell", command], seconds, max_output, {})
+
+    def execute(
+        self,
+        command: str,
+        seconds: float,
+        max_output: int = MAX_OUTPUT,
+        *,
+        variables: Mapping[str, str] | None = None,
+        user: str = "",
+    ) -> CommandResult:
+        return self._run([command], seconds, max_output, variables or {})
+
+    def attempt(
+        self, words: Sequence[str], variables: Mapping[str, str], url: str, seconds: float
+    ) -> CommandResult:
+        raise MachineError(
+            "task.agent runs inside the machine of a terminal task, and this one is a sandbox, which "
+            "reaches no gateway; install docker or podman"
         )
-        output, exit_code, is_timeout = json.loads(printed)
-        return CommandResult(output, exit_code, is_timeout)
 
     def copy(self, source: Path, target: str) -> None:
-        """A file to the path `target`, or the content of a folder into the folder `target`."""
         where = _writable(target)
         found = (
             [path for path in source.rglob("*") if path.is_file()] if source.is_dir() else [source]
@@ -111,8 +138,29 @@ class SandboxMachine:
             files.append((name, path.stat().st_mode & 0o777, base64.b64encode(path.read_bytes())))
         self._python(f"write_files({files!r})")
 
+    def begin_tests(self) -> None:
+        """Do nothing: a sandbox never has a network."""
+
     def close(self) -> None:
         self.session.close()
+
+    def _run(
+        self,
+        script: Sequence[str],
+        seconds: float,
+        max_output: int,
+        variables: Mapping[str, str],
+    ) -> CommandResult:
+        """Run a script of bash with its arguments."""
+        pairs = [f"{name}={value}" for name, value in (self.variables | dict(variables)).items()]
+        arguments = ["env", *pairs, "bash", "-c", *script]
+        self.session.timeout = seconds + GRACE
+        self.session.max_output = 6 * max_output + 4096  # as JSON
+        printed = self._python(
+            f"run_command({arguments!r}, {self.folder!r}, {seconds}, {max_output})"
+        )
+        output, exit_code, is_timeout = json.loads(printed)
+        return CommandResult(output, exit_code, is_timeout)
 
     def _follow(self, instruction: Instruction, context: Path) -> None:
         name, text = instruction
@@ -150,6 +198,11 @@ class SandboxMachine:
             reason = "it ran out of memory" if outcome.is_out_of_memory else outcome.stderr.strip()
             raise MachineError(f"the sandbox of this episode was lost: {reason[-300:]}")
         return outcome.stdout
+
+
+@cache
+def _note_left_out() -> None:
+    log.warning(LEFT_OUT)
 
 
 def _writable(path: str) -> str:

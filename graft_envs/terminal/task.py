@@ -1,28 +1,22 @@
-"""A task in terminal-bench's format: a folder that holds an instruction, a machine and tests.
+"""A task on a machine, in whichever format it was written: what to do, on what, and how it is graded.
 
-task.yaml          instruction, max_test_timeout_sec, parser_name
-Dockerfile         the machine
-run-tests.sh       runs the tests, which are in tests/; on the machine the folder is /tests
-solution.sh        how its author solves it (optional)
-test_weights.json  {"test_name": weight} (optional; without it all tests count the same)
+Formats are modules with FILE, the name of the file that describes a task, and `read_task(folder)`:
+`terminal_bench.py` (task.yaml) and `harbor.py` (task.toml).
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Protocol
 
-import yaml
+from graft_envs.terminal.machine import Machine
 
-from graft.trust.bounds import read_yaml
-
-FILE = "task.yaml"
-TEST_SECONDS = 180.0
-PARSERS = ("pytest",)
+NO_NETWORK, PUBLIC = "no-network", "public"
+BUILD_SECONDS = 1800.0
 
 
 class TaskFileError(ValueError):
@@ -30,131 +24,130 @@ class TaskFileError(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class TerminalTask:
-    name: str
+class HealthCheck:
+    """A command that must succeed before the task begins."""
+
+    command: str
+    interval: float = 5.0
+    seconds: float = 30.0
+    start_period: float = 0.0
+    """Seconds in which a failure does not count."""
+    start_interval: float = 5.0
+    retries: int = 3
+
+
+@dataclass(frozen=True, slots=True)
+class MachineSpec:
+    """The computer of a task."""
+
     folder: Path
-    instruction: str
-    test_seconds: float = TEST_SECONDS
-    weights: Mapping[str, float] = field(default_factory=dict[str, float])
+    """What its image is built from: Dockerfile and the files beside it."""
+    apart: tuple[Path, ...] = ()
+    """What lies in that folder and is no part of the machine."""
+    image: str = ""
+    """A ready image, in place of the Dockerfile."""
+    build_seconds: float = BUILD_SECONDS
+    network: str = NO_NETWORK
+    test_network: str = NO_NETWORK
+    """While the tests run."""
+    cpus: float = 0.0
+    """0: no limit."""
+    memory_mb: int = 0
+    """0: the environment's."""
+    gpus: int = 0
+    variables: Mapping[str, str] = field(default_factory=dict[str, str])
+    workdir: str = ""
+    """Empty: the image's."""
+    user: str = ""
+    """Who the policy is; empty: the image's user."""
+    folders: tuple[str, ...] = ()
+    """Made before the task begins; every user may write there."""
+    health: HealthCheck | None = None
 
     @property
     def dockerfile(self) -> Path:
         return self.folder / "Dockerfile"
 
     @property
-    def tests(self) -> Path:
-        return self.folder / "tests"
-
-    @property
-    def runner(self) -> Path:
-        return self.folder / "run-tests.sh"
-
-    @property
     def digest(self) -> str:
-        """The digest of everything that the machine is built from: tests and solution are not part of it."""
+        """The digest of everything that the image is built from."""
         sha = hashlib.sha256()
-        apart = (self.tests, self.runner, self.folder / "solution.sh")
         for path in sorted(self.folder.rglob("*")):
-            if path.is_file() and not any(path == one or one in path.parents for one in apart):
+            if path.is_file() and not {path, *path.parents} & {*self.apart}:
                 sha.update(f"{path.relative_to(self.folder)}\0{path.stat().st_size}\0".encode())
                 sha.update(path.read_bytes())
         return sha.hexdigest()[:24]
 
-    def solution(self) -> str:
-        """The author's commands."""
-        path = self.folder / "solution.sh"
-        if not path.exists():
-            raise TaskFileError(f"{self.folder} has no solution.sh")
-        return path.read_text(encoding="utf-8")
+
+@dataclass(frozen=True, slots=True)
+class MachineVerdict:
+    """What the tests of a task say about a machine."""
+
+    reward: float
+    info: Mapping[str, object] = field(default_factory=dict[str, object])
+    fault: str = ""
+    """Why the tests came to no result, with the end of their output; the reward is that of a policy
+    whose work kept them from running."""
 
 
-def read_tasks(where: str | Path) -> list[TerminalTask]:
-    """The task in this folder, or the tasks in the folders below it, by name."""
-    root = Path(where).expanduser()
-    if not root.is_dir():
-        raise TaskFileError(f"data={str(where)!r}: there is no such folder")
-    files = [root / FILE] if (root / FILE).exists() else sorted(root.glob(f"*/{FILE}"))
-    if not files:
-        raise TaskFileError(
-            f"data={str(where)!r}: neither it nor a folder in it has a {FILE}, the file that "
-            "describes a task of terminal-bench"
+class Verifier(Protocol):
+    """Grades a machine."""
+
+    def __call__(self, machine: Machine) -> MachineVerdict: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """A file of the task that is run on its machine, and what it needs there."""
+
+    path: str
+    copies: tuple[tuple[Path, str], ...]
+    """File or folder -> path on the machine."""
+    seconds: float
+    variables: Mapping[str, str] = field(default_factory=dict[str, str])
+    user: str = ""
+    """Who runs it; empty: the image's user."""
+    shell: str = ""
+    """What runs it; empty: the program in its first line."""
+    in_policys_shell: bool = False
+    """Whether it runs in the policy's folder and with its variables."""
+
+
+@dataclass(frozen=True, slots=True)
+class TerminalTask:
+    name: str
+    instruction: str
+    machine: MachineSpec
+    verifier: Verifier
+    probe: str = ""
+    """A command that fails if the tests may not be able to run: they are then tried before any attempt."""
+    solution: Script | None = None
+    """How its author solves it."""
+    agent_seconds: float | None = None
+    """That an agent's command may take; None: no limit of the task."""
+    notes: tuple[str, ...] = ()
+    """What its description asks for that is not done."""
+
+    def solution_text(self) -> str:
+        """The author's commands, if they are one file."""
+        if self.solution is None:
+            raise TaskFileError(f"task {self.name!r} has no solution")
+        [(source, _)] = self.solution.copies
+        files = (
+            [path for path in source.rglob("*") if path.is_file()] if source.is_dir() else [source]
         )
-    return [read_task(file.parent) for file in files]
+        if len(files) > 1:
+            raise TaskFileError(
+                f"the solution of task {self.name!r} has {len(files)} files, which a policy could not have "
+                "typed as one command"
+            )
+        variables = self.solution.variables.items()
+        exports = "".join(f"export {name}={shlex.quote(value)}\n" for name, value in variables)
+        return exports + files[0].read_text(encoding="utf-8")
 
 
-def read_task(folder: Path) -> TerminalTask:
-    try:
-        loaded: Any = yaml.safe_load(read_yaml(folder / FILE))
-    except (OSError, ValueError, yaml.YAMLError) as error:
-        raise TaskFileError(f"{folder / FILE} cannot be read: {error}") from error
-    if not isinstance(loaded, dict):
-        raise TaskFileError(f"{folder / FILE} is not a mapping of keys to values")
-    instruction = _instruction(loaded)
-    if not instruction:
-        raise TaskFileError(f"{folder / FILE} has no instruction")
-    parser = loaded.get("parser_name", PARSERS[0])
-    if parser not in PARSERS:
-        raise TaskFileError(
-            f"{folder / FILE}: parser_name {parser!r} is not supported; results are read from "
-            f"{', '.join(PARSERS)}"
-        )
-    for missing in ("Dockerfile", "run-tests.sh"):
-        if not (folder / missing).is_file():
-            raise TaskFileError(f"{folder} has no {missing}")
-    _refuse_services(folder / "docker-compose.yaml")
-    return TerminalTask(
-        name=folder.resolve().name,
-        folder=folder.resolve(),
-        instruction=instruction,
-        test_seconds=_seconds(loaded.get("max_test_timeout_sec", TEST_SECONDS), folder),
-        weights=_weights(folder / "test_weights.json"),
-    )
-
-
-def _instruction(loaded: Mapping[str, Any]) -> str:
-    """The key `instruction`, or the first of `descriptions` in the format's first version."""
-    if loaded.get("instruction"):
-        return str(loaded["instruction"]).strip()
-    descriptions: Any = loaded.get("descriptions") or [{}]
-    first = descriptions[0]
-    return str(first.get("description", "")).strip() if isinstance(first, dict) else ""
-
-
-def _seconds(value: Any, folder: Path) -> float:
-    if not isinstance(value, int | float) or isinstance(value, bool) or not value > 0:
-        raise TaskFileError(
-            f"{folder / FILE}: max_test_timeout_sec is {value!r}; give seconds above 0"
-        )
-    return float(value)
-
-
-def _refuse_services(path: Path) -> None:
-    """Tasks run on one machine; a compose file may describe more."""
-    if not path.exists():
-        return
-    try:
-        loaded: Any = yaml.safe_load(read_yaml(path))
-        services = list(loaded["services"])
-    except (OSError, ValueError, yaml.YAMLError, KeyError, TypeError) as error:
-        raise TaskFileError(f"{path} has no readable `services`: {error}") from error
-    if len(services) > 1:
-        raise TaskFileError(
-            f"{path} has the services {', '.join(map(str, services))}; only tasks with one machine "
-            "are supported: leave this one out"
-        )
-
-
-def _weights(path: Path) -> dict[str, float]:
-    if not path.exists():
-        return {}
-    try:
-        loaded: Any = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise TaskFileError(f"{path} cannot be read: {error}") from error
-    if not isinstance(loaded, dict) or not all(
-        isinstance(weight, int | float) and weight >= 0 for weight in loaded.values()
-    ):
-        raise TaskFileError(f"{path} must map names of tests to weights of 0 or more")
-    if not sum(loaded.values()):
-        raise TaskFileError(f"{path} has no weight above 0, so that nothing could be earned")
-    return {str(name): float(weight) for name, weight in loaded.items()}
+def positive(value: object, what: str) -> float:
+    """A number of a task file that must be above 0."""
+    if isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < float("inf"):
+        return float(value)
+    raise TaskFileError(f"{what} is {value!r}; give a number above 0")

@@ -71,6 +71,7 @@ FILES = {block.about: block.text for block in BLOCKS if block.mark == "file"}
 
 def write_files(folder: Path) -> None:
     for name, text in FILES.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text, encoding="utf-8")
 
 

@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 
 from graft.cli import app, main
 from graft.config import Config, ConfigError, find_recipe, keys, load_config
+from graft.doctor.tasks import can_check
 from graft.envs import ENVS
 from graft.recipe.peer_keys import PEER_KEYS
 from tests.docs.pages import (
@@ -76,7 +77,7 @@ def parse(arguments: list[str]) -> tuple[str, dict[str, Any]]:
 def resolve(arguments: list[str]) -> None:
     name, params = parse(arguments)
     overrides = params.get("overrides") or []
-    if recipe := params.get("recipe"):
+    if (recipe := params.get("recipe")) and not can_check(recipe):
         load_config(recipe, [*overrides, "train.steps=0"] if name == "sft" else overrides)
     elif name in ("eval", "replay"):
         for override in overrides:
@@ -94,7 +95,7 @@ def check_key(override: str) -> None:
 
 def is_other(span: str) -> bool:
     """Looks like a key and is a file, or a name that a page's Python or another framework has."""
-    files = (".py", ".md", ".yaml", ".json", ".jsonl", ".safetensors")
+    files = (".py", ".md", ".toml", ".yaml", ".json", ".jsonl", ".safetensors")
     return span.endswith(files) or span in ("engine.stats", "engine.version")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import asyncio
 import json
+import subprocess
 import sys
 import tempfile
 import time
@@ -265,6 +266,63 @@ def test_a_command_that_fails_is_a_status_with_its_output():
     assert "cannot be started" in episode.leaves[0].info["error"]
     with pytest.raises(ConfigError, match="'/no/such/program' is no program"):
         CommandAgent(["/no/such/program"]).check()
+
+
+class Workshop(Question):
+    """A machine with one file, which an agent's command can write: its length is the reward."""
+
+    blocking = True
+
+    def pose(self) -> str:
+        self.file = Path(tempfile.mkstemp()[1])
+        return "Work"
+
+    def run_agent(self, words: Any, variables: Any, url: str) -> tuple[int, str]:
+        assert url == variables["OPENAI_BASE_URL"]
+        done = subprocess.run([*words, self.file], env=dict(variables), stdout=subprocess.PIPE)
+        return done.returncode, done.stdout.decode()
+
+    def respond(self, action: str) -> Turn:
+        return Turn(reward=len(self.file.read_text()), terminated=True, info={"graded": action})
+
+    def fork(self) -> Workshop:
+        twin = super().fork()
+        twin.file = Path(tempfile.mkstemp()[1])
+        return twin
+
+    def close(self) -> None:
+        self.file.unlink(missing_ok=True)
+
+
+INSIDE = """
+import json, os, sys, urllib.error, urllib.request
+def post(url, body):
+    headers = {"Authorization": "Bearer " + os.environ["OPENAI_API_KEY"], "Content-Type": "application/json"}
+    return urllib.request.urlopen(urllib.request.Request(url, json.dumps(body).encode(), headers))
+post(os.environ["OPENAI_BASE_URL"] + "/chat/completions",
+     {"model": "policy", "messages": [{"role": "user", "content": sys.argv[1]}]})
+root, session = os.environ["GRAFT_BASE_URL"].split("/s/")
+try:
+    post(f"{root}/graft/sessions/{session}/reward", {"value": 100.0})
+except urllib.error.HTTPError as error:
+    print(error.code, sorted(name for name in os.environ if name in ("HOME", "GRAFT_REWARD_FILE")))
+open(sys.argv[2], "w").write(sys.argv[1])
+"""
+
+
+def test_a_command_on_the_machine_of_the_environment_is_graded_by_it_alone():
+    (episode,), _ = attempts([sys.executable, "-c", INSIDE, "{task.prompt}"], env=Workshop)
+    assert [(leaf.status, leaf.reward) for leaf in episode.leaves] == [(Status.DONE, 4.0)] * 2
+    for leaf in episode.leaves:
+        assert leaf.info["output"] == "403 []\n" and leaf.info["exit_code"] == 0
+        assert "graded" in leaf.info  # what the step says is kept
+
+
+def test_a_command_that_crashes_on_the_machine_earns_nothing():
+    (episode,), _ = attempts(
+        [sys.executable, "-c", f"{INSIDE}\nsys.exit(3)", "{task.prompt}"], env=Workshop, samples=1
+    )
+    assert [(leaf.status, leaf.reward) for leaf in episode.leaves] == [(Status.CRASHED, 0.0)]
 
 
 def outcomes(*scripts: str) -> tuple[list[Outcome | str], int]:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import graft
-from graft.config import check
+from graft.config import ConfigError, check
 from graft.train.rollouts.agents import make_agents
 from graft.user_code import UserCodeError
 
@@ -70,6 +70,16 @@ async def wrapped(task: graft.Task, client: Any) -> float:
 def test_a_decorated_async_function_can_be_named(engine: graft.Engine, name: str):
     (episode,) = graft.collect(engine, tasks=["hi"], samples=2, agent=f"{__name__}:{name}")
     assert {leaf.status for leaf in episode.leaves} == {"done"}
+
+
+def test_a_program_that_runs_on_a_machine_of_the_environment_need_not_be_here():
+    task = {"agent": "no-such-program {task.prompt}"}
+    with pytest.raises(ConfigError):
+        make_agents(check({"model": {"shape": SHAPE}, "task": {"env": "arithmetic", **task}}))
+    inside = {"env": "terminal", "args": {"data": "anywhere"}, **task}
+    agents = make_agents(check({"model": {"shape": SHAPE}, "task": inside}))
+    assert agents is not None and str(agents.program).startswith("the agent 'no-such-program")
+    agents.close()
 
 
 def test_a_recipe_that_names_a_decorated_function_gets_its_limits_or_sets_its_own():

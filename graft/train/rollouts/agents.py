@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from graft.config import Config, ConfigError
+from graft.envs import find
 from graft.gateway.address import GatewayAddress, split_address
 from graft.gateway.attempts import AgentAttempts
 from graft.gateway.external import ExternalAgents
@@ -59,9 +60,8 @@ def make_agents(config: Config, frozen: Mapping[str, Engine] | None = None) -> A
         address.app.source = program
     else:
         program = make_program(config.task.agent, section.variables)
-        if (
-            isinstance(program, CommandAgent) and not config.cluster.address
-        ):  # which has machines of its own
+        is_here = not config.cluster.address and not _has_machine(config)
+        if isinstance(program, CommandAgent) and is_here:
             program.check()
     options = {option: getattr(section, key) for key, option in OPTIONS.items()}
     for (
@@ -76,6 +76,11 @@ def make_agents(config: Config, frozen: Mapping[str, Engine] | None = None) -> A
     if is_external:
         options["seconds"] = UNCLAIMED_SECONDS
     return AgentAttempts(program, address, **options)
+
+
+def _has_machine(config: Config) -> bool:
+    """Whether an environment of the recipe has machines, on which commands of agents run."""
+    return any(hasattr(find(item.env).builder(), "run_agent") for item in config.task.envs)
 
 
 def make_routes(config: Config) -> ModelRoutes:

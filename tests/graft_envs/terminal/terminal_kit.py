@@ -1,4 +1,4 @@
-"""Tasks in terminal-bench's format, written into a folder."""
+"""Tasks in terminal-bench's format, written into a folder, and six in Harbor's."""
 
 from __future__ import annotations
 
@@ -8,6 +8,17 @@ from typing import Any
 
 import yaml
 
+HARBOR = Path(__file__).parent / "harbor_tasks"
+AGENT = Path(__file__).parent / "agent"
+SOLVING = {
+    "apply-fix": "sed -i s/echo/echo\\ $GREETING/ greet.sh",
+    "count-lines": "wc -l < data.txt > count.txt",
+    "first-schema": "tr a-z A-Z < letter.txt > loud.txt",
+    "ready-image": "echo yes > answer.txt",
+    "sort-numbers": "seq 2 2 8 | grep -v 6 > even.txt; printf '1\\n5\\n7\\n' > odd.txt",
+    "start-service": "sh worker.sh > /dev/null 2>&1 &",
+}
+"""A command of a policy that solves each task of HARBOR."""
 RUN_TESTS = """#!/bin/sh
 check() {
     if [ "$2" = "$3" ]; then echo "PASSED tests/test_outputs.py::$1"

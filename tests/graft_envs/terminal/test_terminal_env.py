@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -10,8 +9,7 @@ from typing import Any
 import pytest
 
 from graft.envs import make
-from graft_envs.terminal import env as terminal
-from graft_envs.terminal.container import container_program
+from graft_envs.terminal import terminal_bench
 from graft_envs.terminal.machine import MachineError
 from graft_envs.terminal.sandboxed import is_available
 from tests.graft_envs.terminal.terminal_kit import write_task
@@ -49,32 +47,50 @@ def test_the_weight_of_passed_tests_is_the_reward(env):
 
 
 @needs_sandbox
-def test_a_task_whose_tests_cannot_run_is_refused_before_the_first_attempt(tmp_path, monkeypatch):
+@pytest.mark.parametrize("probe", ["false", "true"])
+def test_a_task_whose_tests_cannot_run_is_an_error_and_no_reward(tmp_path, monkeypatch, probe):
+    """Before the first attempt if pytest is not there; after it if another program lacks."""
+    monkeypatch.setattr(terminal_bench, "HAS_PYTEST", probe)
     folder = write_task(tmp_path / "untested")
-    runner = folder / "run-tests.sh"
-    runner.write_text("no-such-pytest -rA /tests/test_outputs.py\n")
-    monkeypatch.setattr(terminal, "HAS_PYTEST", "command -v no-such-pytest")
+    (folder / "run-tests.sh").write_text("no-such-runner -rA /tests/test_outputs.py\n")
     env = make("terminal", data=folder, program="sandbox")
-    with pytest.raises(MachineError, match=r"(?s)'untested' cannot run .*no-such-pytest.*Install"):
+    if probe == "true":
         env.reset(seed=0)
-    # another program than pytest may be lacking, which shows when the tests run
-    monkeypatch.setattr(terminal, "HAS_PYTEST", "true")
-    env.reset(seed=0)
-    assert output(env, "wc -l < data.txt > count.txt") == ""
-    with pytest.raises(MachineError, match="cannot run"):
-        env.step("Done.")
+        assert output(env, "wc -l < data.txt > count.txt") == ""
+    with pytest.raises(MachineError) as caught:
+        env.step("Done.") if probe == "true" else env.reset(seed=0)
+    assert "untested" in str(caught.value) and "no-such-runner: command not found" in str(
+        caught.value
+    )
     env.close()
 
 
 @needs_sandbox
-def test_a_policy_that_breaks_the_tests_earns_nothing(tmp_path, monkeypatch):
+def test_a_policy_that_breaks_the_tests_earns_nothing(tmp_path):
     folder = write_task(tmp_path / "broken")
-    monkeypatch.setattr(terminal, "HAS_PYTEST", "false")  # so that the tests are tried at the start
+    runner = folder / "run-tests.sh"
+    runner.write_text(f"[ -f data.txt ] || exit 1\n{runner.read_text()}")
     env = make("terminal", data=folder, program="sandbox")
     env.reset(seed=0)
-    monkeypatch.setattr(env.unwrapped, "_test", lambda machine, task: "bash: killed")
+    assert output(env, "rm data.txt") == ""
     turn = env.step("Done.")
     assert (turn.reward, turn.info["tests_failed"]) == (0.0, 2)
+    env.close()
+
+
+@needs_sandbox
+def test_the_shell_of_the_policy_is_not_that_of_the_tests(env):
+    assert output(env, "wc -l < data.txt > count.txt; mkdir x; cd x; export PATH=/nowhere") == ""
+    assert env.step("Done.").reward == 1.0
+
+
+@needs_sandbox
+def test_a_task_may_want_its_tests_in_the_shell_of_the_policy(tmp_path):
+    folder = write_task(tmp_path / "same", run_tests_in_same_shell=True)
+    env = make("terminal", data=folder, program="sandbox")
+    env.reset(seed=0)
+    assert output(env, "mkdir x; wc -l < data.txt > x/count.txt; cd x") == ""
+    assert env.step("Done.").reward == 1.0
     env.close()
 
 
@@ -135,7 +151,7 @@ def test_what_needs_an_image_is_refused(tmp_path, dockerfile, message):
 @pytest.mark.parametrize("options", [{"network": True}, {"run_args": ["--gpus=all"]}])
 def test_options_of_containers_are_refused_in_the_sandbox(tmp_path, options):
     write_task(tmp_path / "count")
-    with pytest.raises(MachineError, match="network and run_args are for containers"):
+    with pytest.raises(MachineError, match="network and run_args"):
         make("terminal", data=tmp_path, program="sandbox", **options).reset(seed=0)
 
 
@@ -153,27 +169,6 @@ def test_a_dockerfile_is_followed(tmp_path):
         "1 two words\n12\ntest_outputs.py\ndata.txt\nlines.txt\n"
     )
     env.close()
-
-
-@pytest.fixture(scope="module")
-def podman(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """How a container is started here, with an image that holds a static busybox."""
-    program, busybox = container_program(), shutil.which("busybox")
-    if not program or not busybox:
-        pytest.skip("docker or podman, and busybox-static, are not installed")
-    folder = tmp_path_factory.mktemp("image")
-    (folder / "bin").mkdir()
-    (folder / "tmp").mkdir(mode=0o777)
-    shutil.copy(busybox, folder / "bin" / "busybox")
-    for name in ("sh", "cat", "ls", "wc", "tr", "timeout", "sleep", "mkdir", "echo", "seq"):
-        (folder / "bin" / name).symlink_to("busybox")
-    archive = folder / "root.tar"
-    subprocess.run(["tar", "-C", folder, "-cf", archive, "bin", "tmp"], check=True)
-    subprocess.run([program, "import", archive, "localhost/graft-test-busybox"], check=True)
-    # some kernels offer only what these name
-    global_options = " --runtime=runc --cgroup-manager=cgroupfs" if "podman" in program else ""
-    limits = ["--ulimit=nofile=1024:4096", "--ulimit=nproc=100:200"]
-    return {"program": program + global_options, "run_args": limits}
 
 
 @pytest.mark.slow

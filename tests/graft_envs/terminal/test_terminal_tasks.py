@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from graft_envs.terminal.grading import defined_tests, outcomes, score
+from graft_envs.terminal.formats import read_tasks
 from graft_envs.terminal.machine import OutputKeeper
-from graft_envs.terminal.task import TaskFileError, read_tasks
+from graft_envs.terminal.summary import defined_tests, outcomes, score
+from graft_envs.terminal.task import TaskFileError
+from graft_envs.terminal.terminal_bench import PytestVerifier
 from tests.graft_envs.terminal.terminal_kit import write_task
 
 SUMMARY = """
@@ -55,9 +57,11 @@ def test_a_folder_is_one_task_or_holds_several(tmp_path):
     write_task(tmp_path / "a", max_test_timeout_sec=None)
     assert [task.name for task in read_tasks(tmp_path)] == ["a", "b"]
     [task] = read_tasks(first)
-    assert task.weights == {"test_count": 3.0, "test_exists": 1.0}
-    assert (task.test_seconds, read_tasks(tmp_path)[0].test_seconds) == (20.0, 180.0)
-    assert task.instruction.startswith("Write the number") and "wc -l" in task.solution()
+    verifier, other = task.verifier, read_tasks(tmp_path)[0].verifier
+    assert isinstance(verifier, PytestVerifier) and isinstance(other, PytestVerifier)
+    assert verifier.weights == {"test_count": 3.0, "test_exists": 1.0}
+    assert (verifier.script.seconds, other.script.seconds) == (20.0, 180.0)
+    assert task.instruction.startswith("Write the number") and "wc -l" in task.solution_text()
 
 
 def test_the_first_version_of_the_format_has_descriptions(tmp_path):
@@ -69,11 +73,11 @@ def test_the_first_version_of_the_format_has_descriptions(tmp_path):
 
 def test_the_image_depends_on_the_machine_and_not_on_the_tests(tmp_path):
     folder = write_task(tmp_path / "a")
-    before = read_tasks(folder)[0].digest
+    before = read_tasks(folder)[0].machine.digest
     (folder / "tests" / "test_outputs.py").write_text("def test_other(): ...")
-    assert read_tasks(folder)[0].digest == before
+    assert read_tasks(folder)[0].machine.digest == before
     (folder / "data.txt").write_text("other\n")
-    assert read_tasks(folder)[0].digest != before
+    assert read_tasks(folder)[0].machine.digest != before
 
 
 @pytest.mark.parametrize(
@@ -95,7 +99,7 @@ def test_what_a_task_lacks_is_named(tmp_path, change, message):
 def test_broken_files_and_several_machines_are_refused(tmp_path):
     with pytest.raises(TaskFileError, match="no such folder"):
         read_tasks(tmp_path / "nowhere")
-    with pytest.raises(TaskFileError, match=r"has a task\.yaml"):
+    with pytest.raises(TaskFileError, match=r"task\.yaml .* task\.toml"):
         read_tasks(tmp_path)
     folder = write_task(tmp_path / "a")
     (folder / "docker-compose.yaml").write_text("services: {client: {}, database: {}}")

@@ -1,0 +1,2 @@
+#!/bin/sh
+[ "$WORD" = graft ] && cp /solution/repaired.sh greet.sh

@@ -1,0 +1,2 @@
+#!/bin/sh
+wc -l < data.txt | tr -d " " > count.txt

@@ -1,0 +1,2 @@
+#!/bin/sh
+sh worker.sh > /dev/null 2>&1 &
