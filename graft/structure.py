@@ -6,12 +6,9 @@
     Structure.choice(["yes", "no"])                           no
     Structure.lark('start: "a" | "b" start')                  bba
 
-A structure is data: it travels in `Sampling`, in recipes and between processes. Which tokens it allows
-next, `actions.matcher` finds out. A mode below `FIRST_ROW_ID` is a row of the action space; a structure
-allows other tokens at every place of an answer, so the mode recorded there is a number made from the row
-itself: equal rows have equal numbers in every process and run, and the row travels beside the tokens.
-
-    vocabulary of 8, allowed 1 and 2     bits 0b00000110     number 2**52 + 52 bits of their hash
+It is data; `actions.matcher` finds out which tokens it allows next. They differ at every place of an answer,
+so the mode recorded there is a number made from the row of the mask: equal rows have equal numbers in every
+process and run. The row travels beside the tokens.
 """
 
 from __future__ import annotations
@@ -22,7 +19,6 @@ import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from hashlib import blake2b
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -36,9 +32,6 @@ MAX_SOURCE = 1 << 20
 SPACING = {"item_separator": ", ", "key_separator": ": ", "whitespace_flexible": False}
 """JSON as Python writes it: without a choice of blanks more of the text is forced, and no answer consists
 of blanks for ever."""
-
-OBJECT = '{"type": "object"}'
-
 
 FIRST_ROW_ID = 1 << 52
 """Numbers of rows lie between this and twice as much, which JSON's readers still hold exactly."""
@@ -76,7 +69,7 @@ class Structure:
     def json(cls, schema: Mapping[str, Any] | bool | str | None = None) -> Structure:
         """JSON that is valid under `schema`, an object or its text; None: any object."""
         if schema is None:
-            return cls("json", OBJECT)
+            return cls("json", '{"type": "object"}')
         if isinstance(schema, str):
             try:
                 schema = json.loads(schema)
@@ -128,16 +121,6 @@ def lark_text(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)
 
 
-def row_id(bits: bytes) -> int:
-    """The mode that stands for these bits."""
-    digest = blake2b(bits.rstrip(b"\0"), digest_size=8).digest()
-    return FIRST_ROW_ID + (int.from_bytes(digest, "little") & (FIRST_ROW_ID - 1))
-
-
-def write_row(bits: bytes) -> str:
-    return base64.b85encode(zlib.compress(bits.rstrip(b"\0"), 1)).decode()
-
-
 @lru_cache(maxsize=MAX_READ)
 def read_row(text: str) -> bytes:
     """The bits of a row's text; ValueError if it is damaged or longer than any vocabulary."""
@@ -151,12 +134,6 @@ def read_row(text: str) -> bytes:
             f"the row of a mask {text[:40]!r} is cut off, or allows more than {MAX_ROW_BITS:,} actions"
         )
     return bits
-
-
-@lru_cache(maxsize=MAX_READ)
-def only(action: int) -> bytes:
-    """The bits of a row that allows one action."""
-    return (1 << action).to_bytes(action // 8 + 1, "little")
 
 
 def allowed_by(bits: bytes, width: int) -> NDArray[np.bool_]:

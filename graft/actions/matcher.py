@@ -14,14 +14,17 @@ turns, which are the engine's. Forced text is spelled as the tokenizer spells it
 
 from __future__ import annotations
 
+import base64
+import zlib
 from collections import OrderedDict
 from collections.abc import Sequence
 from functools import cache, lru_cache
+from hashlib import blake2b
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from graft.structure import SPACING, Structure, StructureError, row_id, write_row
+from graft.structure import FIRST_ROW_ID, SPACING, Structure, StructureError
 from graft.text.token_bytes import reads_bytes, token_bytes
 from graft.text.tokenizer import FastTokenizer
 
@@ -203,6 +206,22 @@ class MaskRows:
         else:
             self._rows.move_to_end(bits)
         return row
+
+
+def row_id(bits: bytes) -> int:
+    """The mode that stands for these bits."""
+    digest = blake2b(bits.rstrip(b"\0"), digest_size=8).digest()
+    return FIRST_ROW_ID + (int.from_bytes(digest, "little") & (FIRST_ROW_ID - 1))
+
+
+def write_row(bits: bytes) -> str:
+    return base64.b85encode(zlib.compress(bits.rstrip(b"\0"), 1)).decode()
+
+
+@lru_cache(maxsize=MAX_ROWS)
+def only(action: int) -> bytes:
+    """The bits of a row that allows one action."""
+    return (1 << action).to_bytes(action // 8 + 1, "little")
 
 
 class Alphabet:

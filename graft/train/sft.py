@@ -48,7 +48,8 @@ def held_out_scores(learner: Learner, batches: Iterable[Sequence[Episode]]) -> d
         for part in split_rows(batch.trajectories, learner.tokens_per_micro):
             micro = batch.rows(torch.tensor(part))
             forest = Forest(micro.trajectories, micro.mask, policy.device)
-            logp, is_best = forest.greedy_match(policy, learner.allowed)
+            allowed = forest.table(learner.allowed, policy.shape.head_rows)
+            logp, is_best = policy.greedy_match(forest, allowed)
             totals[0] -= logp.sum(dtype=torch.float64)
             totals[1] += is_best.sum()
             totals[2] += len(logp)

@@ -6,11 +6,10 @@ import asyncio
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from graft.actions.matcher import StructureMatcher
+from graft.actions.matcher import StructureMatcher, only
 from graft.engine.native.kv.sequences import Sequence
 from graft.engine.stop_strings import StopStrings
 from graft.protocols import Grammar
-from graft.structure import only
 from graft.types import NO_ACTION, Completion, Finish, Sampling
 
 

@@ -98,7 +98,7 @@ class Forest:
         """[U] the sum of a grid over the rows that pass through each trained token."""
         with (
             torch.enable_grad()
-        ):  # the transpose of `_grid`, which its backward pass computes in one order
+        ):  # the backward pass of `_grid` computes its transpose in one order
             values = torch.zeros(len(self.actions), device=grid_NT.device, requires_grad=True)
             return torch.autograd.grad(self._grid(values), values, grid_NT)[0]
 
@@ -140,14 +140,14 @@ class Forest:
         """What `logprobs` returns, or with `vocab_size` `vocab_logprobs`, and the result of `compare`
         (see `Decoder.action_logprobs`), a grid [N, T] of its own."""
         how = (
-            temperature, self.table(allowed, model.shape.head_rows), vocab_size, truncation, compare,
-        )  # fmt: skip
+            temperature,
+            self.table(allowed, model.shape.head_rows),
+            vocab_size,
+            truncation,
+            compare,
+        )
         *of_actions, compared = model.action_logprobs(self, *how)
         return (*map(self._grid, of_actions), compared)
-
-    def greedy_match(self, model: Decoder, allowed: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Log-prob [U] of each trained action, and whether it is the likeliest one."""
-        return model.greedy_match(self, self.table(allowed, model.shape.head_rows))
 
     def values(self, critic: Critic) -> Tensor:
         """The critic's value of the state before each decision, [N, T]."""
