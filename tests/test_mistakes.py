@@ -290,6 +290,11 @@ def open_with_a_message(at: Loop) -> Any:
         gateway.session({"role": "user", "content": "a?"})  # type: ignore[arg-type]
 
 
+def open_with_no_role(at: Loop) -> Any:
+    with graft.agent(at.engine) as gateway:
+        gateway.session([{"content": "a?"}])
+
+
 def save_at(place: str) -> Callable[[Loop], Any]:
     def save(at: Loop) -> Any:
         Path("file").write_text("x")
@@ -397,6 +402,7 @@ CALLS = [
     case(lambda at: graft.evaluate(at.policy, on="calculator,countdwn"), ValueError, "'countdwn'",
          "'countdown'"),
     case(reward_with_a_text, ValueError, "session.reward()", "'good'", "a finite number"),
+    case(open_with_no_role, ValueError, "session()", "a list of", "'role': 'user'"),
     case(open_with_a_message, ValueError, "session()", "a dict", "a list of messages"),
     case(load_weights, ValueError, "'mine/model.safetensors'", "the folder"),
     case(lambda at: at.learner(epochs=0), ValueError, "epochs=0", "greater than or equal to 1"),
