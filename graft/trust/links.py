@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from graft.trust.belongings import SETTINGS
@@ -44,21 +44,32 @@ def check_links(folder: Path) -> None:
 
 
 def check_shown_run(run: Path) -> None:
-    """Refuse links out of a run that this user did not start: what is shown of it would be the user's.
+    """Refuse links out of a run: what is shown and saved of it would be another file of the user's.
 
     Folders of one's own run may lie on another disk.
     """
     settings = run / SETTINGS
-    if settings.is_symlink() or why_not_own(settings):
-        _refuse_outside(
-            run,
-            (
-                Path(folder, name)
-                for folder, folders, files in os.walk(run)
-                for name in (*folders, *files)
-                if not name.endswith(WEIGHTS) and Path(folder, name).is_symlink()
-            ),
-        )
+    is_own = not settings.is_symlink() and not why_not_own(settings)
+    _refuse_outside(
+        run,
+        (
+            path
+            for path in _links(run)
+            if path.suffix not in WEIGHTS and not (is_own and path.is_dir())
+        ),
+    )
+
+
+def _links(folder: Path) -> Iterator[Path]:
+    """All links in a folder and its folders; none is followed."""
+    folders = [str(folder)]  # of a stranger: they may be nested deeper than functions can be
+    while folders:
+        try:
+            entries = [*os.scandir(folders.pop())]
+        except OSError:  # gone, or closed to this user: nothing of it is shown
+            continue
+        yield from (Path(entry.path) for entry in entries if entry.is_symlink())
+        folders += (entry.path for entry in entries if entry.is_dir(follow_symlinks=False))
 
 
 def _refuse_outside(folder: Path, paths: Iterable[Path]) -> None:

@@ -276,6 +276,10 @@ def test_folders_of_ones_own_run_may_lie_on_another_disk(tmp_path):
     (record.path / "episodes").rename(tmp_path / "disk")
     (record.path / "episodes").symlink_to(tmp_path / "disk")
     assert open_runs([str(record.path)]) and find_run(str(record.path)).path == record.path
+    (record.path / "summary.json").rename(tmp_path / "file")  # no file of it does
+    (record.path / "summary.json").symlink_to(tmp_path / "file")
+    with pytest.raises(OutsideLink):
+        find_run(str(record.path))
 
 
 @pytest.mark.slow
