@@ -125,9 +125,8 @@ def is_users(error: BaseException) -> bool:
     """Whether code outside of graft and asyncio raised it: else Ctrl-C did, or the end of a coroutine."""
     is_main = threading.current_thread() is threading.main_thread()
     is_anywhere = is_main and signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    if (
-        isinstance(error, KeyboardInterrupt) and is_anywhere
-    ):  # Ctrl-C raises wherever the program is
+    # Ctrl-C raises wherever the program is
+    if isinstance(error, KeyboardInterrupt) and is_anywhere:
         return False
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:

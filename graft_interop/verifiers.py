@@ -23,7 +23,7 @@ from concurrent.futures import Future
 from typing import Any
 
 from graft.envs.plain import plain
-from graft.tools.event_loop import loop
+from graft.tools.event_loop import loop, start
 from graft.trust import check_name
 from graft.types import Message, Turn
 from graft_interop.external import ExternalEnv
@@ -82,7 +82,7 @@ class VerifiersEnv(ExternalEnv):
         self._cancel()
         self._serve()
         task = self.tasks[self.rng.randrange(len(self.tasks))]
-        self.episode = asyncio.run_coroutine_threadsafe(self._play(task), loop())
+        self.episode = start(self._play(task))
         request = self._next_request()
         if request is None:
             fault = error_of(self.episode.result())

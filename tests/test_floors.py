@@ -29,8 +29,8 @@ LOOKS_AT: dict[str, set[str]] = {}
 
 GROUND = {
     "serving", "types", "protocols", "registry", "config", "recipe", "version", "files", "http",
-    "deadlines", "tolerances", "user_code", "trust", "callable_package", "garbage", "ours", "plugins",
-    "signatures", "structure",
+    "deadlines", "tolerances", "user_code", "user_tasks", "trust", "callable_package", "garbage",
+    "ours", "plugins", "signatures", "structure",
 }  # fmt: skip
 for room in GROUND:
     LOOKS_AT[room] = GROUND

@@ -118,6 +118,7 @@ COMMANDS = [
          odd_jsonl='{"text": "2+3", "label": "5"}\n'),
     slip("data show a.parquet", "a.parquet", "not a parquet", ".jsonl", code=1, a_parquet=ROWS),
     slip("eval RUN --k 1-8", "--k '1-8'", "1,4,8"),
+    slip("eval RUN --checkpoint 99", "--checkpoint", "by its folder", "RUN/checkpoints/rl-"),
     slip("export RUN", "folder to write", "--out FOLDER"),
     slip("export RUN --out x --dtype fp16", "'fp16'", "float16"),
     slip("play calculater", "'calculater'", "'calculator'"),
@@ -289,6 +290,11 @@ def open_with_a_message(at: Loop) -> Any:
         gateway.session({"role": "user", "content": "a?"})  # type: ignore[arg-type]
 
 
+def open_with_no_role(at: Loop) -> Any:
+    with graft.agent(at.engine) as gateway:
+        gateway.session([{"content": "a?"}])
+
+
 def save_at(place: str) -> Callable[[Loop], Any]:
     def save(at: Loop) -> Any:
         Path("file").write_text("x")
@@ -366,6 +372,7 @@ CALLS = [
          "'max_tokens'"),
     case(lambda at: graft.generate(at.policy, "hello"), ValueError, "'h'", "'hello'", "alphabet"),
     case(lambda at: graft.make("calculator", operand=(2, 2)), ValueError, "'operand'", "'operands'"),
+    case(lambda at: graft.make("calculator", wrapper="concat"), ValueError, "'wrapper'", "'wrappers'"),
     case(lambda at: at.collect(Numeric), UserWarning, "Numeric.respond", "the float 1.0", "Turn("),
     case(lambda at: graft.make(Letters).step("a"), RuntimeError, "no episode", "reset()"),
     case(lambda at: graft.make("calculator").reset(seed="one"), TypeError, "seed='one'", "whole number"),
@@ -395,6 +402,7 @@ CALLS = [
     case(lambda at: graft.evaluate(at.policy, on="calculator,countdwn"), ValueError, "'countdwn'",
          "'countdown'"),
     case(reward_with_a_text, ValueError, "session.reward()", "'good'", "a finite number"),
+    case(open_with_no_role, ValueError, "session()", "a list of", "'role': 'user'"),
     case(open_with_a_message, ValueError, "session()", "a dict", "a list of messages"),
     case(load_weights, ValueError, "'mine/model.safetensors'", "the folder"),
     case(lambda at: at.learner(epochs=0), ValueError, "epochs=0", "greater than or equal to 1"),

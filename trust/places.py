@@ -38,6 +38,8 @@ class Question(BaseEnv):
     blocking = False
 
     place, oddity = "", None  # of the class: a fork does not copy them
+    acted = ""
+    """All actions of the attempt: the copy that only poses has none."""
 
     def reset(self, seed: int | None = None) -> Any:
         if self.place == "env reset" and seed == 1:
@@ -53,6 +55,7 @@ class Question(BaseEnv):
         return "6*7?"
 
     def step(self, action: str) -> Any:
+        self.acted += action
         if "BAD" not in action:
             return Turn(reward=1.0, terminated=True)
         if self.place == "env step":
@@ -68,7 +71,8 @@ class Question(BaseEnv):
         return Turn(reward=1.0, terminated=True)
 
     def close(self) -> None:
-        if self.place == "env close" and self.turns:
+        is_odd = {"env close": "BAD" in self.acted, "env close before a turn": not self.acted}
+        if is_odd.get(self.place):
             give(self.oddity)
 
 
@@ -104,11 +108,17 @@ def odd(text: str) -> Any:
     return give(_tools_own[-1])
 
 
-def in_tool(oddity: Any) -> list[Episode]:
+async def async_odd(text: str) -> Any:
+    """Be odd."""
+    return give(_tools_own[-1])
+
+
+def in_tool(oddity: Any, function: Callable[[str], Any]) -> list[Episode]:
     _tools_own[:] = [oddity]
 
     def make_env(task: Task) -> ToolEnv:
-        return ToolEnv(Question(), [FunctionTool(odd)], format="arpo", counters=True)
+        tool = FunctionTool(function, name="odd")
+        return ToolEnv(Question(), [tool], format="arpo", counters=True)
 
     setup = RolloutSetup(
         engine=Scripted([[BAD, FINE], [FINE]]),  # pyright: ignore[reportArgumentType]
@@ -242,11 +252,12 @@ PLACES: dict[str, Callable[[Any], list[Episode]]] = {
         place: lambda oddity, place=place: in_env(place, oddity)
         for place in (
             "env reset", "env prompt", "env answer", "env step", "env reward", "env observation",
-            "env info", "env end", "env close",
+            "env info", "env end", "env close", "env close before a turn",
         )
     },
     "env step on a thread": lambda oddity: in_env("env step", oddity, BlockingQuestion),
-    "tool": in_tool,
+    "tool": lambda oddity: in_tool(oddity, odd),
+    "async tool": lambda oddity: in_tool(oddity, async_odd),
     "reward": lambda oddity: in_reward(oddity, False),
     "reward on a thread": lambda oddity: in_reward(oddity, True),
     "async agent": async_agent,

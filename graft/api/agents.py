@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager
 from typing import Any, TypeVar
@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 from graft.api.collect import TEMPERATURE, TRUNCATION, collect
 from graft.api.engine import PolicyEngine, engine_for
 from graft.api.policy import Policy
+from graft.envs.checked import why_no_message
 from graft.signatures import explain_arguments
 from graft.types import Episode, Message, Sampling, Status, Task
 from graft.user_code import UserCodeError, as_reward, describe_value
@@ -161,7 +162,7 @@ class ServedAgents:
         if isinstance(task, str):
             task = Task(task, "gateway", ({"role": "user", "content": task},))
         elif task is not None and not isinstance(task, Task):
-            if not isinstance(task, Sequence) or not all(isinstance(m, Mapping) for m in task):
+            if not isinstance(task, Sequence) or any(map(why_no_message, task)):
                 raise UserCodeError(
                     f"session() was given {describe_value(task)}; give a graft.Task, a text, or "
                     "a list of messages: "

@@ -9,7 +9,13 @@ import traceback
 
 import typer
 
-from graft.commands.options import command_meant, flag_meant, setting_meant, value_given
+from graft.commands.options import (
+    command_meant,
+    flag_meant,
+    option_meant,
+    setting_meant,
+    value_given,
+)
 from graft.ours import FOLDERS, is_ours
 from graft.trust.masking import mask
 
@@ -21,8 +27,14 @@ def complain(error: Exception) -> int:
         if help_text := getattr(param, "help", "") if "Missing" in str(error) else "":
             typer.echo(f"{getattr(param, 'name', '').upper()}: {help_text}", err=True)
         words = sys.argv[1:]
-        hints = setting_meant(error, words), flag_meant(error, words), value_given(error, words)
-        if hint := next(filter(None, hints), "") or command_meant(error):
+        hints = (
+            option_meant(error),
+            setting_meant(error, words),
+            flag_meant(error, words),
+            value_given(error, words),
+            command_meant(error),
+        )
+        if hint := next(filter(None, hints), ""):
             typer.echo(hint, err=True)
         return 2
     from graft.actions.fields import ActionsError

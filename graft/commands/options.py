@@ -104,6 +104,18 @@ OTHER_COMMANDS = {
 }
 
 
+def option_meant(error: Any) -> str:
+    """What to write instead of an option that other programs have; "" for other errors."""
+    option = getattr(error, "option_name", None)
+    return f"graft: {OTHER_OPTIONS[option]}" if option in OTHER_OPTIONS else ""
+
+
+OTHER_OPTIONS = dict.fromkeys(
+    ("--checkpoint", "--ckpt", "--step"),
+    "a checkpoint is named by its folder, in place of the run: RUN/checkpoints/rl-000016",
+)
+
+
 def setting_meant(error: Any, words: list[str]) -> str:
     """A hint for an unknown option that looks like a setting; "" for other errors.
 

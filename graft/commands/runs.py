@@ -34,7 +34,9 @@ def runs(
     if folder != "runs" and not Path(folder).is_dir():
         raise ConfigError(f"there is no folder '{folder}'; give the one that holds your runs")
     found = [
-        record for path in find_runs(Path(folder)) if not _is_refused(record := RunRecord(path))
+        record
+        for path in find_runs(Path(folder))
+        if _is_safe(path) and not _is_refused(record := RunRecord(path))
     ]
     found.sort(key=lambda record: record.last_activity, reverse=True)
     now = time.time()
@@ -50,6 +52,18 @@ def runs(
         typer.echo("\n".join(table(listed, in_short(configs))))
     else:
         typer.echo(f"no runs in {folder}/; `graft train quickstart` makes one in minutes")
+
+
+def _is_safe(run: Path) -> bool:
+    from graft.train.monitor.formatting import visible
+    from graft.trust.links import OutsideLink, check_shown_run
+
+    try:
+        check_shown_run(run)
+    except OutsideLink as error:
+        typer.echo(f"graft: {run} is left out: {visible(str(error))}", err=True)
+        return False
+    return True
 
 
 def _is_refused(record: RunRecord) -> bool:

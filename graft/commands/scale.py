@@ -35,6 +35,11 @@ def scale(
             f"N={workers}: a run needs at least one worker; stop its command to stop all"
         )
     record = find_run(run)
+    if not record.config.get("cluster", {}).get("address"):
+        raise ConfigError(
+            f"{record.path} samples in its own processes: its recipe has no cluster.address, so there are no "
+            "workers to count. Start it on Ray with cluster.address=local (or auto, or host:port)"
+        )
     with out_of_disk(record.path):
         write_json(record.path / SCALE, {"workers": workers})
     is_running = record.status is RunStatus.RUNNING

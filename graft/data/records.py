@@ -220,7 +220,11 @@ def _json_error(where: str, row: int, error: Exception) -> str:
 
 
 def _explained(error: Exception) -> str:
-    """An error of a row, and where its text has another encoding what to do."""
+    """An error of a row, and for usual mistakes what to do."""
+    if isinstance(error, json.JSONDecodeError) and error.msg == "Extra data":
+        after = error.doc[error.pos :].strip()
+        remedy = "remove it" if after.startswith(",") else "give every row a line of its own"
+        return f"after its object comes {after[:40]!r}; {remedy}"
     if not isinstance(error, UnicodeDecodeError):
         return str(error)
     is_utf_16 = error.object.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))

@@ -49,7 +49,7 @@ def as_observation(value: Any, owner: Owner, verb: str = "returned") -> str | li
     if not isinstance(value, list | tuple) or not value:
         raise refusal(owner, value, wanted, verb)
     for message in value:
-        if why := _no_message(message):
+        if why := why_no_message(message):
             raise UserCodeError(
                 f"{owner} {verb} {describe_value(value)}, in which {short(message)} is no "
                 f"message: {why}. It must "
@@ -58,7 +58,7 @@ def as_observation(value: Any, owner: Owner, verb: str = "returned") -> str | li
     return [dict(message) for message in value]
 
 
-def _no_message(message: Any) -> str:
+def why_no_message(message: Any) -> str:
     """Why something is not a chat message; "": it is one."""
     if not isinstance(message, Mapping):
         return "it is no dict"

@@ -122,7 +122,7 @@ def build_env(
             place = f"{at}; " if (at := place_of(build)) else ""
             hint = f" ({place}give task.args in a recipe, keywords to graft.make)"
             what = f"env {env_id!r}{'' if is_bundled else hint}"
-            check_options(build, {**entry.args, **kwargs}, what)
+            check_options(build, {**entry.args, **kwargs}, what, meant=("wrappers",))
             raise
     if isinstance(env, MultiAgentEnv) and "rng" in vars(env):
         env.env_id, env = env_id, SeatEnv(env)

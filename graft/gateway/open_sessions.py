@@ -9,6 +9,7 @@ from typing import Any
 from graft.gateway.forest import CallForest
 from graft.gateway.gateway import Gateway
 from graft.gateway.session import AgentSession
+from graft.rollout.user_calls import last_info
 from graft.types import Episode, Leaf, Status, Task
 
 
@@ -71,7 +72,8 @@ class OpenSessions:
 
     def finish(self, session: AgentSession, status: Status = Status.DONE) -> Leaf:
         """`end`, at once."""
-        leaf = session.end(status, {"metadata": session.metadata} if session.metadata else None)
+        given = {"metadata": session.metadata} if session.metadata else {}
+        leaf = session.end(status, last_info(given))
         group = self._groups.get(session.forest.task.id)
         if group is not None and session in group.running:
             group.running.remove(session)

@@ -27,14 +27,18 @@ from graft.config import ConfigError
 from graft.gateway.client import AgentClient
 from graft.gateway.process import run_process, selected
 from graft.gateway.request import RefusedRequest
+<<<<<<< HEAD
 from graft.gateway.user_tasks import containing_tasks
 from graft.protocols import AgentHost
+=======
+>>>>>>> strangers
 from graft.registry import load_named
 from graft.rollout.failure import RolloutFailure
 from graft.rollout.user_calls import in_thread
 from graft.trust import check_program
 from graft.types import Status, Task
 from graft.user_code import UserCodeError, UserObject, as_reward, refusal
+from graft.user_tasks import containing_tasks
 
 PLACEHOLDER = re.compile(r"\{(base_url|openai_base_url|api_key|folder|task(?:\.[\w-]+)+)\}")
 GRADING = ("answer", "meta", "seed")

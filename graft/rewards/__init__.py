@@ -67,6 +67,12 @@ def make_reward(spec: RewardSpec) -> Reward:
     what = f"reward {name!r}"
     if not callable(found):
         raise ValueError(f"{what} is a {type(found).__name__}, not a function or a class")
+    if "weight" in keywords and "weight" not in inspect.signature(found).parameters:
+        others = {key: value for key, value in keywords.items() if key != "weight"}
+        raise ValueError(
+            f"{what} has no argument 'weight': the weight stands beside the name, in a list: "
+            f"[{{{name}: {others}, weight: {keywords['weight']}}}]"
+        )
     if inspect.isclass(found):
         check_options(found, keywords, what)
         return adapt(found(**keywords))  # pyright: ignore[reportArgumentType]

@@ -123,12 +123,12 @@ async def boundary(
         trace = "" if error.__cause__ is None else trace_of(error)
         raise RolloutFailure(Status.TOOL_ERROR, f"{what}: {error}", trace) from error
     except BaseException as error:
-        if what.startswith(OF_ENGINE) or not _is_attempts_own(error):
+        if what.startswith(OF_ENGINE) or not is_attempts_own(error):
             raise
         raise failure(Status.ENV_ERROR, what, error) from error
 
 
-def _is_attempts_own(error: BaseException) -> bool:
+def is_attempts_own(error: BaseException) -> bool:
     """Whether an exception belongs to the attempt: else the run itself is to end."""
     if isinstance(error, asyncio.CancelledError):
         task = asyncio.current_task()

@@ -19,7 +19,7 @@ from graft.envs.checked import as_reset, as_turn, check_fork
 from graft.envs.plain import plain
 from graft.protocols import AgentHost, Env, Reward
 from graft.rewards.weighted import WeightedSum
-from graft.rollout.failure import boundary
+from graft.rollout.failure import boundary, is_attempts_own
 from graft.rollout.setup import RolloutSetup
 from graft.tools.calling import tool_on
 from graft.types import Task, Trajectory, Turn
@@ -69,7 +69,9 @@ def try_close(env: Env) -> UserCodeError | None:
         close_env(env)
     except UserCodeError as fault:
         error = fault
-    except Exception as fault:  # of a library below it
+    except BaseException as fault:  # of a library below it, or an interrupt that is no Ctrl-C
+        if not is_attempts_own(fault):
+            raise
         error = raised(UserObject(env, "close() of"), fault)
     if error is not None:
         log.warning("%s", error)

@@ -18,6 +18,7 @@ from graft.runs.lock import is_held
 from graft.train.run_dir.names import is_run, named
 from graft.train.run_dir.trackers import PHASES, Phase
 from graft.trust.bounds import read_yaml
+from graft.trust.links import check_shown_run
 from graft.trust.masking import masked
 
 
@@ -236,6 +237,7 @@ def find_run(given: str) -> RunRecord:
     """The run with this folder, or with this name under `runs`."""
     path = named(given)
     if is_run(path):
+        check_shown_run(path)
         return RunRecord(path)
     if not path.exists():
         raise ConfigError(

@@ -1,6 +1,7 @@
 """One event loop in a background thread, for asynchronous code with synchronous callers.
 
-The first call starts it; a child process of `os.fork` starts its own, since threads do not fork.
+The first call starts it; a child process of `os.fork` starts its own, since threads do not fork. All of its
+work is the code of users, so what would end the loop fails the work that raised it instead.
 """
 
 from __future__ import annotations
@@ -9,7 +10,10 @@ import asyncio
 import os
 import threading
 from collections.abc import Coroutine
+from concurrent.futures import Future
 from typing import Any, TypeVar
+
+from graft.user_tasks import Interruption, contained, containing_tasks
 
 T = TypeVar("T")
 
@@ -28,10 +32,22 @@ def loop() -> asyncio.AbstractEventLoop:
         return _running[1]
 
 
+def start(work: Coroutine[Any, Any, T]) -> Future[T]:
+    """Start a coroutine; exit() in it, or in its tasks, is an Interruption."""
+
+    async def held() -> T:
+        with containing_tasks():
+            return await contained(work)
+
+    return asyncio.run_coroutine_threadsafe(held(), loop())
+
+
 def run(work: Coroutine[Any, Any, T], timeout: float | None = None) -> T:
     """Wait for the result of a coroutine, on any thread but the loop's own.
 
     Past `timeout` seconds the coroutine is cancelled and TimeoutError is raised.
     """
-    future = asyncio.run_coroutine_threadsafe(asyncio.wait_for(work, timeout), loop())
-    return future.result()
+    try:
+        return start(asyncio.wait_for(contained(work), timeout)).result()
+    except Interruption as interruption:  # raised here it ends no loop; callers know it by its kind
+        raise interruption.error from None

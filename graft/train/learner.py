@@ -292,9 +292,8 @@ class Learner:
         load = take_loads(self.policy, self.policy.device)
         if load is None:
             return None
-        if (
-            self.processes.world > 1
-        ):  # those of a tp group have the same rows, and the share is the same
+        # those of a tp group have the same rows, and the share is the same
+        if self.processes.world > 1:
             self.processes.add([load], "the rows of experts")
         load = load.double().cpu()
         return load / load.mean(1, keepdim=True).clamp(min=1e-9)

@@ -27,7 +27,7 @@ WORDS: Mapping[str, str] = {**PHASE_WORDS, "eval": "evaluation"}
 
 def headline(record: RunRecord, seeds: Sequence[RunRecord] = ()) -> dict[str, Any]:
     """`seeds` are all runs of the recipe; of several the score is their mean."""
-    leaked = record.leakage[:LONGEST]
+    leaked = next(filter(None, (one.leakage for one in (record, *seeds))), "")[:LONGEST]
     score = _seed_score(seeds) if len(seeds) > 1 else _score(record)
     return {
         "words": _words(record, score, "score" if leaked else "held-out score"),

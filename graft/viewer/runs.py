@@ -21,6 +21,7 @@ from graft.runs.settings import env_names
 from graft.train.run_dir.names import named
 from graft.train.run_dir.token_log import TokenRow, learned_path, read_learned
 from graft.trust.bounds import is_endless
+from graft.trust.links import check_shown_run
 from graft.viewer.curves import metric_names
 from graft.viewer.episodes import EpisodeFile
 from graft.viewer.pieces import TokenTexts
@@ -159,6 +160,8 @@ def open_runs(folders: Sequence[str]) -> list[ViewedRun]:
             )
         paths += inside
     paths = list(dict.fromkeys(path.resolve() for path in paths))
+    for path in paths:
+        check_shown_run(path)
     short = [path.name for path in paths]
     names = [
         path.name if short.count(path.name) == 1 else f"{path.parent.name}/{path.name}"

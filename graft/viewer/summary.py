@@ -117,7 +117,16 @@ def _scores(record: RunRecord) -> Table:
         old, new = before.get(name), after.get(name)
         change = "-" if old is None or new is None else f"{new - old:+.3f}"
         rows.append((name, score(old), score(new), change))
-    return _table("Held-out scores", SCORE_COLUMNS, rows)
+    return _held_out("scores", [record], SCORE_COLUMNS, rows)
+
+
+def _held_out(
+    what: str, records: Sequence[RunRecord], columns: Sequence[str], rows: Iterable[Sequence[Any]]
+) -> Table:
+    """A table of numbers of held-out tasks, which its title calls so only if no run trains on them."""
+    if any(record.leakage for record in records):
+        return _table(f"{what.capitalize()}, not held out", ("score", *columns[1:]), rows)
+    return _table(f"Held-out {what}", columns, rows)
 
 
 def _seed_scores(records: Sequence[RunRecord]) -> Table:
@@ -131,7 +140,7 @@ def _seed_scores(records: Sequence[RunRecord]) -> Table:
         runs = f"{len(before)}, {len(after)} of {len(records)}"
         rows.append((name, _spread(before), _spread(after), change, runs))
     columns = (*SCORE_COLUMNS, "runs with a score")
-    return _table(f"Held-out scores over {len(records)} seeds", columns, rows)
+    return _held_out(f"scores over {len(records)} seeds", records, columns, rows)
 
 
 def _spread(values: Sequence[float]) -> str:
@@ -141,7 +150,8 @@ def _spread(values: Sequence[float]) -> str:
 def _supervised(record: RunRecord) -> Table:
     given = record.summary.get("sft")
     scores: dict[str, Any] = given if isinstance(given, dict) else {}
-    return _table("Held-out rows after the warm-up", ("score", "value"), scores.items(), True)
+    rows = _held_out("rows after the warm-up", [record], ("score", "value"), scores.items())
+    return rows | {"folded": True}
 
 
 def _times(record: RunRecord) -> list[Table]:

@@ -530,7 +530,7 @@ def test_without_ray_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None
 class TestScale:
     @pytest.fixture
     def run(self, tmp_path: Path) -> Path:
-        (tmp_path / "config.yaml").write_text("run: {name: r}\n")
+        (tmp_path / "config.yaml").write_text("run: {name: r}\ncluster: {address: local}\n")
         return tmp_path
 
     def invoke(self, *given: str) -> Any:
@@ -553,6 +553,12 @@ class TestScale:
         done = self.invoke(str(run), "1")
         assert "will have 1 worker\n" in done.output
         assert "no process of this machine runs it now" in done.output
+
+    def test_it_refuses_a_run_without_a_cluster(self, run: Path) -> None:
+        (run / "config.yaml").write_text("run: {name: r}\ncluster: {address: ''}\n")
+        done = self.invoke(str(run), "3")
+        assert isinstance(done.exception, ConfigError) and not (run / SCALE).exists()
+        assert "cluster.address=local" in str(done.exception)
 
     def test_it_refuses_what_is_no_run_and_no_number(self, run: Path, tmp_path: Path) -> None:
         (tmp_path / "empty").mkdir()

@@ -110,6 +110,8 @@ def test_lines_in_a_file_called_json_are_read_and_unusual_line_ends_are_text(tmp
         ('{"a": 1}'.encode("utf-16"), "line 1 is not JSON in UTF-8.*; it seems to be UTF-16; save"),
         (b"[" * 100_000, "line 1 is not JSON in UTF-8: maximum recursion"),
         (b'{"a": ' + b"9" * 5000 + b"}", "line 1 is not JSON in UTF-8: Exceeds the limit"),
+        (b'{"a": 1},\n{"a": 2}\n', "line 1 is not JSON .* after its object comes ','; remove it"),
+        (b'{"a": 1} {"a": 2}\n', "after its object comes '{\"a\": 2}'; give every row a line"),
         (b'{"a": 1}\n[1]', "row 2 is list, not an object with named fields"),
     ],
 )

@@ -10,15 +10,16 @@ import torch
 
 from graft.actions.actions import load_actions
 from graft.algos.masked import segment_std
+from graft.algos.presets import PRESETS
 from graft.config import bundled_recipes, load_config
-from graft.envs import ENVS
+from graft.envs import ENVS, make
 from graft.text.tokenizer import FastTokenizer
 from tests.docs.pages import ROOT
 
 MARKER = re.compile(r"<!--/?n[^>]*-->")  # of scripts/numbers.py
 WHOLE = MARKER.sub("", (ROOT / "docs" / "originals.md").read_text(encoding="utf-8"))
-PAGE = WHOLE.partition("\n## GEM's scripts\n")[0]
-"""What the page claims; settings and measurements of single originals follow on it."""
+PAGE, _, DETAILS = WHOLE.partition("\n## GEM's scripts\n")
+"""What the page claims; settings, differences and measurements of single originals follow on it."""
 
 CLAIMS = {
     "`graft recipes` lists": "test_the_list_names_what_is_missing_here",
@@ -108,6 +109,36 @@ CLAIMS = {
 }  # fmt: skip
 """How a line begins -> the names of its tests."""
 
+CLAIMS_OF_DETAILS = {
+    "The scripts that GEM publishes": (
+        "test_a_recipe_starts_with_the_rows_of_the_original test_questions_are_gems_to_the_character "
+        "test_games_and_tools_have_sentences_of_their_own"
+    ),
+    "Not run here: the recipes": "test_a_recipe_starts_with_the_rows_of_the_original",
+    "A row of `constant`": (
+        "test_constant_divides_by_rows_and_length "
+        "test_a_history_wrapper_by_name_gives_one_context_per_turn"
+    ),
+    "Different by intention":
+        "test_the_recipe_of_guess_the_number_has_the_flags_of_the_script",
+    "The paper trains 24": "test_the_recipes_of_gem_have_the_settings_of_the_paper",
+    "The names of the 24": "test_one_command_trains_each_of_24_environments_with_its_turn_limit",
+    "`rollout.max_turns` is": (
+        "test_one_command_trains_each_of_24_environments_with_its_turn_limit "
+        "test_geometry_is_refused_unless_pictures_are_enabled"
+    ),
+    "Two small trainers": "test_a_recipe_starts_with_the_rows_of_the_original",
+    "The recipe has EasyRL's paths": "test_easyrls_recipe_has_its_paths_and_its_loss",
+    "The loss is theirs": "test_easyrls_recipe_has_its_paths_and_its_loss test_grpo_by_hand",
+    "Log-probs belong": "test_engine_and_learner_agree_in_a_run",
+    "No row, attempt": "test_each_row_is_in_exactly_one_share",
+    "The reward `math_answer`": "test_mathematical_answers_are_compared_by_meaning",
+    "Advantages are divided": "test_rl_grpos_recipe_divides_by_the_sample_deviation",
+    "An expression must use": "test_the_recipe_of_rl_grpo_pays_what_rl_grpo_pays",
+    "Gradients are means": "test_gradients_are_summed_over_dp_not_averaged",
+    "From Python the reward": "test_python_runs_and_prints_what_the_page_shows",
+}  # fmt: skip
+
 NO_CLAIMS = (
     "Published numbers of the originals were not",
     "What you type there",
@@ -116,25 +147,39 @@ NO_CLAIMS = (
 )
 """What was not done, and sentences that only lead to lines or pages."""
 
+MEASURED = (
+    "`gem/guess-the-number-toy` plays", "One run, seed 0", "Three seeds", "![held-out",
+    "In guess the number ReBN", "`graft train easyrl/toy`", "`graft train rl-grpo/toy`",
+    "Its published `train.py` stops",
+)  # fmt: skip
+"""What was run once, and what was read in the code of an original."""
 
-def lines() -> Iterator[str]:
+
+def lines(text: str = PAGE) -> Iterator[str]:
     """Rows of tables, items of lists and paragraphs, each in one line."""
-    for part in re.split(r"\n(?=\n|- |\|)", PAGE):
+    for part in re.split(r"\n(?=\n|- |\|)", text):
         line = " ".join(part.split()).removeprefix("- ").removeprefix("| ")
         if line and not line.startswith(("#", "|---", "the original |", "original |")):
             yield line
 
 
 def test_every_line_has_a_test_that_exists():
-    found = [line for line in lines() if not line.startswith(NO_CLAIMS)]
-    starts = {start: [line for line in found if line.startswith(start)] for start in CLAIMS}
-    assert {start for start, begun in starts.items() if not begun} == set()
-    assert [line for line in found if not line.startswith(tuple(CLAIMS))] == []
+    """Keys, commands and figures of the tables below are tested as on every page."""
+    details = re.sub(r"^```.*?^```|^\|.*?$", "", DETAILS, flags=re.DOTALL | re.MULTILINE)
+    for found, claims in (
+        ([line for line in lines() if not line.startswith(NO_CLAIMS)], CLAIMS),
+        ([line for line in lines(details) if not line.startswith(MEASURED)], CLAIMS_OF_DETAILS),
+    ):
+        starts = {start: [line for line in found if line.startswith(start)] for start in claims}
+        assert {start for start, begun in starts.items() if not begun} == set()
+        assert [line for line in found if not line.startswith(tuple(claims))] == []
     texts = "".join(
         file.read_text(encoding="utf-8") for file in (ROOT / "tests").rglob("test_*.py")
     )
     defined = set(re.findall(r"^(?:async )?def (test_\w+)\(", texts, re.M))
-    assert {test for tests in CLAIMS.values() for test in tests.split()} - defined == set()
+    assert {
+        test for tests in (CLAIMS | CLAIMS_OF_DETAILS).values() for test in tests.split()
+    } - defined == set()
 
 
 def test_a_line_makes_one_claim():
@@ -210,6 +255,49 @@ def test_rl_grpos_recipe_divides_by_the_sample_deviation():
     rewards = torch.tensor([0.01, 1.01, 0.02, 0.01])
     (deviation,) = segment_std(rewards, torch.zeros(4, dtype=torch.long), 1, unbiased=True)
     assert float(deviation) == pytest.approx(float(rewards.std()), rel=1e-6)  # divided by n - 1
+
+
+GEMS = [
+    "arc-1d", "guess-the-number", "hotpotqa-search", "letter-counting", "math12k", "math12k-python",
+    "primeintellect-code",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", GEMS)
+def test_the_recipes_of_gem_have_the_settings_of_the_paper(name: str):
+    config = load_config(f"gem/{name}")
+    train, rollout = config.train, config.rollout
+    assert (train.lr, train.schedule, train.weight_decay, train.max_grad_norm) == (
+        1e-6,
+        "constant",
+        0.0,
+        1.0,
+    )
+    assert (tuple(train.betas), train.epochs, rollout.temperature) == ((0.9, 0.95), 2, 1.0)
+    assert rollout.max_tokens == (500 if "qa" in name else 4096)
+    assert train.steps == 65_000 // 128 + 1
+    assert rollout.cut_turns == "step"
+    assert not config.algo.kl_coef and not PRESETS[config.algo.name].kl_coef
+
+
+def test_one_command_trains_each_of_24_environments_with_its_turn_limit():
+    commands = re.findall(r"-m graft train (gem/\S+)(.*)", DETAILS.partition("### Baselines")[2])
+    trained: list[tuple[str, ...]] = []
+    for recipe, overrides in commands:
+        config = load_config(recipe, overrides.split())
+        names = [item.env for item in config.task.envs]
+        trained.append((*sorted(names), *map(str, config.task.wrappers)))
+        if names[0].startswith("game:"):
+            assert config.rollout.max_turns == make(names[0]).max_turns, overrides
+    assert len(trained) == len({*trained}) == 24
+    assert {names[0].partition(":")[0] for names in trained} == {"game", "rg", "math", "code", "qa"}
+
+
+def test_easyrls_recipe_has_its_paths_and_its_loss():
+    config = load_config("easyrl/math")
+    assert config.task.args["data"] == "data/rl_train_with_sys_prompt.parquet"
+    assert config.task.eval_args == {"data": "data/rl_valid_with_sys_prompt.parquet"}
+    assert config.algo.reduction == "sequence" and config.algo.name == "grpo"
 
 
 @pytest.mark.parametrize(

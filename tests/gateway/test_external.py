@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import math
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -42,7 +44,7 @@ async def offered(
             path: str, body: Any = None, key: str = address.token, headers: Any = None
         ) -> Any:
             headers = {"authorization": f"Bearer {key}", **(headers or {})}
-            reply = await client.post(path, json=body or {}, headers=headers)
+            reply = await client.post(path, content=json.dumps(body or {}), headers=headers)
             return reply.json() if reply.status_code == 200 else reply
 
         try:
@@ -120,8 +122,18 @@ async def test_a_client_learns_what_became_of_its_attempt_and_what_is_wrong_with
     async with offered(tasks=1) as (post, collected):
         refused = await post("/graft/sessions", {}, "wrong")
         assert refused.status_code == 401 and "takes the token of this gateway" in refused.text
-        refused = await post("/graft/sessions", {"task": {"id": "a", "prompt": 5}})
-        assert refused.status_code == 400 and refused.json()["error"]["param"] == "task"
+        for task in (
+            {"id": "a", "prompt": 5},
+            {"id": "a", "prompt": [{}]},
+            {"id": "a", "prompt": [{"role": "user", "content": {"text": "?"}}]},
+            {"id": "a", "prompt": "?", "env": {}},
+            {"id": "a", "prompt": "?", "answer": math.nan},
+            {"id": "a", "prompt": "?", "meta": {"deep": [math.nan]}},
+        ):
+            refused = await post("/graft/sessions", {"task": task})
+            assert refused.status_code == 400 and refused.json()["error"]["param"] == "task"
+        refused = await post("/graft/sessions", {"metadata": {"a": math.nan}})
+        assert refused.status_code == 400 and refused.json()["error"]["param"] == "metadata"
         opened = await post("/graft/sessions")
         at = f"/graft/sessions/{opened['id']}"
         ended = await post(f"{at}/end", {"status": "done"}, opened["key"])

@@ -325,6 +325,7 @@ def test_blocking_can_be_seen_from_outside(monkeypatch: pytest.MonkeyPatch):
         ([{"name": "f1", "weight": 0.5}], "did you mean [{f1: {}, weight: 0.5}]?"),
         ([{"f1": 0.5}], "did you mean [{f1: {}, weight: 0.5}]?"),
         ([{"f1": {}, "wieght": 0.5}], "are written [f1, {exact_match: {}, weight: 0.5}]"),
+        ([{"f1": {"weight": 0.5}}], "beside the name, in a list: [{f1: {}, weight: 0.5}]"),
         ([{"f1": {}, "weight": "much"}], "reward 'f1': weight 'much'"),
         ([{"f1": {}, "weight": 0}], "weight 0"),
         (["f1", {"f2": {}, "weight": 1}], "unknown reward 'f2'"),

@@ -218,6 +218,27 @@ def test_async_functions_run_from_any_thread():
     assert sorted(answers) == ["0", "2", "4", "6", "8"]
 
 
+@pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt(), GeneratorExit()], ids=repr)
+@pytest.mark.parametrize("is_of_a_task", [False, True])
+def test_an_async_function_that_would_end_its_loop_ends_its_call_alone(
+    error: BaseException, is_of_a_task: bool
+):
+    async def leave() -> str:
+        raise error
+
+    async def poke(x: int) -> str:
+        """Poke."""
+        await asyncio.sleep(0)
+        if x:
+            return "poked"
+        return (await asyncio.gather(leave()))[0] if is_of_a_task else await leave()
+
+    tool = FunctionTool(poke, timeout=20)
+    with pytest.raises(type(error)):
+        tool("0")
+    assert tool("1") == "poked"  # the loop of all tools still runs
+
+
 @pytest.mark.parametrize("is_async", [False, True])
 def test_past_its_timeout_a_call_is_answered(is_async: bool):
     gate = threading.Event()

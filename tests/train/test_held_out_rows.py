@@ -5,12 +5,14 @@ from __future__ import annotations
 import io
 import json
 import random
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from graft.commands.runs import state_of, table
 from graft.config import Config, load_config
+from graft.doctor.recipe import Examination
 from graft.envs.table import make
 from graft.models.io.model_card import read_origin
 from graft.runs import find_run
@@ -145,6 +147,13 @@ def test_a_run_without_leaked_tasks_says_nothing(recipe: str, tmp_path: Path):
     record = find_run(str(tmp_path / "run"))
     assert record.leakage == "" and record.alarms == []
     assert "(trained on)" not in table([state_of(record, 0.0)], [""])[1]
+
+
+def test_the_doctor_warns_before_the_first_training(recipe: str, tmp_path: Path):
+    with closing(Examination(load_config(recipe), tmp_path)) as examination:
+        check = next(one for one in examination.lines() if one.name == "held out")
+    count = num_test_rows(recipe)
+    assert check.verdict == "warn" and f"{count} of {count} held-out tasks" in check.seen
 
 
 def test_that_only_a_part_was_compared_is_said():

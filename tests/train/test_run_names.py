@@ -65,7 +65,6 @@ def test_a_name_is_a_run_unless_something_here_has_it(tmp_path, monkeypatch):
         ["eval", "a/checkpoints/rl-000001", "--tasks", "1"],
         ["export", "a", "--out", "exported"],
         ["replay", "a", "--step", "1", "--from", "0"],
-        ["scale", "a", "1"],
         ["generate", "a", "--prompt", "1+1=", "--max-tokens", "2"],
         [
             "data",
@@ -89,6 +88,12 @@ def test_every_command_that_takes_a_run_takes_its_name(there, command):
     done = CliRunner().invoke(cli.app, [*command, "--json"])
     assert done.exit_code == 0, f"{done.output} {done.exception}"
     assert json.loads(done.stdout.splitlines()[-1])
+
+
+def test_scale_takes_a_name(there):
+    """And refuses this run, which has no cluster."""
+    done = CliRunner().invoke(cli.app, ["scale", "a", "1"])
+    assert "runs/a samples in its own processes" in str(done.exception)
 
 
 def test_view_takes_a_name(there):

@@ -62,10 +62,23 @@ ENDINGS = [SystemExit(3), KeyboardInterrupt(), GeneratorExit(), StopIteration(),
 
 @pytest.mark.parametrize("error", ENDINGS, ids=lambda one: type(one).__name__)
 @pytest.mark.parametrize(
-    "place", ["env step", "tool", "reward", "async agent", "task of an async agent"]
-)
+    "place",
+    [
+        "env step", "env close", "env close before a turn", "tool", "async tool", "reward",
+        "async agent", "task of an async agent",
+    ],
+)  # fmt: skip
 def test_what_would_end_a_program_fails_an_attempt(place: str, error: BaseException):
     assert fault_of(place, Raised(error)) == ""
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_every_place_gives_its_oddity(place: str, monkeypatch: pytest.MonkeyPatch):
+    met: list[object] = []
+    monkeypatch.setattr(places, "give", lambda oddity: met.append(oddity) or 0.5)
+    monkeypatch.setattr(places, "raw_json", lambda oddity: met.append(oddity) or b"{}")
+    PLACES[place](math.nan)
+    assert met
 
 
 def test_planted_faults_are_found(monkeypatch: pytest.MonkeyPatch):

@@ -14,6 +14,7 @@ from graft.viewer.answers import Answers
 from graft.viewer.headline import headline
 from graft.viewer.runs import open_runs
 from graft.viewer.saved import save_page
+from graft.viewer.summary import summary
 from tests.runs.test_record import make_run, save, step
 from tests.viewer.conftest import watched_page
 from tests.viewer.folders import episode, leaf, span, until, write_step
@@ -117,6 +118,23 @@ def test_the_error_of_a_run_that_goes_on_is_that_of_its_checkpoint(tmp_path):
 def test_leaked_tasks_are_not_called_held_out(tmp_path):
     found = headline(made_run(tmp_path / "a", leakage={"note": "7 of 100 <b>tasks", "sets": {}}))
     assert found["leakage"] == "7 of 100 <b>tasks" and found["words"].startswith("The score rose")
+
+
+def test_no_table_of_a_run_with_leaked_tasks_calls_its_scores_held_out(tmp_path):
+    leaks = {"leakage": {"note": "7 of 100 held-out tasks", "sets": {}}, "sft": {"loss": 0.5}}
+    leaking = made_run(tmp_path / "a", **leaks)
+    clean = made_run(tmp_path / "b", sft={"loss": 0.5})
+    for record, seeds, scores in (
+        (leaking, (), "Scores, not held out"),
+        (clean, (clean, leaking), "Scores over 2 seeds, not held out"),
+    ):
+        found = summary(record, seeds)
+        assert found["tables"][0]["title"] == scores
+        assert found["tables"][0]["columns"][0] == "score" and found["leakage"]
+    titles = [table["title"] for table in summary(leaking)["tables"]]
+    assert "Rows after the warm-up, not held out" in titles
+    assert not any(title.startswith("Held-out") for title in titles)
+    assert summary(clean)["tables"][0]["title"] == "Held-out scores"
 
 
 @pytest.mark.parametrize("leakage", [{}, {"note": "", "sets": {"math": {"leaked": 0}}}, [7], None])

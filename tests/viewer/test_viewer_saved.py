@@ -13,8 +13,11 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from graft.commands.runs import runs
 from graft.commands.view import report
-from graft.runs import Curves, RunRecord
+from graft.runs import Curves, RunRecord, find_run
+from graft.trust.links import OutsideLink
+from graft.trust.ownership import sign
 from graft.types import Author, Leaf, Span
 from graft.viewer.runs import open_runs
 from graft.viewer.saved import bundle, page, saved_answers
@@ -240,6 +243,43 @@ def test_hostile_text_stays_data(tmp_path):
     assert is_inert(text)
     assert json.loads(Page(text).saved)["summary"][0]["tables"][0]["rows"][0][0] == HOSTILE
     assert len(text) < 400_000
+
+
+READ_FILES = [
+    "config.yaml", "summary.json", "metrics.jsonl", "alarms.jsonl", "checkpoints/rl-000001/state.json",
+    "episodes/step_000001.jsonl", "episodes", "checkpoints",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", READ_FILES)
+def test_a_page_of_a_strangers_run_holds_no_file_of_the_reader(tmp_path, monkeypatch, name):
+    theirs, own = tmp_path / "runs" / "theirs", finished(tmp_path / "runs" / "own")
+    finished(theirs)
+    save(find_run(str(theirs)), "rl-000001")
+    private = tmp_path / "private"
+    (theirs / name).rename(private)  # what its reader would accept
+    (theirs / name).symlink_to(private)
+    for look in (lambda: open_runs([str(theirs)]), lambda: find_run(str(theirs))):
+        with pytest.raises(OutsideLink, match=re.escape(f"{theirs / name}' is a link to")):
+            look()
+    monkeypatch.chdir(tmp_path)
+    app = typer.Typer()
+    app.command()(runs)
+    done = CliRunner().invoke(app, ["runs"])
+    assert own.name in done.stdout and "theirs" not in done.stdout
+    assert "theirs is left out" in done.stderr
+
+
+def test_folders_of_ones_own_run_may_lie_on_another_disk(tmp_path):
+    record = finished(tmp_path / "own")
+    sign(record.path / "config.yaml")
+    (record.path / "episodes").rename(tmp_path / "disk")
+    (record.path / "episodes").symlink_to(tmp_path / "disk")
+    assert open_runs([str(record.path)]) and find_run(str(record.path)).path == record.path
+    (record.path / "summary.json").rename(tmp_path / "file")  # no file of it does
+    (record.path / "summary.json").symlink_to(tmp_path / "file")
+    with pytest.raises(OutsideLink):
+        find_run(str(record.path))
 
 
 @pytest.mark.slow

@@ -15,12 +15,14 @@ but that session.
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import traceback
 from collections.abc import Awaitable, Mapping
 from typing import Any, Protocol, TypeVar
 from weakref import WeakKeyDictionary
 
+from graft.envs.checked import why_no_message
 from graft.gateway.dialects import anthropic, openai_responses
 from graft.gateway.dialects.dialect import Dialect, answer_id
 from graft.gateway.dialects.response_store import ResponseStore
@@ -129,6 +131,11 @@ class GatewayApp:
         given, metadata = body.get("task"), body.get("metadata") or {}
         if not isinstance(metadata, dict):
             raise RefusedRequest("metadata must be a JSON object", param="metadata")
+        for name, value in (("task", given), ("metadata", metadata)):
+            try:
+                json.dumps(value, allow_nan=False)
+            except ValueError as error:  # the log of episodes could not be written
+                raise RefusedRequest(f"{name} is not JSON: {error}", param=name) from error
         session = await self.source.open(None if given is None else _task(given), metadata)
         # the name by which the client reaches this server, which the guard has checked
         url = f"http://{caller.headers['host']}/s/{session.id}"
@@ -297,10 +304,18 @@ def _task(given: Any) -> Task:
     prompt, meta = given.get("prompt", ()), given.get("meta") or {}
     if isinstance(prompt, str):
         prompt = ({"role": "user", "content": prompt},)
-    is_list = isinstance(prompt, list | tuple) and all(isinstance(one, dict) for one in prompt)
-    if not is_list or not isinstance(meta, dict):
+    env = given.get("env", "gateway")
+    if (
+        not isinstance(prompt, list | tuple)
+        or not isinstance(meta, dict)
+        or not isinstance(env, str)
+    ):
         raise RefusedRequest(
-            "task.prompt must be messages or a text, task.meta an object", param="task"
+            "task.prompt must be messages or a text, task.meta an object, task.env a text",
+            param="task",
         )
-    known = {"id": given["id"], "env": str(given.get("env", "gateway")), "prompt": prompt}
+    for number, message in enumerate(prompt):
+        if why := why_no_message(message):
+            raise RefusedRequest(f"task.prompt[{number}] is no message: {why}", param="task")
+    known = {"id": given["id"], "env": env, "prompt": prompt}
     return Task.from_json({**known, "answer": given.get("answer"), "meta": meta})

@@ -75,9 +75,8 @@ def _multiply(
         column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
         output = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
         is_output = output < N * (BLOCK_N // COLUMNS)
-        if (
-            COLUMNS < BLOCK_N and LIMIT == 0
-        ):  # gate and up are halves of the weight, and alternate here
+        # gate and up are halves of the weight, and alternate here
+        if COLUMNS < BLOCK_N and LIMIT == 0:
             output = output // 2 + output % 2 * N
         at_x = x + source.to(tl.int64)[:, None] * x_stride
         at_weight = weight + expert.to(tl.int64) * weight_size + output[:, None] * weight_row

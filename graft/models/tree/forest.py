@@ -96,9 +96,8 @@ class Forest:
 
     def add_rows(self, grid_NT: Tensor) -> Tensor:
         """[U] the sum of a grid over the rows that pass through each trained token."""
-        with (
-            torch.enable_grad()
-        ):  # the backward pass of `_grid` computes its transpose in one order
+        # the backward pass of `_grid` computes its transpose in one order
+        with torch.enable_grad():
             values = torch.zeros(len(self.actions), device=grid_NT.device, requires_grad=True)
             return torch.autograd.grad(self._grid(values), values, grid_NT)[0]
 

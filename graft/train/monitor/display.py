@@ -192,7 +192,8 @@ class Display:
         if not before and not after:
             return
         grid = Table(box=SIMPLE)
-        for number, title in enumerate(SCORE_COLUMNS):
+        titles = ("score", *SCORE_COLUMNS[1:]) if leakage else SCORE_COLUMNS
+        for number, title in enumerate(titles):
             grid.add_column(title, justify="right" if number else "left")
         for name in dict.fromkeys([*before, *after]):
             old, new = before.get(name), after.get(name)
