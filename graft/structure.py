@@ -8,7 +8,7 @@
 
 It is data; `actions.matcher` finds out which tokens it allows next. They differ at every place of an answer,
 so the mode recorded there is a number made from the row of the mask: equal rows have equal numbers in every
-process and run. The row travels beside the tokens.
+process and run.
 """
 
 from __future__ import annotations
@@ -130,15 +130,11 @@ def read_row(text: str) -> bytes:
     except (ValueError, zlib.error) as error:
         raise ValueError(f"the row of a mask {text[:40]!r} cannot be read: {error}") from error
     if not unpacker.eof:
-        raise ValueError(
-            f"the row of a mask {text[:40]!r} is cut off, or allows more than {MAX_ROW_BITS:,} actions"
-        )
+        raise ValueError(f"the row of a mask {text[:40]!r} is cut off, or too long")
     return bits
 
 
 def allowed_by(bits: bytes, width: int) -> NDArray[np.bool_]:
     """The row as booleans, [width]."""
-    some = np.unpackbits(np.frombuffer(bits, np.uint8), bitorder="little")[:width]
-    row = np.zeros(width, dtype=np.bool_)
-    row[: len(some)] = some
-    return row
+    packed = np.frombuffer(bits, np.uint8)
+    return np.unpackbits(packed, count=width, bitorder="little").view(np.bool_)

@@ -27,11 +27,7 @@ from graft.config import ConfigError
 from graft.gateway.client import AgentClient
 from graft.gateway.process import run_process, selected
 from graft.gateway.request import RefusedRequest
-<<<<<<< HEAD
-from graft.gateway.user_tasks import containing_tasks
 from graft.protocols import AgentHost
-=======
->>>>>>> strangers
 from graft.registry import load_named
 from graft.rollout.failure import RolloutFailure
 from graft.rollout.user_calls import in_thread

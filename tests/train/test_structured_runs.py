@@ -46,7 +46,13 @@ class Odd(Counted):
 def recipe(folder: Path, env: str, **rollout: Any) -> dict[str, Any]:
     shape = {"width": 16, "layers": 1, "heads": 2, "kv_heads": 1, "head_dim": 8, "ff": 16}
     return {
-        "run": {"name": "r", "dir": str(folder), "eval_tasks": 0, "trackers": [], "log_episodes": 1},
+        "run": {
+            "name": "r",
+            "dir": str(folder),
+            "eval_tasks": 0,
+            "trackers": [],
+            "log_episodes": 1,
+        },
         "model": {"shape": {**shape, "max_positions": 96}, "alphabet": '0123456789-{}": n?and'},
         "task": {"env": f"{__name__}:{env}"},
         "rollout": {"tasks": 2, "samples": 4, "max_tokens": 12, "max_context": 90, **rollout},

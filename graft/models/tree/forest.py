@@ -79,10 +79,7 @@ class Forest:
         return self._attentions[key]
 
     def table(self, allowed: Tensor | None, width: int) -> Tensor | None:
-        """[rows, width] bool, which `modes` index: the rows that structures left, then those of `allowed`.
-
-        None: every action was allowed everywhere.
-        """
+        """[rows, width] bool, which `modes` index: rows that structures left, then those of `allowed`."""
         if not self._rows:
             return allowed
         if allowed is None:
@@ -121,10 +118,8 @@ class Forest:
         truncation: Truncation | None = None,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """The same and, where a token was chosen, the log-prob of any token, all [N, T]."""
-        allowed = self.table(allowed, model.shape.head_rows)
-        logp, entropy, vocab_logp = model.action_logprobs(
-            self, temperature, allowed, model.shape.vocab_size, truncation
-        )
+        how = self.table(allowed, model.shape.head_rows), model.shape.vocab_size, truncation
+        logp, entropy, vocab_logp = model.action_logprobs(self, temperature, *how)
         return self._grid(logp), self._grid(entropy), self._grid(vocab_logp)
 
     def compared_logprobs(
