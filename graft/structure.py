@@ -29,9 +29,8 @@ Kind = Literal["json", "regex", "lark"]
 MAX_SOURCE = 1 << 20
 """Characters of a schema or grammar: it is compiled once, and kept in every episode that used it."""
 
-SPACING = {"item_separator": ", ", "key_separator": ": ", "whitespace_flexible": False}
-"""JSON as Python writes it: without a choice of blanks more of the text is forced, and no answer consists
-of blanks for ever."""
+SPACING = dict[str, Any](item_separator=", ", key_separator=": ", whitespace_flexible=False)
+"""JSON as Python writes it: with a choice of blanks, less is forced, and an answer may be blanks for ever."""
 
 FIRST_ROW_ID = 1 << 52
 """Numbers of rows lie between this and twice as much, which JSON's readers still hold exactly."""
