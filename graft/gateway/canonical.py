@@ -53,7 +53,8 @@ def key_of(message: Message) -> str:
     """A text that is equal for messages that a model should take for the same; without reasoning."""
     role, text = message["role"], text_of(message)
     if role != "assistant":
-        return json.dumps([role, text], ensure_ascii=True)
+        ids = [message["tokens"]] if "tokens" in message else []
+        return json.dumps([role, text, *ids], ensure_ascii=True)
     calls = [
         [call["function"]["name"], _plain(arguments_of(call["function"].get("arguments")))]
         for call in _calls(message)

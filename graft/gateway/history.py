@@ -116,6 +116,8 @@ class CallHistory:
         self.answers: dict[str, Answered] = {}
         """By id, in the order of their completion."""
         self._ends: dict[str, Answered] = {}
+        self._plain: list[Answered] = []
+        """Answers to prompts without a chat."""
         self.conversations: list[Conversation] = []
         """The answered requests, in order."""
 
@@ -124,6 +126,8 @@ class CallHistory:
     ) -> None:
         """Remember an answer; `message` is what a client repeats of it."""
         self.answers[done.answer.id] = self._ends[name_after(names[-1], message)] = done
+        if request.is_plain:
+            self._plain.append(done)
         said = Conversation(request, names, done.role, message, done.answer.id, done.thread)
         self.conversations.append(said)
 
@@ -150,6 +154,8 @@ class CallHistory:
 
     def prompt(self, request: AgentRequest, names: Sequence[str]) -> Prompt:
         """The tokens of a request; `names` are those of its conversation (`names_of`)."""
+        if request.is_plain and (going_on := self._plain_following(request)) is not None:
+            return going_on
         known = self._continued(request, names)
         if known is None:
             root = root_of(request, names[0], self.conversations)
@@ -159,10 +165,10 @@ class CallHistory:
             if following is not None:
                 return following
             root = NewRoot("template", known.role, known.thread)
-        chat, messages, tools = self.chat, self._rendered(request.messages), _offered(request)
-        tokens = self.render(request)
-        exact = chat.history == TEMPLATE
-        transcript = Transcript.of(chat, messages, tools, tokens) if exact else None
+        tokens, transcript = self.render(request), None
+        if self.chat.history == TEMPLATE and not request.is_plain:
+            messages = self._rendered(request.messages)
+            transcript = Transcript.of(self.chat, messages, _offered(request), tokens)
         told = None
         if root.reason not in ("first", "template"):
             told = self.answers.get(summary_in(request, self.conversations) or "")
@@ -187,10 +193,45 @@ class CallHistory:
 
     def render(self, request: AgentRequest) -> list[int]:
         """The tokens of a request as the chat template writes it, whatever was sampled before."""
+        if request.is_plain:
+            return self._plain_tokens(request)
         try:
             return self.policy.prompt(self._rendered(request.messages), _offered(request))
         except ValueError as error:
             raise RefusedRequest(str(error), param="messages") from error
+
+    def _plain_following(self, request: AgentRequest) -> Prompt | None:
+        """A prompt without a chat that begins with the whole context of an answer, and goes on in it."""
+        (message,) = request.messages
+        decode = self.chat.tokenizer.decode
+        for known in sorted(self._plain, key=lambda done: len(done.tokens), reverse=True):
+            if (ids := message.get("tokens")) is not None:
+                if ids[: len(known.tokens)] != known.tokens:
+                    continue
+                new = self._checked_ids(ids[len(known.tokens) :])
+            elif message["content"].startswith(told := decode(known.tokens)):
+                rest = message["content"][len(told) :]
+                new = self.chat.tokenizer.encode_after(rest, known.tokens[-1]) if rest else []
+            else:
+                continue
+            text = message["content"] and decode(new)
+            return Prompt(known.tokens + new, known, None, "", known.role, text=text)
+        return None
+
+    def _plain_tokens(self, request: AgentRequest) -> list[int]:
+        (message,) = request.messages
+        if "tokens" in message:
+            return self._checked_ids(message["tokens"])
+        return self.chat.tokenizer.encode(message["content"])
+
+    def _checked_ids(self, ids: Sequence[int]) -> list[int]:
+        size = self.policy.engine.vocab_size
+        if wrong := [id for id in ids if id >= size]:
+            raise RefusedRequest(
+                f"prompt has the token {wrong[0]}, and the policy's vocabulary has {size}",
+                param="prompt",
+            )
+        return [*ids]
 
     def change_of(self, request: AgentRequest, names: Sequence[str]) -> PromptChange | None:
         """Find the place at which a request leaves what is known."""

@@ -154,7 +154,7 @@ class ServedPolicy:
 
     def with_format(self, request: AgentRequest) -> AgentRequest:
         """The request whose prompt asks for the format, where formats are not enforced."""
-        if request.format is None or self.formats == "enforce":
+        if request.format is None or request.is_plain or self.formats == "enforce":
             return request
         asked = f"{ASKED[request.format.kind]}\n{request.format.source}"
         first, *others = request.messages
@@ -218,13 +218,15 @@ class ServedPolicy:
             )
         may_call = bool(request.tools) and request.tool_choice != "none"
         try:
-            whole = turn_structure(
-                text,
-                self.syntax,
-                self.chat.tokenizer,
-                may_think=self.may_think,
-                may_call=may_call,
-            )
+            whole = text
+            if not request.is_plain:
+                whole = turn_structure(
+                    text,
+                    self.syntax,
+                    self.chat.tokenizer,
+                    may_think=self.may_think,
+                    may_call=may_call,
+                )
             check_structure(self.engine, whole)
         except (StructureError, EngineError) as error:
             raise RefusedRequest(str(error), param="response_format") from error

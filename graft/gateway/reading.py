@@ -8,7 +8,7 @@ from itertools import chain
 
 from graft.gateway.policy import ServedPolicy
 from graft.gateway.request import AgentRequest, AnsweredCall, PolicyAnswer
-from graft.text.turn import read_turn
+from graft.text.turn import ReadTurn, read_turn
 from graft.types import Completion, Finish, Message
 
 
@@ -33,7 +33,10 @@ def read_answer(
         stop = None
     is_offered = bool(request.tools) and request.tool_choice != "none"
     syntax = policy.syntax if is_offered else policy.no_calls
-    turn = read_turn(text, syntax, request.tools)
+    if request.is_plain:
+        turn = ReadTurn("", text, (), 0)
+    else:
+        turn = read_turn(text, syntax, request.tools)
     if request.allowed and any(call.name not in request.allowed for call in turn.calls):
         turn = read_turn(text, policy.no_calls)._replace(malformed=len(turn.calls) + turn.malformed)
     allowed = turn.calls if request.parallel_calls else turn.calls[:1]

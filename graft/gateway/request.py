@@ -6,6 +6,10 @@ Messages have OpenAI's chat form, whatever the dialect was:
     {"role": "assistant", "content": "text", "reasoning_content": "...", "tool_calls": [
         {"id": "call_1", "type": "function", "function": {"name": "add", "arguments": {"a": 1}}}]}
     {"role": "tool", "content": "3", "tool_call_id": "call_1", "name": "add"}
+
+A request without a chat has a single message, a text or the ids of its tokens:
+
+    {"role": "plain", "content": "2+3="}        {"role": "plain", "content": "", "tokens": [18, 10, 19]}
 """
 
 from __future__ import annotations
@@ -16,6 +20,9 @@ from typing import Any
 
 from graft.structure import Structure
 from graft.types import Message
+
+PLAIN = "plain"
+"""The role of a prompt that no chat template writes."""
 
 
 class RefusedRequest(Exception):
@@ -62,10 +69,17 @@ class AgentRequest:
     """Tool -> the namespace and the name by which the client knows it, if it has one."""
     format: Structure | None = None
     """What the text of the answer must look like."""
+    text_tools: tuple[str, ...] = ()
+    """Tools that take a text, such as a patch, instead of arguments: OpenAI's custom tools."""
     with_token_ids: bool = False
     """Whether the answer has the ids of the tokens, as vLLM's return_token_ids."""
     agent: str = ""
     """The client's own name of the sub-agent that asks; "" where it has none."""
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the prompt is a text of its own, without a chat."""
+        return self.messages[0]["role"] == PLAIN
 
     @property
     def sampling_key(self) -> str:

@@ -9,8 +9,13 @@ from typing import Any
 import pytest
 from dialect_kit import ANSWERS, CALLING, SCHEMA, THINKING, TOOL
 
-from graft.gateway.dialects import anthropic, openai_chat, openai_responses
-from graft.gateway.request import AgentRequest, PolicyAnswer, RefusedRequest
+from graft.gateway.dialects import (
+    anthropic,
+    openai_chat,
+    openai_completions,
+    openai_responses,
+)
+from graft.gateway.request import AgentRequest, AnsweredCall, PolicyAnswer, RefusedRequest
 
 pytestmark = [pytest.mark.peer, pytest.mark.slow]
 ASK = {"role": "user", "content": "1+2?"}
@@ -101,6 +106,39 @@ def test_openai_s_chat_streams_several_answers_and_log_probs(openai: Callable[..
         assert [choice.message.content for choice in one.choices] == ["a", "b"]
         assert [choice.logprobs.content[0].logprob for choice in one.choices] == [-0.5, -0.5]
     assert made.seen[0].logprobs == 0 and made.seen[0].with_usage is False
+
+
+def test_openai_s_older_completions_whole_and_streamed(openai: Callable[..., Any]):
+    pair = [PolicyAnswer(n, n, token_texts=(n,), logprobs=(-0.5,), tokens=(4,)) for n in "ab"]
+    asked = {"model": "m", "prompt": [1, 2], "n": 2, "logprobs": 1}
+    made = openai(*pair, dialect=openai_completions)
+    whole = made.completions.create(**asked)
+    assert [(one.text, one.logprobs.token_logprobs) for one in whole.choices] == [
+        ("a", [-0.5]),
+        ("b", [-0.5]),
+    ]
+    chunks = list(made.completions.create(**asked, stream=True))
+    assert ["".join(one.text for one in chunk.choices) for chunk in chunks] == ["a", "b"]
+    assert made.seen[0].messages[0]["tokens"] == [1, 2]
+
+
+def test_openai_s_custom_tools_in_both_apis(openai: Callable[..., Any]):
+    called = AnsweredCall("call_1", "patch", '{"input": "*** a"}')
+    answer = PolicyAnswer("7f", "", calls=(called,), finish="tool_calls")
+    custom = {"name": "patch", "description": "Edits."}
+    chat = openai(answer)
+    tools = [{"type": "custom", "custom": custom}]
+    whole = chat.chat.completions.create(model="m", messages=[ASK], tools=tools)
+    (call,) = whole.choices[0].message.tool_calls
+    assert (call.custom.name, call.custom.input) == ("patch", "*** a")
+    responses = openai(answer, dialect=openai_responses)
+    asked = {"model": "m", "input": "x", "tools": [{"type": "custom", **custom}]}
+    (item,) = responses.responses.create(**asked).output
+    assert (item.type, item.call_id, item.input) == ("custom_tool_call", "call_1", "*** a")
+    events = list(responses.responses.create(**asked, stream=True))
+    for event in events:
+        type(event).model_validate(event.to_dict())
+    assert [one.input for one in events if one.type.endswith("input.done")] == ["*** a"]
 
 
 def test_errors_are_those_of_the_library(openai: Callable[..., Any], claude: Callable[..., Any]):

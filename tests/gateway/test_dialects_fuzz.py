@@ -16,16 +16,19 @@ WHOLE = {
     "max_tokens": 5,
     "messages": [{"role": "user", "content": "x"}],
     "input": "x",
+    "prompt": "x",
 }
 NAMES = """
 messages model tools tool_choice temperature top_p top_k max_tokens stop seed n stream stream_options
 logprobs top_logprobs stop_sequences system output_config input instructions previous_response_id include
 text truncation role content type tool_calls function name arguments id tool_use_id input_schema parameters
-properties is_error thinking summary call_id output format tool_call_id reasoning metadata \ud800
+properties is_error thinking summary call_id output format tool_call_id reasoning metadata custom
+prompt definition grammar \ud800
 """.split()  # noqa: SIM905
 KINDS = """
 text tool_result tool_use thinking message function_call function function_call_output reasoning x
-item_reference assistant user tool system developer input_text output_text auto required none
+item_reference custom custom_tool_call custom_tool_call_output assistant user tool system developer input_text
+output_text auto required none
 """.split()  # noqa: SIM905
 LEAVES = [None, True, 0, -1, 5, 1.5, 1e308, float("nan"), 2**70, "", "\ud800", *KINDS]
 VALUES = st.recursive(

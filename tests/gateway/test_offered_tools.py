@@ -181,7 +181,7 @@ async def refusing(task: Task, client: Any) -> float:
     await client.chat(task.prompt)
     for more in (
         {"logit_bias": {"1": 2}},
-        {"tools": [{"type": "custom", "function": {}}]},
+        {"tools": [{"type": "function", "function": {}}]},
         {"logit_bias": {"1": 1}},
     ):
         with pytest.raises(RefusedRequest):
@@ -198,11 +198,43 @@ def test_refused_fields_are_counted_by_name_and_shown_by_doctor(caplog):
     assert leaf.status == "done"
     assert counted == {
         "agent/refused_fields/logit_bias": 2.0,
-        "agent/refused_fields/tools.type": 1.0,
+        "agent/refused_fields/tools.function.name": 1.0,
     }
     found = checks_of(refusing)
     assert found["agent fields"].verdict == WARN
-    assert found["agent fields"].data == {"refused": {"logit_bias": 2, "tools.type": 1}}
+    assert found["agent fields"].data == {"refused": {"logit_bias": 2, "tools.function.name": 1}}
     assert found["agent provider tools"].verdict == PASS
     assert found["agent provider tools"].data == {"dropped_tools": ["web_search"]}
     assert json.dumps(found["agent fields"].data)
+
+
+PATCH = {"name": "patch", "description": "Edits.", "format": {"type": "text"}}
+
+
+@pytest.mark.parametrize("dialect", [openai_chat, openai_responses])
+def test_a_custom_tool_takes_a_text_and_its_call_is_read_again(dialect: Any):
+    is_chat = dialect is openai_chat
+    name, tool = ("messages", {"custom": PATCH}) if is_chat else ("input", PATCH)
+    user = {"role": "user", "content": "x"}
+    choice = {"type": "custom", **({"custom": {"name": "patch"}} if is_chat else {"name": "patch"})}
+    body = {"model": "m", name: [user], "tools": [{"type": "custom", **tool}]}
+    request = dialect.read({**body, "tool_choice": choice}, {})
+    (shown,) = request.tools
+    assert shown["function"]["parameters"]["required"] == ["input"]
+    assert (request.text_tools, request.tool_choice) == (("patch",), "patch")
+    call = AnsweredCall("call_1", "patch", json.dumps({"input": "*** a\n+b"}))
+    given = [PolicyAnswer("7f", "", calls=(call,), finish="tool_calls")]
+    whole = dialect.answer(request, given)
+    said = [whole["choices"][0]["message"]] if is_chat else whole["output"]
+    made = said[0]["tool_calls"][0]["custom"] if is_chat else said[0]
+    assert (made["name"], made["input"]) == ("patch", "*** a\n+b")
+    result = {"role": "tool", "tool_call_id": "call_1", "content": "done"}
+    if not is_chat:
+        result = {"type": "custom_tool_call_output", "call_id": "call_1", "output": "done"}
+    again = dialect.read({**body, name: [user, *said, result]}, {})
+    _, turn, told = again.messages
+    assert turn["tool_calls"][0]["function"]["arguments"] == {"input": "*** a\n+b"}
+    assert (told["role"], told["content"], told["name"]) == ("tool", "done", "patch")
+    events = data_of(b"".join(dialect.events(request, given)))
+    texts = [event.get("input") for event in events if event.get("type", "").endswith("input.done")]
+    assert is_chat or texts == ["*** a\n+b"]

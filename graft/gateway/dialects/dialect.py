@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
-from graft.gateway.dialects import anthropic, openai_chat, openai_responses
+from graft.gateway.dialects import anthropic, openai_chat, openai_completions, openai_responses
 from graft.gateway.request import AgentRequest, PolicyAnswer, RefusedRequest
 
 
@@ -61,6 +61,7 @@ class Dialect(Protocol):
 
 DIALECTS: dict[str, Dialect] = {
     "openai_chat": openai_chat,
+    "openai_completions": openai_completions,
     "openai_responses": openai_responses,
     "anthropic": anthropic,
 }

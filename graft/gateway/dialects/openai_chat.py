@@ -21,13 +21,23 @@ from graft.gateway.dialects.openai_common import (
     NO_MEDIA,
     OTHER_SAMPLING,
     allowed_of,
+    answer_ids,
     choice_of,
+    prompt_ids,
     text_of,
+    text_tools_of,
     token_logprobs,
+    usage_of,
 )
 from graft.gateway.dialects.openai_common import error as error
 from graft.gateway.dialects.openai_common import models as models
-from graft.gateway.dialects.tools import function_tool, read_tools
+from graft.gateway.dialects.tools import (
+    function_tool,
+    read_tools,
+    text_arguments,
+    text_input,
+    text_tool,
+)
 from graft.gateway.request import AgentRequest, AnsweredCall, PolicyAnswer, RefusedRequest
 from graft.types import Message
 
@@ -74,7 +84,7 @@ REFUSED: dict[str, tuple[Sequence[Any], str]] = {
 def read(body: Any, headers: Mapping[str, str]) -> AgentRequest:
     fields = body_fields(body, KNOWN, IGNORED, REFUSED)
     limit = fields.whole("max_completion_tokens", 1)
-    tools = read_tools(fields, _tool, ("function",))
+    tools = read_tools(fields, _tool, ("function", "custom"))
     if fields.get("web_search_options") is not None:
         tools.dropped.append("web_search_options")
     return request_of(
@@ -84,6 +94,7 @@ def read(body: Any, headers: Mapping[str, str]) -> AgentRequest:
         tools=tools,
         choice=choice_of(fields, "function"),
         allowed=allowed_of(fields, "function"),
+        text_tools=text_tools_of(fields, "custom"),
         with_token_ids=fields.flag("return_token_ids"),
         hottest=2,
         max_tokens=fields.whole("max_tokens", 1) if limit is None else limit,
@@ -102,16 +113,16 @@ def answer(request: AgentRequest, answers: Sequence[PolicyAnswer]) -> dict[str, 
     choices = [
         {
             "index": number,
-            "message": _answered(one),
+            "message": _answered(request, one),
             "logprobs": _logprobs_of(request, one),
             "finish_reason": one.finish,
             **_id_of_choice(answers, one),
-            **_ids_of(request, one),
+            **answer_ids(request, one),
         }
         for number, one in enumerate(answers)
     ]
-    whole = {**_head(request, answers[0].id), "choices": choices, "usage": _usage(answers)}
-    return {**whole, **_prompt_ids(request, answers)}
+    whole = {**_head(request, answers[0].id), "choices": choices, "usage": usage_of(answers)}
+    return {**whole, **prompt_ids(request, answers)}
 
 
 def opening(request: AgentRequest, id: str) -> bytes:
@@ -123,23 +134,23 @@ def events(request: AgentRequest, answers: Sequence[PolicyAnswer]) -> Iterator[b
     id = answers[0].id
     if request.with_token_ids:
         yield sse.event(
-            {**_head(request, id, ".chunk"), "choices": [], **_prompt_ids(request, answers)}
+            {**_head(request, id, ".chunk"), "choices": [], **prompt_ids(request, answers)}
         )
     for number, one in enumerate(answers):
         for name, text in (("reasoning_content", one.reasoning), ("content", one.content)):
             for piece in sse.pieces(text):
                 yield _chunk(request, id, number, {name: piece})
         for place, call in enumerate(one.calls):
-            delta = {"tool_calls": [{"index": place, **_called(call)}]}
+            delta = {"tool_calls": [{"index": place, **_called(request, call)}]}
             yield _chunk(request, id, number, delta)
         end = {
             "finish_reason": one.finish,
             **_id_of_choice(answers, one),
-            **_ids_of(request, one),
+            **answer_ids(request, one),
         }
         yield _chunk(request, id, number, {}, logprobs=_logprobs_of(request, one), **end)
     if request.with_usage:
-        yield sse.event({**_head(request, id, ".chunk"), "choices": [], "usage": _usage(answers)})
+        yield sse.event({**_head(request, id, ".chunk"), "choices": [], "usage": usage_of(answers)})
     yield sse.DONE
 
 
@@ -172,7 +183,11 @@ def _message(fields: RequestFields) -> Message:
 
 
 def _call(fields: RequestFields) -> dict[str, Any]:
-    fields.check_type("function", "only calls of functions are known")
+    if fields.text("type") == "custom":
+        custom = fields.fields("custom")
+        arguments = text_arguments(custom.text("input"))
+        return function_call(fields.name("id"), custom.name("name"), arguments)
+    fields.check_type("function", "only calls of functions and custom tools are known")
     function = fields.fields("function")
     arguments = function.get("arguments")
     if not isinstance(arguments, Mapping):
@@ -181,7 +196,9 @@ def _call(fields: RequestFields) -> dict[str, Any]:
 
 
 def _tool(fields: RequestFields) -> dict[str, Any]:
-    fields.check_type("function", "only tools of the type function are known")
+    if fields.text("type") == "custom":
+        return text_tool(fields.fields("custom"))
+    fields.check_type("function", "only tools of the types function and custom are known")
     return function_tool(fields.fields("function"), "parameters")
 
 
@@ -206,17 +223,20 @@ def _chunk(
     return sse.event({**_head(request, first, ".chunk"), "choices": [choice]})
 
 
-def _answered(one: PolicyAnswer) -> dict[str, Any]:
+def _answered(request: AgentRequest, one: PolicyAnswer) -> dict[str, Any]:
     content = one.content if one.content or not one.calls else None
     message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
     if one.reasoning:
         message["reasoning_content"] = one.reasoning
     if one.calls:
-        message["tool_calls"] = [_called(call) for call in one.calls]
+        message["tool_calls"] = [_called(request, call) for call in one.calls]
     return message
 
 
-def _called(call: AnsweredCall) -> dict[str, Any]:
+def _called(request: AgentRequest, call: AnsweredCall) -> dict[str, Any]:
+    if call.name in request.text_tools:
+        custom = {"name": call.name, "input": text_input(call.arguments)}
+        return {"id": call.id, "type": "custom", "custom": custom}
     return function_call(call.id, call.name, call.arguments)
 
 
@@ -225,25 +245,7 @@ def _id_of_choice(answers: Sequence[PolicyAnswer], one: PolicyAnswer) -> dict[st
     return {"id": PREFIX + one.id} if len(answers) > 1 else {}
 
 
-def _ids_of(request: AgentRequest, one: PolicyAnswer) -> dict[str, Any]:
-    return {"token_ids": list(one.tokens)} if request.with_token_ids else {}
-
-
-def _prompt_ids(request: AgentRequest, answers: Sequence[PolicyAnswer]) -> dict[str, Any]:
-    return {"prompt_token_ids": list(answers[0].prompt)} if request.with_token_ids else {}
-
-
 def _logprobs_of(request: AgentRequest, one: PolicyAnswer) -> dict[str, Any] | None:
     if request.logprobs is None:
         return None
     return {"content": token_logprobs(one, request.logprobs), "refusal": None}
-
-
-def _usage(answers: Sequence[PolicyAnswer]) -> dict[str, Any]:
-    prompt, written = answers[0].prompt_tokens, sum(len(one.tokens) for one in answers)
-    return {
-        "prompt_tokens": prompt,
-        "completion_tokens": written,
-        "total_tokens": prompt + written,
-        "prompt_tokens_details": {"cached_tokens": answers[0].cached_tokens},
-    }

@@ -7,7 +7,7 @@ from typing import Any
 
 from graft.gateway.dialects.fields import RequestFields, describe_value
 from graft.gateway.dialects.tools import joined_name
-from graft.gateway.request import PolicyAnswer, RefusedRequest
+from graft.gateway.request import AgentRequest, PolicyAnswer, RefusedRequest
 
 OTHER_SAMPLING = (
     "tokens are sampled from the policy's own distribution, which is the one that is trained"
@@ -96,9 +96,17 @@ def choice_of(fields: RequestFields, within: str = "") -> str:
     if value is None or isinstance(value, str):
         return value or "auto"
     choice = fields.fields("tool_choice")
-    choice.check_type("function", "only a function can be chosen")
-    named = choice.fields(within) if within else choice
+    is_custom = choice.text("type") == "custom"
+    if not is_custom:
+        choice.check_type("function", "only a function or a custom tool can be chosen")
+    named = choice.fields("custom" if is_custom else within) if within else choice
     return joined_name(named.text("namespace"), named.name("name"))
+
+
+def text_tools_of(fields: RequestFields, within: str = "") -> tuple[str, ...]:
+    """The names of the tools of the type custom, which take a text."""
+    custom = [tool for tool in fields.objects("tools") if tool.text("type") == "custom"]
+    return tuple((tool.fields(within) if within else tool).name("name") for tool in custom)
 
 
 def token_logprobs(one: PolicyAnswer, listed: int = 0) -> list[dict[str, Any]]:
@@ -108,3 +116,24 @@ def token_logprobs(one: PolicyAnswer, listed: int = 0) -> list[dict[str, Any]]:
         for text, value in zip(one.token_texts, one.logprobs, strict=True)
     ]
     return [{**token, "top_logprobs": [token][:listed]} for token in tokens]
+
+
+def answer_ids(request: AgentRequest, one: PolicyAnswer) -> dict[str, Any]:
+    """The ids of the sampled tokens, if they are asked for."""
+    return {"token_ids": list(one.tokens)} if request.with_token_ids else {}
+
+
+def prompt_ids(request: AgentRequest, answers: Sequence[PolicyAnswer]) -> dict[str, Any]:
+    """The ids of the prompt's tokens, if they are asked for."""
+    return {"prompt_token_ids": list(answers[0].prompt)} if request.with_token_ids else {}
+
+
+def usage_of(answers: Sequence[PolicyAnswer]) -> dict[str, Any]:
+    """The numbers of tokens of chat and text completions."""
+    prompt, written = answers[0].prompt_tokens, sum(len(one.tokens) for one in answers)
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": written,
+        "total_tokens": prompt + written,
+        "prompt_tokens_details": {"cached_tokens": answers[0].cached_tokens},
+    }

@@ -30,11 +30,19 @@ from graft.gateway.dialects.openai_common import (
     allowed_of,
     choice_of,
     text_of,
+    text_tools_of,
     token_logprobs,
 )
 from graft.gateway.dialects.openai_common import error as error
 from graft.gateway.dialects.openai_common import models as models
-from graft.gateway.dialects.tools import function_tool, joined_name, read_tools
+from graft.gateway.dialects.tools import (
+    function_tool,
+    joined_name,
+    read_tools,
+    text_arguments,
+    text_input,
+    text_tool,
+)
 from graft.gateway.request import AgentRequest, AnsweredCall, PolicyAnswer, RefusedRequest
 from graft.types import Message
 
@@ -58,6 +66,8 @@ IGNORED = {
     # compaction on the provider's side: clients that use it work without
     "context_management",
 }  # fmt: skip
+WRITTEN = {"function_call": "arguments", "custom_tool_call": "input"}
+"""Kind of a call -> its field that the policy writes."""
 WHOLE = "send the whole conversation as input"
 REFUSED: dict[str, tuple[Sequence[Any], str]] = {
     "background": ((False,), "an answer is waited for"),
@@ -85,9 +95,10 @@ def read(body: Any, headers: Mapping[str, str]) -> AgentRequest:
         fields,
         headers,
         messages=[*first, *_messages(fields)],
-        tools=read_tools(fields, _tool, ("function",)),
+        tools=read_tools(fields, _tool, ("function", "custom")),
         choice=choice_of(fields),
         allowed=allowed_of(fields),
+        text_tools=text_tools_of(fields),
         hottest=2,
         max_tokens=fields.whole("max_output_tokens", 1),
         logprobs=listed if LOGPROBS in fields.texts("include") else None,
@@ -166,6 +177,11 @@ def _turn_part(item: RequestFields, kind: str) -> Message | None:
         name = joined_name(item.text("namespace"), item.name("name"))
         call = function_call(item.name("call_id"), name, arguments)
         return assistant_message("", "", [call])
+    if kind == "custom_tool_call":
+        arguments = text_arguments(item.text("input"))
+        return assistant_message(
+            "", "", [function_call(item.name("call_id"), item.name("name"), arguments)]
+        )
     if kind == "message" and item.text("role") == "assistant":
         return assistant_message(text_of(item, "content", TEXTS), "", [])
     return None
@@ -189,7 +205,7 @@ def _joined(turn: Message, part: Message) -> Message:
 
 
 def _message(item: RequestFields, kind: str) -> Message:
-    if kind == "function_call_output":
+    if kind in ("function_call_output", "custom_tool_call_output"):
         content = text_of(item, "output", TEXTS)
         return {"role": "tool", "content": content, "tool_call_id": item.name("call_id")}
     if kind == "item_reference":
@@ -207,13 +223,24 @@ def _message(item: RequestFields, kind: str) -> Message:
 
 
 def _tool(fields: RequestFields) -> dict[str, Any]:
+    if fields.text("type") == "custom":
+        return text_tool(fields)
     fields.check_type("function", "there are no tools of the provider, only functions of the agent")
     return function_tool(fields, "parameters")
 
 
+def _tool_told(request: AgentRequest, tool: Mapping[str, Any]) -> dict[str, Any]:
+    """A tool as the client is told it again."""
+    function = tool["function"]
+    if function["name"] in request.text_tools:
+        return {"type": "custom", "name": function["name"], "description": function["description"]}
+    return {"type": "function", **function}
+
+
 def _head(request: AgentRequest, id: str) -> dict[str, Any]:
     """A response that has begun."""
-    named = {"type": "function", "name": request.tool_choice}
+    kind = "custom" if request.tool_choice in request.text_tools else "function"
+    named = {"type": kind, "name": request.tool_choice}
     is_word = request.tool_choice in ("auto", "none", "required")
     return {
         "id": PREFIX + id,
@@ -231,7 +258,7 @@ def _head(request: AgentRequest, id: str) -> dict[str, Any]:
         "top_p": request.top_p,
         "max_output_tokens": request.max_tokens,
         "tool_choice": request.tool_choice if is_word else named,
-        "tools": [{"type": "function", **tool["function"]} for tool in request.tools],
+        "tools": [_tool_told(request, tool) for tool in request.tools],
         "text": {"format": {"type": "text"}},
         "truncation": "disabled",
         "usage": None,
@@ -257,6 +284,9 @@ def _items(request: AgentRequest, one: PolicyAnswer) -> list[dict[str, Any]]:
 def _called(
     request: AgentRequest, one: PolicyAnswer, number: int, call: AnsweredCall
 ) -> dict[str, Any]:
+    if call.name in request.text_tools:
+        made = {"id": f"ctc_{one.id}_{number}", "type": "custom_tool_call", "call_id": call.id}
+        return {**made, "name": call.name, "input": text_input(call.arguments)}
     namespace, name = request.namespaces.get(call.name, ("", call.name))
     return {
         "id": f"fc_{one.id}_{number}",
@@ -271,13 +301,15 @@ def _called(
 def _streamed(item: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
     """The events of one item."""
     here: dict[str, Any] = {"item_id": item["id"]}
-    empty = {"arguments": ""} if item["type"] == "function_call" else {"content": []}
+    written = WRITTEN.get(item["type"], "")
+    empty = {written: ""} if written else {"content": []}
     begun = {**item, **empty, "status": "in_progress"}
     yield "response.output_item.added", {"item": begun}
-    if item["type"] == "function_call":
-        name = "response.function_call_arguments"
-        yield f"{name}.delta", {**here, "delta": item["arguments"]}
-        yield f"{name}.done", {**here, "name": item["name"], "arguments": item["arguments"]}
+    if written:
+        name = f"response.{item['type']}_{written}"
+        named = {"name": item["name"]} if written == "arguments" else {}
+        yield f"{name}.delta", {**here, "delta": item[written]}
+        yield f"{name}.done", {**here, **named, written: item[written]}
     else:
         (part,) = item["content"]
         here["content_index"] = 0

@@ -3,11 +3,13 @@
 {"type": "function", "name": "add", ...}                       add
 {"type": "namespace", "name": "files", "tools": [read, ...]}   files__read, ...: functions of the agent
 {"type": "bash_20250124", "name": "bash"}                      bash, which the agent runs
+{"type": "custom", "name": "apply_patch"}                      apply_patch, whose argument is a text
 {"type": "web_search"}                                         dropped: there is no provider here
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,6 +22,8 @@ COMMANDS = {
     "command": {"type": "string", "description": "The shell command to run."},
     "restart": {"type": "boolean", "description": "Restart the shell instead."},
 }
+INPUT = "input"
+TEXT = {"type": "object", "properties": {INPUT: {"type": "string"}}, "required": [INPUT]}
 EDITS: dict[str, Any] = {
     "command": {"type": "string", "enum": ["view", "create", "str_replace", "insert"]},
     "path": {"type": "string"},
@@ -68,7 +72,7 @@ def read_tools(
     offered = OfferedTools()
     for tool in fields.objects("tools"):
         kind = tool.text("type", known[0])
-        if kind in known or kind == "custom" or tool.get("function") is not None:
+        if kind in known or tool.get("function") is not None:
             offered.functions.append(read(tool))
         elif kind == "namespace":
             _read_namespace(tool, offered)
@@ -91,6 +95,33 @@ def function_tool(fields: RequestFields, parameters: str) -> dict[str, Any]:
         or {"type": "object", "properties": {}},
     }
     return {"type": "function", "function": function}
+
+
+def text_tool(fields: RequestFields) -> dict[str, Any]:
+    """A custom tool of OpenAI's: a function with one text, whose form is told and not enforced."""
+    form = fields.fields("format").fields("grammar")
+    definition = form.text("definition") or fields.fields("format").text("definition")
+    description = "\n".join(filter(None, (fields.text("description"), definition)))
+    function = {"name": fields.name("name"), "description": description, "parameters": TEXT}
+    return {"type": "function", "function": function}
+
+
+def text_arguments(text: str) -> dict[str, Any]:
+    """The arguments of a call of a `text_tool`."""
+    return {INPUT: text}
+
+
+def text_input(arguments: str) -> str:
+    """The text in the arguments of a call; those of another form as they are.
+
+    >>> text_input('{"input": "*** Begin Patch"}'), text_input('{"patch": 1}')
+    ('*** Begin Patch', '{"patch": 1}')
+    """
+    match json.loads(arguments):
+        case {"input": str(text), **rest} if not rest:
+            return text
+        case _:
+            return arguments
 
 
 def joined_name(namespace: str, name: str) -> str:

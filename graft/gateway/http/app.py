@@ -1,6 +1,7 @@
 """The HTTP side of the gateway: three dialects of model providers, and sessions.
 
-    POST /v1/chat/completions, /v1/responses, /v1/messages, /v1/messages/count_tokens, /v1/embeddings
+    POST /v1/chat/completions, /v1/completions, /v1/responses, /v1/messages, /v1/messages/count_tokens,
+         /v1/embeddings
     GET  /v1/models, /v1/responses/ID; DELETE /v1/responses/ID
     POST /graft/sessions                  {"task": {...}, "metadata": {...}} -> id, key, base_url, task
     POST /graft/sessions/ID/reward        {"value": 1.0, "response_id": "..."}
