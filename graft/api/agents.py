@@ -11,34 +11,38 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager
 from typing import Any, TypeVar
 
-from graft.api.collect import TEMPERATURE, TRUNCATION, collect
+from graft.api.collect import TEMPERATURE, TRUNCATION, AgentLike, collect
 from graft.api.engine import PolicyEngine, engine_for
 from graft.api.policy import Policy
+from graft.api.speakers import ModelRuleLike, frozen_samplers, speaker_options
 from graft.envs.checked import why_no_message
 from graft.signatures import explain_arguments
 from graft.types import Episode, Message, Sampling, Status, Task
 from graft.user_code import UserCodeError, as_reward, describe_value
 
 T = TypeVar("T")
+NOTHING: Mapping[str, Any] = {}
 ROLES = ("main", "sub-agent", "summary")
 """Whose answers are trained unless one says otherwise; "user", a simulated one, may be added."""
 
 
 class RolloutFunction:
-    """An agent that is a function, with its limits; what `graft.rollout` makes."""
+    """An agent with its limits, which is a function or a command; what `graft.rollout` makes."""
 
-    def __init__(self, function: Callable[..., Any], **options: Any) -> None:
-        from graft.gateway.programs import FunctionAgent
+    def __init__(self, function: Any, **options: Any) -> None:
+        from graft.gateway.programs import FunctionAgent, make_program
 
         self.function, self.options = function, options
-        self.program = FunctionAgent(function)
-        self.program.options = options
-        self.__name__, self.__doc__ = getattr(function, "__name__", "agent"), function.__doc__
+        self.program = make_program(function)
+        if isinstance(self.program, FunctionAgent):
+            self.program.options = options
+        self.__name__ = getattr(function, "__name__", "agent")
+        self.__doc__ = function.__doc__ if callable(function) else None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The function itself."""
@@ -51,13 +55,16 @@ class RolloutFunction:
 
 @explain_arguments
 def rollout(
-    function: Callable[..., Any] | None = None,
+    function: AgentLike | None = None,
     *,
     seconds: float = 1800.0,
     concurrency: int = 0,
     roles: Sequence[str] = ROLES,
     client_sampling: bool = False,
     on_crash: str = "zero",
+    main: Mapping[str, str] = NOTHING,
+    models: Mapping[str, ModelRuleLike] = NOTHING,
+    embeddings: Mapping[str, str] = NOTHING,
 ) -> Any:
     """Make a function an agent: it gets a task and a client of the policy, and returns a reward.
 
@@ -67,7 +74,8 @@ def rollout(
     ...     return float("5" in said["content"])
     >>> episodes = graft.collect(engine, "arithmetic", agent=agent)
 
-    function         (task, client) or (task): async, or blocking, which runs on a thread
+    function         (task, client) or (task): async, or blocking, which runs on a thread; or a command or
+                     "module:function", as in a recipe
     seconds          that one attempt may take
     concurrency      attempts at a time; 0: 512
     roles            whose answers are trained: main, sub-agent, summary, user
@@ -75,6 +83,11 @@ def rollout(
                      otherwise than `collect` says are then not trained
     on_crash         zero: an attempt in which the function raises after an answer is trained with
                      reward 0; drop: it is not trained
+    main             what the agent's own conversation has, which a reward reads: shell patterns of model,
+                     system or tools, such as {"tools": "bash"}
+    models           which model answers a name or pattern: "policy", {"endpoint": URL}, or a graft.Engine
+                     whose policy is not trained
+    embeddings       {"endpoint": URL} of the server that embeds texts
     """
     options = {
         "seconds": seconds,
@@ -82,13 +95,16 @@ def rollout(
         "trained_roles": tuple(roles),
         "honour_client": client_sampling,
         "on_crash": on_crash,
+        **speaker_options(main, models, embeddings),
     }
     if on_crash not in ("zero", "drop"):
         raise UserCodeError(f"graft.rollout(on_crash={on_crash!r}): known are zero and drop")
     if function is None:
         return lambda given: RolloutFunction(given, **options)
-    if not callable(function):
-        raise UserCodeError(f"graft.rollout takes a function, not {describe_value(function)}")
+    if not callable(function) and not isinstance(function, str | Sequence):
+        raise UserCodeError(
+            f"graft.rollout takes a function or a command, not {describe_value(function)}"
+        )
     return RolloutFunction(function, **options)
 
 
@@ -250,6 +266,9 @@ def agent(
     max_context: int | None = None,
     roles: Sequence[str] = ROLES,
     client_sampling: bool = False,
+    main: Mapping[str, str] = NOTHING,
+    models: Mapping[str, ModelRuleLike] = NOTHING,
+    embeddings: Mapping[str, str] = NOTHING,
     seed: int = 0,
     host: str = "127.0.0.1",
     port: int = 0,
@@ -277,13 +296,17 @@ def agent(
     max_context      tokens of one context, the answer included; None: 4096, or the model's window
     roles            whose answers are trained: main, sub-agent, summary, user
     client_sampling  honour the client's temperature, top_p and top_k; such answers are not trained
+    main             what the agent's own conversation has, as of `graft.rollout`
+    models           which model answers a name, as of `graft.rollout`
+    embeddings       the server that embeds texts, as of `graft.rollout`
     seed             of the draws, where `policy` is no Engine
     host             address to listen on
     port             0: a free one
     deadline         seconds that one answer may take
     token            opens sessions over HTTP; "": a new one
     """
-    with engine_for(policy, seed) as engine:
+    rules = speaker_options(main, models, embeddings)
+    with engine_for(policy, seed) as engine, frozen_samplers(engine, rules) as speakers:
         window = engine.policy.model.shape.max_positions
         served = ServedAgents(
             engine,
@@ -296,6 +319,7 @@ def agent(
             deadline=deadline,
             honour_client=client_sampling,
             trained_roles=roles,
+            **speakers,
         )
         try:
             served.start()

@@ -13,6 +13,7 @@ from graft.api.engine import PolicyEngine, engine_of
 from graft.api.environments import EnvLike, as_task, check_tasks, env_maker
 from graft.api.progress import ProgressLine
 from graft.api.settings import settings
+from graft.api.speakers import frozen_samplers
 from graft.recipe.attempt_keys import EnvItem
 from graft.rollout.options import RolloutOptions
 from graft.signatures import explain_arguments
@@ -76,8 +77,8 @@ def collect(
                  None: each task is a prompt, and its first answer ends it
     tasks        how many (the next ones of the engine's stream), or a list of Tasks or prompts
     samples      attempts per task; they share the computation of its prompt
-    agent        a program that attempts the tasks: a function, made by `graft.rollout` or plain, a command
-                 or "module:function"; the environment then only poses them. None: the policy acts in it
+    agent        a program that attempts the tasks: what `graft.rollout` makes, a function, a command or
+                 "module:function"; the environment then only poses them. None: the policy acts in it
     reward       instead of the environment's own: a function (task, trajectory) -> number, or a name
     branch       where attempts fork: independent, arpo, aepo, counterfactual, or a function
     temperature  of sampling; 0 is greedy (with samples=1, to look at; there is nothing to learn from)
@@ -168,7 +169,7 @@ async def acollect(
     ):
         check_tasks(listed, env, reward is not None or agent is not None)
         setup = make_setup(config, sampler, policy.chat, make_env, policy.actions)
-        agents = None if agent is None else _agents_of(agent)
+        agents = None if agent is None else opened.enter_context(_agents_of(agent, engine))
         setup = replace(
             setup,
             sampling=options.make_sampling(),
@@ -177,8 +178,6 @@ async def acollect(
             self_play=True,
             agent=agents,
         )
-        if agents is not None:
-            opened.callback(agents.close)
         if learns is not None:
             learns.begin(step)
         rewards: list[float] = []
@@ -200,14 +199,19 @@ async def acollect(
     return episodes
 
 
-def _agents_of(agent: AgentLike) -> AgentAttempts:
+@contextmanager
+def _agents_of(agent: AgentLike, engine: PolicyEngine) -> Iterator[AgentAttempts]:
     """The agent behind an address of its own, for one collection."""
     from graft.gateway.address import GatewayAddress
     from graft.gateway.attempts import AgentAttempts
     from graft.gateway.programs import make_program
 
-    options = getattr(agent, "options", {})
-    return AgentAttempts(make_program(agent), GatewayAddress(), **options)
+    with frozen_samplers(engine, getattr(agent, "options", {})) as options:
+        agents = AgentAttempts(make_program(agent), GatewayAddress(), **options)
+        try:
+            yield agents
+        finally:
+            agents.close()
 
 
 def _is_number(tasks: Any) -> TypeGuard[int]:

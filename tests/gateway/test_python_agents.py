@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import sys
 import urllib.request
 from collections.abc import Iterator
 from typing import Any
@@ -127,3 +128,43 @@ def test_any_client_can_call_a_policy_and_be_learned_from(engine: graft.Engine):
         assert [span.version for span in again.spans if span.author == "policy"] == [1]
     with pytest.raises(UserCodeError, match="closed"):
         gateway.session("late")
+
+
+def judged(task: graft.Task, client: Any) -> float:
+    """Asks its policy, then a judge by another name."""
+    said = client.chat(task.prompt, max_tokens=4)
+    body = {"model": "a-judge", "messages": [{"role": "user", "content": said["content"]}]}
+    keys = {"Authorization": f"Bearer {client.api_key}"}
+    url = f"{client.base_url}/chat/completions"
+    with urllib.request.urlopen(
+        urllib.request.Request(url, json.dumps(body).encode(), keys)
+    ) as reply:
+        return float(bool(json.load(reply)["choices"]))
+
+
+def test_the_rules_of_a_recipe_hold_from_python(engine: graft.Engine):
+    policy = graft.load(shape=SHAPE, alphabet="bytes", chat_template="chatml")
+    with graft.Engine(policy, seed=1) as judge:
+        agent = graft.rollout(judged, models={"*judge*": judge}, main={"model": "graft"})
+        (episode,) = graft.collect(engine, tasks=["hello"], samples=2, agent=agent)
+    for leaf in episode.leaves:
+        assert leaf.metrics["agent/frozen_calls"] == 1 and leaf.metrics["turns"] == 1
+    with graft.agent(engine, main={"tools": "none"}) as gateway:
+        assert gateway.gateway.policy.main.tools == "none"
+
+
+@pytest.mark.parametrize(
+    ("rules", "value"),
+    [({"models": {"judge": "frozen"}}, "reference"), ({"models": {"a": {"frozen": "x"}}}, "'x'")],
+)
+def test_a_frozen_model_is_an_engine_in_python(rules: dict[str, Any], value: str):
+    with pytest.raises(UserCodeError, match=value):
+        graft.rollout(judged, **rules)
+
+
+def test_a_command_has_the_options_of_a_function(engine: graft.Engine):
+    agent = graft.rollout(f"{sys.executable} -c 'raise SystemExit(0)'", seconds=30, on_crash="drop")
+    assert agent.options["on_crash"] == "drop"
+    with pytest.warns(UserWarning, match="without a call"):
+        (episode,) = agent.collect(engine, tasks=["hello"], samples=1)
+    assert episode.leaves[0].status == "env_error"

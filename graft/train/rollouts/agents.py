@@ -70,9 +70,16 @@ def make_agents(config: Config, frozen: Mapping[str, Engine] | None = None) -> A
     ) in OPTIONS.items():  # of `@graft.rollout(...)`, unless the recipe says otherwise
         if getattr(section, key) == getattr(AgentSection(), key):
             options |= {option: getattr(program, "options", options).get(option, options[option])}
-    options |= {"routes": make_routes(config), "frozen": frozen}
-    if section.main:
+    decorated = getattr(program, "options", {})
+    if section.main or "main" not in decorated:
         options["main"] = MainPattern(**section.main)
+    else:
+        options["main"] = decorated["main"]
+    if section.models or section.embeddings or "routes" not in decorated:
+        options |= {"routes": make_routes(config), "frozen": frozen}
+    else:
+        engines = {name: engine.sampler for name, engine in decorated["frozen"].items()}
+        options |= {"routes": decorated["routes"], "frozen": engines}
     if is_external:
         options["seconds"] = UNCLAIMED_SECONDS
     return AgentAttempts(program, address, **options)
