@@ -20,6 +20,9 @@ OPENENV := .venv/openenv/.ready
 VLLM := .venv/vllm/.ready
 SGLANG := .venv/sglang/.ready
 AGENTS := .venv/agents/.ready
+PROGRAMS := .venv/programs/.ready
+OPENHANDS := .venv/openhands/.ready
+NODE := .venv/node/.ready
 COMMA := ,
 PIP := .venv/bin/python -m pip install --quiet --quiet --disable-pip-version-check
 # tests import a fraction of the 59,000 modules of their environments: each is compiled when it is imported
@@ -41,7 +44,7 @@ install: $(CORE)  ## create .venv with graft alone
 setup: $(TEST) $(OPENENV) browser  ## create .venv with graft and everything the tests need
 	@echo "setup: .venv is ready"
 
-layers: $(VLLM) $(SGLANG) $(AGENTS)  ## the environments of vLLM, SGLang and other people's agents, which test-slow needs
+layers: $(VLLM) $(SGLANG) $(AGENTS) $(PROGRAMS) $(OPENHANDS) $(NODE)  ## the environments of vLLM, SGLang and other people's agents, which test-slow needs
 
 browser:
 	@scripts/browser.sh
@@ -169,5 +172,40 @@ $(AGENTS): constraints-agents.txt | $(TEST)
 	@echo "setup: agents from PyPI"; rm -rf .venv/agents; set -eu; \
 	.venv/bin/python -m venv .venv/agents; \
 	.venv/agents/bin/python -m pip install --quiet --quiet --disable-pip-version-check $(UNCOMPILED) -c constraints-agents.txt \
-		openai anthropic openai-agents langgraph langchain-openai claude-agent-sdk smolagents mini-swe-agent; \
+		openai anthropic openai-agents langgraph langchain-openai claude-agent-sdk smolagents mini-swe-agent \
+		"pydantic-ai-slim[openai,anthropic]"; \
+	touch $@
+
+# those whose pins do not go with the ones above (rich, openai)
+$(PROGRAMS): constraints-programs.txt | $(TEST)
+	@echo "setup: more agents from PyPI"; rm -rf .venv/programs; set -eu; \
+	.venv/bin/python -m venv .venv/programs; \
+	.venv/programs/bin/python -m pip install --quiet --quiet --disable-pip-version-check $(UNCOMPILED) -c constraints-programs.txt \
+		instructor dspy crewai litellm google-adk agno llama-index-core llama-index-llms-openai-like haystack-ai \
+		"strands-agents[openai]" autogen-agentchat "autogen-ext[openai]" llm anthropic; \
+	touch $@
+
+# OpenHands asks for a newer Python; without one its tests are skipped
+$(OPENHANDS): constraints-openhands.txt | $(TEST)
+	@set -eu; rm -rf .venv/openhands; mkdir -p .venv/openhands; \
+	for python in .venv/bin/python python3.14 python3.13 python3.12; do \
+		if "$$python" -c 'import sys; sys.exit(sys.version_info < (3, 12))' >/dev/null 2>&1; then found="$$python"; break; fi; \
+	done; \
+	if [ -z "$${found:-}" ]; then \
+		echo "setup: no OpenHands, which needs Python 3.12; its tests are skipped"; \
+	else \
+		echo "setup: OpenHands"; "$$found" -m venv .venv/openhands; \
+		.venv/openhands/bin/python -m pip install --quiet --quiet --disable-pip-version-check $(UNCOMPILED) \
+			-c constraints-openhands.txt openhands-sdk openhands-tools; \
+	fi; \
+	touch $@
+
+# programs from npm; their folder has the binaries of this machine alone
+$(NODE): tests/gateway/node/package.json tests/gateway/node/package-lock.json | $(TEST)
+	@set -eu; rm -rf .venv/node; mkdir -p .venv/node; cp tests/gateway/node/*.json .venv/node; \
+	if command -v npm >/dev/null; then \
+		echo "setup: agents from npm"; npm install --prefix .venv/node --silent --no-audit --no-fund; \
+	else \
+		echo "setup: no agents from npm, which is not installed; their tests are skipped"; \
+	fi; \
 	touch $@

@@ -82,8 +82,8 @@ RULES: list[Rule] = [
     # the calculators
     ("", "Summarise the conversation", SUMMARY),
     ("", "So far: ", ANSWER),
-    ("", r"tool_response>\s*20", f"{ANSWER}\n"),
-    ("", r"tool_response>\s*5", f"\n\nNow multiply: {MULTIPLY}\n{ONES}"),
+    ("", r"tool_response>[^<]*\b20", f"{ANSWER}\n"),
+    ("", r"tool_response>[^<]*\b5", f"\n\nNow multiply: {MULTIPLY}\n{ONES}"),
     ("", "Take your time", [LONG, THOUGHT + ADD]),
     ("", r"2 \+ 3", THOUGHT + ADD),
 ]
@@ -112,6 +112,8 @@ class Trial:
     """Whether the client gives up on an answer."""
     extra: int = 0
     """Answers more than `answers` that the timing of sub-agents may bring."""
+    home: str = "agents"
+    """The environment of the program (`client_bench.HOMES`)."""
 
 
 REWRITTEN = ("first", "rewritten history", "rewritten history")

@@ -34,7 +34,7 @@ from graft.rollout.batching import to_batch, trajectories_of
 from graft.text.chat import Chat
 from graft.text.template import TEMPLATES
 from graft.text.tokenizer import FastTokenizer
-from graft.types import Completion, Episode, Finish, Sampling
+from graft.types import NO_ACTION, Completion, Episode, Finish, Sampling
 
 MAX_CONTEXT = 32768
 START, END = "<|im_start|>", "<|im_end|>"
@@ -81,7 +81,7 @@ class WrittenPolicy:
         self.rules = list(rules)
         self.samples: list[Sampled] = []
         self._counts: Counter[str] = Counter()
-        self._turns: dict[int, list[int]] = {}
+        self._turns: dict[int, tuple[SampleRequest, str]] = {}
         shape = ModelShape(
             vocab_size=self.tokenizer.vocab_size,
             width=16,
@@ -125,10 +125,17 @@ class WrittenPolicy:
         """The number that the runner draws for a row is the token; `invert` takes it as it is."""
 
         def wanted(request: SampleRequest) -> int:
-            if not request.logprobs:
-                tokens = request.sequence.tokens[: request.start]
-                self._turns[id(request)] = self.encoded(self.write(self.tokenizer.decode(tokens)))
-            return self._turns[id(request)][len(request.logprobs)]
+            tokens, start = request.sequence.tokens, request.start
+            known, turn = self._turns.get(id(request), (None, ""))
+            if known is not request:  # the turn may begin with a text that its structure writes
+                turn = self.write(self.tokenizer.decode(tokens[:start]))
+                self._turns[id(request)] = request, turn
+            written, whole = tokens[start:], self.encoded(turn)
+            if written != whole[: len(written)]:  # a structure has cut it in its way
+                written, told = [], self.tokenizer.decode(written)
+                assert turn.startswith(told), (turn, told)
+                whole = self.encoded(turn.removeprefix(told))
+            return whole[len(written)]
 
         def uniforms(runner: CpuRunner, requests: list[SampleRequest]) -> torch.Tensor:
             return torch.from_numpy(np.array([wanted(one) for one in requests], np.float32))
@@ -162,7 +169,8 @@ def check_episodes(policy: WrittenPolicy, episodes: Sequence[Episode]) -> None:
     sampled = Counter(
         hash((*one.prompt, *one.completion.tokens[: at + 1]))
         for one in whole
-        for at in range(len(one.completion.tokens))
+        for at, action in enumerate(one.completion.actions)
+        if action != NO_ACTION  # else its structure allowed nothing else
     )
     trained: Counter[int] = Counter()
     for number, row in enumerate(rows):
