@@ -3,7 +3,7 @@ learner, and with the log-probs that other trainers compute, as if every token c
 
 python -m benchmarks.evidence.structured --seeds 0 1 2
 
-"dab:" is to be answered {"letters": ["d", "a", "b"]}; the policy chooses the letters and where the list ends.
+"da:" is to be answered {"letters": ["d", "a"]}; the policy chooses the letters and where the list ends.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ LETTERS = "abcd"
 SCHEMA = {
     "type": "object",
     "properties": {
-        "letters": {"type": "array", "items": {"enum": [*LETTERS]}, "minItems": 1, "maxItems": 6}
+        "letters": {"type": "array", "items": {"enum": [*LETTERS]}, "minItems": 1, "maxItems": 4}
     },
     "required": ["letters"],
     "additionalProperties": False,
@@ -33,10 +33,10 @@ SCHEMA = {
 
 
 class Copies(graft.BaseEnv):
-    """Repeat three letters as JSON; the reward is the share of places that are right."""
+    """Repeat two letters as JSON; the reward is the share of places that are right."""
 
     def pose(self) -> str:
-        self.answer = "".join(self.rng.choices(LETTERS, k=3))
+        self.answer = "".join(self.rng.choices(LETTERS, k=2))
         return f"{self.answer}:"
 
     def respond(self, action: str) -> graft.Turn:
@@ -69,8 +69,8 @@ def recipe(folder: Path, seed: int, steps: int) -> dict[str, Any]:
         "rollout": {
             "tasks": 16,
             "samples": 8,
-            "max_tokens": 60,
-            "max_context": 80,
+            "max_tokens": 44,
+            "max_context": 60,
             "answer_schema": SCHEMA,
         },
         "train": {"steps": steps, "lr": 1.0e-3},
