@@ -6,6 +6,8 @@ import { button, hideTip, make, number, oneLine, showTip, visible } from "./dom.
 import { MARKS } from "./tree.js";
 
 const PAGE = 1000;
+const STRUCTURE = "structure";
+const named = (mode) => (mode >= 2 ** 52 ? STRUCTURE : mode); // of a structure a mode is the number of a mask
 
 export class Transcript {
   constructor(box, episode, state) {
@@ -118,13 +120,14 @@ export class Transcript {
       this.text.append(block, ...(this.below?.(i) ?? []));
     }
     const parts = [];
-    let mode = first > begins ? this.tokens.get(first - 1)?.mode : 0;
+    let mode = first > begins ? named(this.tokens.get(first - 1)?.mode) : 0;
     for (let at = first; at < last; at++) {
       const token = tokenOf(page, at - page.start, span);
       this.tokens.set(at, token);
       if (token.isTrained && token.advantage !== null) this.reach = Math.max(this.reach, Math.abs(token.advantage));
-      if (token.mode !== null && token.mode !== mode) parts.push(make("span", { class: "mode" }, `m${token.mode}`));
-      mode = token.mode;
+      const now = named(token.mode);
+      if (now !== null && now !== mode) parts.push(make("span", { class: "mode" }, now === STRUCTURE ? now : `m${now}`));
+      mode = now;
       if (token.name) parts.push(make("span", { class: "action" }, oneLine(token.name)));
       const kind = span.author === "policy" ? (token.isTrained ? "" : " unmasked") : " other";
       const shown = token.piece === null ? `${token.id} ` : token.piece === "" ? "·" : visible(token.piece, true);
@@ -179,7 +182,7 @@ export class Transcript {
     if (token.author === "policy") {
       rows.push(["log-prob", exact(token.logprob)], ["entropy", exact(token.entropy)]);
       rows.push(["advantage", exact(token.advantage)], ["learner's log-prob", exact(token.learner)], ["ratio", exact(token.ratio)]);
-      rows.push(["trained", token.isTrained ? "yes" : "no"], ["version", token.version], ["mode", token.mode ?? "–"]);
+      rows.push(["trained", token.isTrained ? "yes" : "no"], ["version", token.version], ["mode", named(token.mode) ?? "–"]);
       if (token.action === -1) rows.push(["action", "none: the tail of an action's text"]);
       else if (token.action !== null && token.action !== token.id) rows.push(["action", `${token.action} ${oneLine(token.name)}`]);
     }
