@@ -97,7 +97,7 @@ class Structure:
 
     @classmethod
     def regex(cls, pattern: str) -> Structure:
-        """A text that the expression matches from its first to its last character."""
+        """A text that the expression matches as a whole; \\d is any digit of Unicode, as in Python."""
         return cls("regex", pattern)
 
     @classmethod

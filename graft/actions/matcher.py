@@ -69,14 +69,18 @@ class StructureCompiler:
         library = _llguidance().LLMatcher
         if self._vocabulary is None:
             self._vocabulary = self._read_vocabulary()
-        if structure.kind == "json":
-            grammar = library.grammar_from_json_schema(structure.source, overrides=SPACING)
-        elif structure.kind == "regex":
-            grammar = library.grammar_from_regex(structure.source)
-        else:
-            grammar = library.grammar_from_lark(structure.source)
-        state = library(self._vocabulary, grammar, log_level=0)
-        if error := _error_of(state):
+        try:
+            if structure.kind == "json":
+                grammar = library.grammar_from_json_schema(structure.source, overrides=SPACING)
+            elif structure.kind == "regex":
+                grammar = library.grammar_from_regex(structure.source)
+            else:
+                grammar = library.grammar_from_lark(structure.source)
+            state = library(self._vocabulary, grammar, log_level=0)
+            error = _error_of(state)
+        except ValueError as why:  # nested too deeply
+            state, error = None, str(why)
+        if error:
             raise StructureError(
                 f"the {NAMES[structure.kind]} {structure.source[:200]!r} cannot be enforced: {error}"
             )
@@ -242,8 +246,8 @@ class Alphabet:
 
 
 def _error_of(state: Any) -> str:
-    """The first line of what a matcher says of its failure; empty if it has none."""
-    return next(iter(state.get_error().splitlines()), "")[:300] if state.is_error() else ""
+    """What a matcher says of its failure, on one line; empty if it has none."""
+    return " ".join(state.get_error().split())[:300] if state.is_error() else ""
 
 
 @cache

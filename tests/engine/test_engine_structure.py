@@ -199,6 +199,8 @@ def test_every_answer_is_valid_under_its_schema(schema: dict[str, Any]) -> None:
         (Structure.lark("start: missing_rule"), "grammar"),
         (Structure.json({"const": "xyz"}), "x"),  # letters that the vocabulary lacks
         (Structure.json({"$ref": "#/$defs/none"}), "JSON schema"),
+        (Structure.regex("(?<=a)b"), "look-around"),
+        (Structure("json", '{"items":' * 400 + "{}" + "}" * 400), "recursion"),
     ],
 )
 def test_a_structure_that_no_answer_can_follow_is_refused(structure: Structure, named: str) -> None:
