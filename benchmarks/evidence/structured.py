@@ -19,7 +19,10 @@ from typing import Any
 from unittest.mock import patch
 
 import graft
+from benchmarks.record import Figure, record
 from graft.models.tree.forest import Forest
+
+GAP = "sampling/sampling_logp_difference/max"
 
 LETTERS = "abcd"
 SCHEMA = {
@@ -99,22 +102,35 @@ def _all_allowed(forest: Any, _: Any, width: int) -> Any:
     return forest.tokens.new_ones(rows, width).bool()
 
 
+def figures(seed: int, masked: bool, steps: list[dict[str, float]]) -> list[Figure]:
+    """Reward of the first three and the last five steps, and the largest gap of all trained tokens."""
+    curve = [row["reward"] for row in steps]
+    name, what = (
+        f"structured.seed{seed}.{'masks' if masked else 'none'}",
+        f"structured task, seed {seed}",
+    )
+    learner = "the sampler's masks in the learner" if masked else "no masks in the learner"
+    return [
+        Figure(f"{name}.before", f"{what}, {learner}: reward of the first steps", mean(curve[:3])),
+        Figure(f"{name}.after", f"{what}, {learner}: reward of the last steps", mean(curve[-5:])),
+        Figure(f"{name}.gap", f"{what}, {learner}: largest gap", max(step[GAP] for step in steps)),
+    ]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--steps", type=int, default=150)
+    parser.add_argument("--record", action="store_true", help="keep them in docs/numbers.json")
     asked = parser.parse_args()
+    rows: list[Figure] = []
     for seed in asked.seeds:
         for masked in (True, False):
-            steps = rewards(seed, asked.steps, masked)
-            curve = [row["reward"] for row in steps]
-            gap = "sampling/sampling_logp_difference/max"
-            print(
-                f"seed {seed}, {'masks of the sampler' if masked else 'no masks'}: reward "
-                f"{mean(curve[:3]):.3f} -> {mean(curve[-5:]):.3f}, first above 0.9 at step "
-                f"{next((n for n, r in enumerate(curve) if r > 0.9), None)}, largest gap "
-                f"{max(row[gap] for row in steps):.2e}, every tenth: {[round(r, 2) for r in curve[::10]]}"
-            )
+            rows += figures(seed, masked, rewards(seed, asked.steps, masked))
+            for row in rows[-3:]:
+                print(f"{row.what}: {row.value:.3f}")
+    if asked.record:
+        record(rows)
 
 
 if __name__ == "__main__":
