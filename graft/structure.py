@@ -1,10 +1,9 @@
 """What a whole answer must look like: a JSON schema, a regular expression, a choice or a grammar.
 
-    Structure.json({"type": "object", "properties": {"age": {"type": "integer"}}, "required": ["age"],
-                    "additionalProperties": False})           {"age": 7}
-    Structure.regex("[0-9]{2}")                               42
-    Structure.choice(["yes", "no"])                           no
-    Structure.lark('start: "a" | "b" start')                  bba
+    Structure.json({"properties": {"age": {"type": "integer"}}, "required": ["age"]})     {"age": 7}
+    Structure.regex("[0-9]{2}")                                                           42
+    Structure.choice(["yes", "no"])                                                       no
+    Structure.lark('start: "a" | "b" start')                                              bba
 
 It is data; `actions.matcher` finds out which tokens it allows next. They differ at every place of an answer,
 so the mode recorded there is a number made from the row of the mask: equal rows have equal numbers in every
@@ -21,8 +20,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal, get_args
 
-import numpy as np
-from numpy.typing import NDArray
+from graft.signatures import explain_arguments
 
 Kind = Literal["json", "regex", "lark"]
 
@@ -36,7 +34,6 @@ FIRST_ROW_ID = 1 << 52
 """Numbers of rows lie between this and twice as much, which JSON's readers still hold exactly."""
 
 MAX_ROW_BITS = 1 << 24
-
 MAX_READ = 4096
 """Rows that are kept unpacked."""
 
@@ -45,6 +42,7 @@ class StructureError(ValueError):
     """A schema, expression or grammar that no answer can follow, or that cannot be read."""
 
 
+@explain_arguments
 @dataclass(frozen=True, slots=True)
 class Structure:
     """The form of an answer, by its source."""
@@ -133,7 +131,9 @@ def read_row(text: str) -> bytes:
     return bits
 
 
-def allowed_by(bits: bytes, width: int) -> NDArray[np.bool_]:
-    """The row as booleans, [width]."""
+def allowed_by(bits: bytes, width: int) -> Any:
+    """The row as booleans of numpy, [width]."""
+    import numpy as np  # here: an environment's process may have none
+
     packed = np.frombuffer(bits, np.uint8)
     return np.unpackbits(packed, count=width, bitorder="little").view(np.bool_)

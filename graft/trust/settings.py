@@ -77,6 +77,7 @@ KEYS: dict[str, Effect] = {
     "actions.tools": S,
     "actions.start": S,
     "rollout.branch": P,
+    "rollout.answer_schema": S,
     "rollout.frozen": Effect.MODEL,
     "eval.env": P,
     "engine.name": N,

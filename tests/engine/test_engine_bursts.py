@@ -318,7 +318,7 @@ def test_a_step_is_recorded_over_empty_buffers(device: torch.device) -> None:
 
     runner.graphs, runner._captured = Recorder(), {}
     with torch.no_grad():
-        runner._replay(key, decode_state)
+        runner._graphs_of(key, decode_state)
     assert recorded == [False]
     assert torch.equal(engine._tree.pages.pool, before)
 

@@ -12,7 +12,7 @@ pytest.importorskip("triton")
 
 from graft.models import device, product_probe
 from graft.models.decoder import Decoder
-from graft.models.kernels import interval, start
+from graft.models.kernels import interval, launch
 from graft.models.shape import ModelShape
 
 
@@ -38,7 +38,7 @@ def generation(
     cached = device.why_no_kernels, device.has_large_shared_memory
     for function in cached:
         function.cache_clear()
-    monkeypatch.setattr(start, "driver", SimpleNamespace(active=Driver()))
+    monkeypatch.setattr(launch, "driver", SimpleNamespace(active=Driver()))
     yield torch.device("cuda")
     for function in cached:
         function.cache_clear()
@@ -54,7 +54,7 @@ def test_gpus_before_ampere_compute_in_plain_pytorch(generation: torch.device) -
 def test_so_does_one_on_a_machine_where_triton_does_not_start(
     generation: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(start, "driver", SimpleNamespace(active=NoCompiler()))
+    monkeypatch.setattr(launch, "driver", SimpleNamespace(active=NoCompiler()))
     why = "Triton does not start: Failed to find C compiler."
     assert device.why_no_kernels(generation) == why and not device.has_kernels(generation)
 
