@@ -237,14 +237,14 @@ def test_a_mistake_is_an_error_before_the_first_request(
 
 
 def test_several_servers_share_the_attempts_and_one_that_fails_loses_none(served, rows, tmp_path):
-    """Half of the tasks each; then the second is down at the start, fails in between, or was never there."""
+    """Both have tasks; then the second is down at the start, fails in between, or was never there."""
     served.reply = doubles
     with serving() as other:
         other.reply = doubles
         both = [f"{served.url},{other.url}"]
         found, _, _ = chat_eval(served, rows, tmp_path, endpoint=both, k=[1, 2], name="both")
         assert found.rows["tiny"]["mine"].values("avg") == [1, 1, 1, 1, 0, 0]
-        assert abs(len(served.requests) - len(other.requests)) <= 4
+        assert served.requests and other.requests  # how many depends on which one is quicker
         assert len(served.requests) + len(other.requests) == 12
         other.always, before = 500, len(other.requests)
         found, _, _ = chat_eval(
