@@ -14,6 +14,7 @@ from graft.engine.remote import endpoint
 from graft.engine.remote.endpoint import Endpoint, EndpointError
 from graft.engine.remote.openai import CONVERSATION, OpenAIEngine, messages_of
 from graft.registry import resolve
+from graft.structure import Structure
 from graft.text.chat import Chat
 from graft.text.tokenizer import FastTokenizer
 from graft.train.build import build_run
@@ -52,6 +53,16 @@ def test_a_completion_is_the_servers_text_and_the_end_of_the_turn(served):
     served.finish = "length"
     done = sample(engine_of(served), "2+3=")
     assert TOKENIZER.decode(done.tokens) == "2+3=é" and done.finish is Finish.LENGTH
+
+
+def test_a_schema_is_asked_for_and_another_structure_refused(served):
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
+    sample(engine_of(served), "a", structure=Structure.json(schema))
+    asked = served.requests[-1]["response_format"]
+    assert asked["type"] == "json_schema" and asked["json_schema"]["schema"] == schema
+    with pytest.raises(EngineError, match="'regex'"):
+        sample(engine_of(served), "a", structure=Structure.regex("a+"))
+    assert len(served.requests) == 1
 
 
 def test_a_context_grows_and_its_forks_have_draws_of_their_own(served):
