@@ -23,6 +23,7 @@ from graft.engine.remote.vllm_server import VLLMServer
 from graft.models.decoder import Decoder
 from graft.models.io.save import save_model
 from graft.models.io.tensor_names import hf_names
+from graft.structure import Structure
 from graft.text.tokenizer import FastTokenizer
 from graft.types import Completion, Finish, Sampling
 from tests.engine.engine_kit import TOOLS, dense_logp, gap, tiny_decoder
@@ -430,6 +431,8 @@ def test_what_sglang_cannot_do_is_refused(stage, folder, tmp_path):
         SGLangServer([fake.url], tmp_path, tokenizer=TOKENIZER, exchange=tmp_path)
     with pytest.raises(EngineError, match="cannot apply a grammar"):
         asyncio.run(engine.open([1]).sample(Sampling(), TOOLS))
+    with pytest.raises(EngineError, match="masks of a structured answer"):
+        asyncio.run(engine.open([1]).sample(Sampling(structure=Structure.json())))
     with pytest.raises(EngineError, match="changed in place"):
         engine.load(None, 1)
     weights = dict(hf_names(decoder_of(1)))
