@@ -32,6 +32,7 @@ from benchmarks.gpu.packing import packing
 from benchmarks.gpu.report import Report, Row
 from benchmarks.gpu.roofs import roofs
 from benchmarks.gpu.start import start
+from benchmarks.gpu.structured import structured
 from benchmarks.gpu.warm_up import warm_up
 from benchmarks.gpu.works import anchor_of, works_of
 from benchmarks.record import Figure, record, slug
@@ -58,6 +59,7 @@ def jobs_of(shapes: list[str]) -> dict[str, Job]:
     add(f"agents {main}", agents, main)
     add(f"gap {main}", gap_rows, main)
     add(f"calls {main}", calls_row, main)
+    add(f"structured {main}", structured, main, anchor)
     add(f"training {main}", training.training, main, anchor)
     add(f"step {main}", training.step, main, anchor)
     add(f"packing {main}", packing, main)
