@@ -94,7 +94,7 @@ def structured(bench: Bench, name: str, work: Work) -> list[Row]:
     ]
 
 
-class timing:
+class HostTimer:
     """Adds the seconds that a drawn token under a structure took on the host."""
 
     def __init__(self, into: list[float]) -> None:
