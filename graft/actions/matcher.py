@@ -47,7 +47,8 @@ class StructureCompiler:
         """`vocab_size` is the number of tokens that the model can write."""
         self._tokenizer = tokenizer
         self._rows = MaskRows()
-        self._ends = frozenset(token for token in tokenizer.eos_ids if token < vocab_size)
+        known = min(vocab_size, tokenizer.vocab_size)
+        self._ends = frozenset(token for token in tokenizer.eos_ids if token < known)
         self._vocabulary: Any = None
         self._compile = lru_cache(maxsize=MAX_COMPILED)(self._compiled)
         self.check = lru_cache(maxsize=MAX_COMPILED)(self._check)
@@ -151,6 +152,8 @@ class StructureMatcher:
         bits = bytearray(self.state.compute_bitmask()) if bits is None else bits
         if error := _error_of(self.state):
             raise StructureError(f"the structure cannot be followed further: {error}")
+        # a model may have ends beyond the tokens of its tokenizer
+        bits.extend(bytes(max(max(self.stop_tokens, default=0) // 8 + 1 - len(bits), 0)))
         # the ends of texts that llguidance knows are not the ends of turns
         for token in self._ends:
             bits[token >> 3] &= ~(1 << (token & 7))

@@ -77,6 +77,16 @@ def test_of_several_ends_of_a_turn_the_policy_draws_one() -> None:
     assert done.logprobs[1] < 0
 
 
+def test_an_end_may_lie_beyond_the_tokens_of_the_tokenizer() -> None:
+    decoder = tiny_decoder(vocab_size=90)
+    for end in (32, 89):
+        engine = tiny_engine(decoder, tokenizer=LETTERS, eos_ids=(end,))
+        done = ask(Structure.choice(["man", "nam"]), engine)
+        assert done.tokens[-1] == end and done.finish is Finish.STOP
+        both = ask(Structure.choice(["am"]), engine, stop_tokens=(1,))
+        assert both.tokens[-1] in (1, end) and both.actions[-1] == both.tokens[-1]
+
+
 def test_min_tokens_do_not_prolong_a_complete_answer() -> None:
     done = ask(Structure.choice(["man", "nam"]), min_tokens=50, stop_tokens=(2,))
     assert done.finish is Finish.STOP and len(done.tokens) == 4
