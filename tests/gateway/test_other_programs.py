@@ -18,11 +18,6 @@ from tests.gateway.program_table import PAGE, table_on, write_table
 from tests.gateway.program_trials import PROGRAM_RULES, PROGRAM_TRIALS, STRUCTURED
 from tests.gateway.written_policy import check_episodes
 
-TOGETHER = [
-    trial for trial in PROGRAM_TRIALS if trial.name.startswith(("Codex", "opencode", "Vercel"))
-]
-"""Those that start quickly enough to run at the same time on two cores."""
-
 
 def bench_for(trials: list[Trial], patch: pytest.MonkeyPatch, home: Path) -> Bench:
     for name in sorted({trial.home for trial in trials}):
@@ -43,15 +38,6 @@ def test_a_program_is_recorded_exactly(
     check_episodes(bench.policy, [episode])
     # a reward reads the agent's conversation, not that of a title
     assert session.main.thread in {one.thread for one in session.contexts if one.role == MAIN}
-
-
-@pytest.mark.slow
-def test_programs_at_once_are_recorded_exactly(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    bench = bench_for(TOGETHER, monkeypatch, tmp_path)
-    sessions = [bench.open(trial) for trial in TOGETHER]
-    printed = asyncio.run(bench.run([*zip(TOGETHER, sessions, strict=True)]))
-    episodes = [bench.check(*one) for one in zip(TOGETHER, sessions, printed, strict=True)]
-    check_episodes(bench.policy, episodes)
 
 
 def test_the_page_has_the_table_of_these_trials():
