@@ -46,7 +46,7 @@ class StructureCompiler:
     def __init__(self, tokenizer: FastTokenizer, vocab_size: int) -> None:
         """`vocab_size` is the number of tokens that the model can write."""
         self._tokenizer = tokenizer
-        self._rows = MaskRows()
+        self._rows = MaskRows(-(-tokenizer.vocab_size // 32))
         known = min(vocab_size, tokenizer.vocab_size)
         self._ends = frozenset(token for token in tokenizer.eos_ids if token < known)
         self._vocabulary: Any = None
@@ -116,6 +116,11 @@ class StructureMatcher:
         """The rows under which something was drawn, by their numbers: what an episode keeps."""
 
     @property
+    def num_words(self) -> int:
+        """Words of 32 bits that hold a bit for each token of the vocabulary."""
+        return self._rows.num_words
+
+    @property
     def is_over(self) -> bool:
         """Whether nothing but an end may follow."""
         return self.state.is_stopped()
@@ -176,7 +181,7 @@ def find_bits(matchers: Sequence[StructureMatcher]) -> list[bytearray | None]:
     """What llguidance allows several answers next, found side by side; None where that does not pay."""
     if len(matchers) < MIN_PARALLEL:
         return [None] * len(matchers)
-    num_words = len(matchers[0].state.compute_bitmask()) // 4
+    num_words = matchers[0].num_words
     masks = np.zeros((len(matchers), num_words), dtype=np.int32)
     places = [(matcher.state, number) for number, matcher in enumerate(matchers)]
     _threads().unsafe_compute_mask_ptr(places, masks.ctypes.data, 4 * num_words, len(matchers))
@@ -198,7 +203,8 @@ class MaskRow(NamedTuple):
 class MaskRows:
     """The rows met so far by their bits, the latest used ones."""
 
-    def __init__(self) -> None:
+    def __init__(self, num_words: int) -> None:
+        self.num_words = num_words
         self._rows: OrderedDict[bytes, MaskRow] = OrderedDict()
 
     def row(self, bits: bytes) -> MaskRow:

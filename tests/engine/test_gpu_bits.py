@@ -26,6 +26,8 @@ from graft.models.tree.forest import Forest
 from graft.models.tree.packing import TokenRun
 from graft.models.tree.path_blocks import BLOCK, SEGMENT, PathBlocks
 from graft.rollout.batching import to_batch
+from graft.structure import Structure
+from graft.text.tokenizer import FastTokenizer
 from graft.types import Author, Episode, Leaf, Sampling, Span, Task, Trajectory
 
 pytest.importorskip("triton")
@@ -230,9 +232,7 @@ def answered(
     episode = Episode(Task("0", "test"))
     root = episode.append(Span(None, Author.TASK, prompt(length)))
     for done in sample_all(open_forks(engine, (length, forks)), sampling):
-        parts = done.tokens, done.actions, done.logprobs, done.entropies, done.modes
-        answer = Span(root, Author.POLICY, *parts, mask=[True] * len(done.tokens))
-        episode.leaves.append(Leaf((episode.append(answer),)))
+        episode.leaves.append(Leaf((episode.append(Span.sampled(root, done)),)))
     return list(episode.trajectories())
 
 
@@ -291,6 +291,20 @@ def test_the_log_probs_of_forks_have_the_learners_bits(
         found = Forest(rows, batch.mask, device).logprobs(decoder, 0.7)
     for mine, its in zip(found, (batch.logprobs, batch.entropies), strict=True):
         assert torch.equal(mine.cpu()[batch.mask], its[batch.mask])
+
+
+def test_structured_answers_have_the_learners_bits(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Four at once, whose rows are found on several threads, in a vocabulary of whole words of bits."""
+    letters = FastTokenizer.characters('0123456789{}":, namopqrstuvwx')
+    assert letters.vocab_size == 32
+    decoder = in_order(monkeypatch, device, width=16, ff=16, vocab_size=32)
+    how = Sampling(max_tokens=4, structure=Structure.regex("[0-9]+(, [nam]+)*"))
+    rows = answered(decoder, 3, 4, how, tokenizer=letters, eos_ids=letters.eos_ids)
+    assert all(span.masks for row in rows for span in row.spans if span.author is Author.POLICY)
+    unequal, total = num_unequal(decoder, rows, random.Random(0))
+    assert unequal == 0 and total > 4
 
 
 @pytest.mark.slow

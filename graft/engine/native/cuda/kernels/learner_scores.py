@@ -49,7 +49,7 @@ class LearnerScores:
     def write(self, rows: Tensor, allowed: Tensor) -> None:
         """Take over rows of the table that have changed."""
         assert self.allowed is not None
-        self.allowed[rows, : allowed.shape[1]] = allowed
+        self.allowed[rows, : allowed.shape[1]] = allowed.to(self.allowed.dtype)
 
     def replace(self, decode_state: DecodeState, logits: Tensor, width: int) -> None:
         """Overwrite the results of the draws that were made from logits [B, W], of `width` actions."""
