@@ -13,7 +13,7 @@ pytest.importorskip("triton")
 from graft.models.kernels.experts import mix_experts
 from graft.models.kernels.gate import Clamp
 from graft.models.kernels.products import router_logits
-from graft.models.kernels.routing import choose_and_weigh, group_rows
+from graft.models.kernels.routing import choose_and_weigh, group_rows, rows_apart
 from graft.models.layers.experts import ExpertMLP, route
 from graft.models.shape import Experts, ModelShape
 
@@ -90,6 +90,18 @@ def test_a_full_expert_has_several_tiles(kernel_device: torch.device) -> None:
     groups = group_rows(chosen, 5)
     assert groups.experts.tolist()[:3] == [2, 2, 2] and set(groups.experts.tolist()[3:]) == {5}
     assert groups.first.tolist()[:3] == [0, 16, 32] and groups.order.tolist() == [*range(37)]
+
+
+def test_rows_apart_have_the_bits_of_grouped_ones(kernel_device: torch.device) -> None:
+    """Also where two tokens have an expert in common."""
+    x, gate_up, down, weights, chosen = inputs(kernel_device, 3)
+    chosen[1] = chosen[0].flip(0)
+    with torch.no_grad():
+        grouped, apart = (
+            mix_experts(x, gate_up, down, weights, groups)
+            for groups in (group_rows(chosen, 6), rows_apart(chosen, 6))
+        )
+    assert torch.equal(grouped, apart) and grouped.abs().min() > 0
 
 
 def inputs(device: torch.device, tokens: int) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:

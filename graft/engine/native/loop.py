@@ -37,7 +37,7 @@ MAX_SEGMENTS = 4
 """Segments of a burst, before everything is planned anew."""
 HOPS = 5
 """Turns of the event loop from the end of a sample to the next one of an agent on the same loop."""
-MATCHED_STEPS = 16
+MATCHED_STEPS = 32
 """Steps of a burst in which the host finds what structures allow, before everything is planned anew."""
 MIN_ALIVE = 0.75
 """Share of a burst's rows that must be alive for another segment."""

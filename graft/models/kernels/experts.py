@@ -35,14 +35,14 @@ from graft.models.kernels.routing import Groups
 from graft.row_sums import grad_sum_of
 
 TILES = {
-    tile.rows: tile
-    for tile in (
-        *(Tile(16, 128, 128, 4, 3), Tile(32, 128, 128, 4, 3)),
-        *(Tile(64, 128, 64, 4, 4), Tile(128, 256, 64, 8, 3)),
-    )
+    1: Tile(16, 64, 256, 4, 3),
+    16: Tile(16, 128, 128, 4, 3),
+    32: Tile(32, 128, 128, 4, 3),
+    64: Tile(64, 128, 64, 4, 4),
+    128: Tile(128, 256, 64, 8, 3),
 }
-"""By their rows: within 3% of the fastest of 5 to 15 each with 128 experts of 768 on an H200, for 1, 8, 64,
-256, 512 and 8,192 tokens; weights are read at 4.0 to 4.4 TB/s by 8 to 512."""
+"""By the rows of a group: within 3% of the fastest of 5 to 15 each with 128 experts of 768 on an H200, for 1, 8,
+64, 256, 512 and 8,192 tokens; weights are read at 4.0 to 4.4 TB/s by 8 to 512."""
 
 SUM_BLOCK = 1024
 
@@ -54,7 +54,7 @@ def _multiply(
     weight,  # output n of expert e and input k at e * weight_size + n * weight_row + k * weight_column
     bias,  # one for each output of each expert, or None
     out,  # rows of N numbers
-    order, starts, experts, first,
+    order, starts, experts, first,  # see `Groups`
     x_stride, weight_size, weight_row, weight_column, out_stride,
     E: tl.constexpr, N: tl.constexpr, K: tl.constexpr,
     COLUMNS: tl.constexpr,  # of `out` in a program: BLOCK_N, with a gate half of it
@@ -67,9 +67,14 @@ def _multiply(
         after_previous()
     expert = tl.load(experts + tl.program_id(1))
     if expert < E:
-        place = tl.load(first + tl.program_id(1)) + tl.arange(0, BLOCK_M)
-        is_row = place < tl.load(starts + expert + 1)
-        row = tl.load(order + place, mask=is_row, other=0)
+        if order is None:
+            place = tl.program_id(1) + tl.arange(0, BLOCK_M)
+            is_row = place == tl.program_id(1)
+            row = place
+        else:
+            place = tl.load(first + tl.program_id(1)) + tl.arange(0, BLOCK_M)
+            is_row = place < tl.load(starts + expert + 1)
+            row = tl.load(order + place, mask=is_row, other=0)
         source = place if X_SHARE == 0 else row // X_SHARE
         target = row if IS_SPREAD else place
         column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
@@ -128,13 +133,13 @@ def multiply(
     outputs, columns = outputs // halves, tile.outputs // halves
     limit, alpha = gate or (0.0, 0.0)
     x = x.contiguous()
-    out = x.new_empty(len(groups.order), outputs)
+    out = x.new_empty(groups.chosen.numel(), outputs)
     grid = (triton.cdiv(outputs, columns), len(groups.experts))
     _multiply[grid](
         x, weight, bias, out, groups.order, groups.starts, groups.experts, groups.first,
         x.stride(0), size, *strides, out.stride(0), E=groups.count, N=outputs, K=inputs,
         COLUMNS=columns, X_SHARE=share, IS_SPREAD=spread, LIMIT=limit, ALPHA=alpha,
-        BLOCK_M=groups.height, BLOCK_N=tile.outputs,
+        BLOCK_M=tile.rows, BLOCK_N=tile.outputs,
         BLOCK_K=min(tile.inputs, triton.next_power_of_2(inputs)),
         num_warps=tile.warps, num_stages=stages_of(tile, x), **chained(x.device),
     )  # fmt: skip

@@ -24,32 +24,31 @@ from graft.models.kernels.launch import after_previous, chained
 ROUTE_ROWS = 4
 GROUP_ROWS = 4096
 """Rows of a step, of one program."""
+APART = 4
+"""Experts for each row, at least, where rows are not grouped."""
 
 
 class Groups(NamedTuple):
     """The rows of each expert, as tiles, on the device."""
 
-    order: Tensor
-    """[R] rows by expert; those of one expert ascend."""
-    starts: Tensor
+    order: Tensor | None
+    """[R] rows by expert; those of one expert ascend. None: each row is a tile, in the order of rows."""
+    starts: Tensor | None
     """[E + 1] where each expert's begin in `order`, and R."""
     experts: Tensor
     """[tiles] the expert of each tile; E where there is none."""
-    first: Tensor
+    first: Tensor | None
     """[tiles] where its rows begin in `order`."""
     height: int
     """Most rows of a tile."""
     chosen: Tensor
     """[T, k] the experts of each token."""
+    count: int
+    """Number of experts."""
 
     @property
     def top_k(self) -> int:
         return self.chosen.shape[1]
-
-    @property
-    def count(self) -> int:
-        """Number of experts."""
-        return len(self.starts) - 1
 
 
 @triton.jit
@@ -176,4 +175,9 @@ def group_rows(chosen: Tensor, count: int) -> Groups:
         BLOCK_E=triton.next_power_of_2(count), num_warps=4 if rows <= 1024 else 8,
         **chained(chosen.device),
     )  # fmt: skip
-    return Groups(order, starts, experts, first, height, chosen)
+    return Groups(order, starts, experts, first, height, chosen, count)
+
+
+def rows_apart(chosen: Tensor, count: int) -> Groups:
+    """Each row as a tile of its own, for few rows: two of one expert are rare, and nothing is launched."""
+    return Groups(None, None, chosen.flatten(), None, 1, chosen, count)

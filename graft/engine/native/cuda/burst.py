@@ -6,7 +6,7 @@ B rows (requests that draw), P pages of a row
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -195,6 +195,7 @@ class DecodeState:
 class BurstSegment(NamedTuple):
     """Some steps of a burst, whose results are being copied to the host."""
 
+    first: int  # step of the burst
     results: Tensor  # [3, steps, B]
     drawn: Tensor  # [B] tokens of the burst so far
     is_done: torch.cuda.Event | None
@@ -220,18 +221,20 @@ class InflightBurst:
         self.pending: deque[BurstSegment] = deque()
         self._drawn = [0] * len(requests)
 
-    def launch(self, steps: int) -> None:
-        """Start up to `steps` more steps; every row that is alive draws one token in each."""
+    def launch(self, steps: int, first: int | None = None) -> None:
+        """Start up to `steps` more steps; every row that is alive draws one token in each. Results are
+        copied from step `first` on, if rows are still to be read from there."""
         steps = min(steps, self.left)
         for _ in range(steps):
             self.replay()
-        first, self.launched = self.launched, self.launched + steps
+        first = self.launched if first is None else first
+        self.launched += steps
         self.left -= steps
         # a row that is alive draws one token a step, so a step is an index into its results
         results = self.decode_state.results[:, first : self.launched]
         drawn = self.decode_state.state[DrawField.DRAWN]
         is_done = torch.cuda.Event() if results.is_cuda else None
-        self.pending.append(BurstSegment(_to_host(results), _to_host(drawn), is_done))
+        self.pending.append(BurstSegment(first, _to_host(results), _to_host(drawn), is_done))
         if is_done is not None:
             is_done.record()
 
@@ -241,30 +244,27 @@ class InflightBurst:
         is_done = self.pending[0].is_done
         return is_done is None or is_done.query()
 
-    def read(self) -> list[Draw]:
-        """The draws of the oldest segment, for the requests that are not over."""
+    def read(self, rows: Sequence[int] | None = None) -> list[Draw]:
+        """The draws of the oldest segment, for requests that are not over; `rows`: for these alone."""
         segment = self.pending.popleft()
         if segment.is_done is not None:
             segment.is_done.synchronize()
-        num_rows = len(self.requests)
-        before, self._drawn = self._drawn, segment.drawn[:num_rows].tolist()
+        rows = range(len(self.requests)) if rows is None else rows
+        drawn = segment.drawn.tolist()
         # numpy, not torch: tolist() of a transposed array takes a tenth of the time
-        results = segment.results.numpy()[:, :, :num_rows].transpose(0, 2, 1)
+        results = segment.results.numpy()[:, :, list(rows)].transpose(0, 2, 1)
         tokens = results[0].astype(np.int64).tolist()
         logprobs, entropies = results[1:].tolist()
         draws: list[Draw] = []
-        for row, request in enumerate(self.requests):
-            number = self._drawn[row] - before[row]
-            if number and not request.is_over:  # else it ended or was cancelled meanwhile
-                request.sequence.cached += number
-                draws.append(
-                    Draw(
-                        request,
-                        tokens[row][:number],
-                        logprobs[row][:number],
-                        entropies[row][:number],
-                    )
-                )
+        for at, row in enumerate(rows):
+            request, before = self.requests[row], self._drawn[row]
+            self._drawn[row] = drawn[row]
+            if (
+                drawn[row] > before and not request.is_over
+            ):  # else it ended or was cancelled meanwhile
+                request.sequence.cached += drawn[row] - before
+                new = slice(before - segment.first, drawn[row] - segment.first)
+                draws.append(Draw(request, tokens[at][new], logprobs[at][new], entropies[at][new]))
         return draws
 
 

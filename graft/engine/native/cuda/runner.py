@@ -53,6 +53,8 @@ ORDERED_PROGRAMS, MAX_ORDERED_SPLITS = 2048, 16
 faster at all batches."""
 MIN_SLOTS = 8
 """Segments of the longest row, at least: each number of slots is a graph of its own."""
+PLAIN_STEPS = 8
+"""Steps after which rows without a structure are read, beside rows that the host follows step by step."""
 DECIDE_AT = 0.9
 """Share of a segment's time after which the next one is decided, where callers are on the event loop."""
 
@@ -133,17 +135,21 @@ class CudaRunner:
 
     def _run_matched(self, burst: InflightBurst, plan: BurstPlan) -> Iterator[list[Draw] | None]:
         """Draw step by step: while the device computes the states of a step, the host adds the draws of the
-        one before, and finds what structures allow in this one."""
+        one before, and finds what structures allow in this one. Rows without one are read less often."""
         assert burst.prepare is not None
+        matched = [row for row, each in enumerate(burst.requests) if each.matcher is not None]
+        first = 0  # step that all rows are read from
         burst.prepare()
         while True:
             self._write_structures(burst.requests)
-            burst.launch(1)
+            burst.launch(1, first)
             if has_next := burst.left > 0 and plan.go_on():
                 burst.prepare()
             while self.shares_loop and not burst.is_ready:
                 yield None
-            yield burst.read()
+            is_whole = not has_next or burst.launched - first == PLAIN_STEPS
+            yield burst.read(None if is_whole else matched)
+            first = burst.launched if is_whole else first
             self._read_at = perf_counter()
             if not has_next:
                 return

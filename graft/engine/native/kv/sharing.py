@@ -30,6 +30,8 @@ MIN_SAVED_PAGES = 2
 """A span is shared if it saves that many page reads; fewer are served by the hardware caches."""
 SPAN_PAGES = (2, 8)
 """Fewest and most pages of a span: short ones spread little work over more programs."""
+TILES = (16, 32)
+"""Query rows of a kernel's tile, the larger where groups of siblings fill it."""
 BUSY = 264
 """Programs that keep a large device busy, two to a multiprocessor."""
 
@@ -46,7 +48,7 @@ class PageSharing:
     items: Ints
     """[n, 5]: first row, rows, first page, last page + 1, slot."""
     tile_rows: int
-    """Query rows of a kernel tile: 16, or 32 where larger groups of siblings fill them."""
+    """Query rows of a kernel tile."""
     tail_rows: int = 1
     """Rows whose tails one program computes; see `cuda.kernels.segments`."""
 
@@ -63,22 +65,24 @@ def find_sharing(
     splits: int,
     order: Ints | None = None,
     span_pages: tuple[int, int] = SPAN_PAGES,
+    tiles: tuple[int, ...] = TILES,
 ) -> PageSharing:
     """Spans for the rows of `table`; the first `splits` slots are those of the tails.
 
     order        of the rows, as `siblings_first` finds it
     span_pages   fewest and most of a span
+    tiles        query rows that a kernel's tile may have
     """
     order = siblings_first(table) if order is None else order
     table = table[order]
     spans = _spans(table)
     widest = max((count for _, count, _, _ in spans), default=1)
-    tile_rows = 32 if widest * group > 16 else 16
+    tile_rows = next((rows for rows in tiles if rows >= widest * group), tiles[-1])
     most = max(tile_rows // group, 1)  # rows of an item
-    tiles = sum(-(-count // most) * (stop - start) for _, count, start, stop in spans)
+    num_tiles = sum(-(-count // most) * (stop - start) for _, count, start, stop in spans)
     low, high = span_pages
     longest = max((stop for _, _, _, stop in spans), default=0)
-    pages = max(min(tiles * kv_heads // BUSY, high), low, -(-longest // (MAX_SLOTS - 3)))
+    pages = max(min(num_tiles * kv_heads // BUSY, high), low, -(-longest // (MAX_SLOTS - 3)))
     tails, slots = np.zeros(len(table), dtype=np.int64), np.zeros(len(table), dtype=np.int64)
     items: list[tuple[int, int, int, int, int]] = []
     for first, count, start, stop in spans:  # from the root outwards

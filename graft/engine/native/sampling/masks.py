@@ -55,6 +55,8 @@ class Masks:
         self.plain_row = space.num_modes
         self.allowed: Tensor | None = None
         self.subset: HeadSubset | None = None
+        self._written: dict[int | None, bytes] = {}
+        """Of each row for structures, its bits; equal ones are mostly one object."""
         self.forbidden: list[tuple[int, Tensor | None]] = []
         """Of each row: the first row equal to it, and the columns it forbids, where they are few."""
         if space.allowed is None and self.width == shape.vocab_size:
@@ -80,8 +82,10 @@ class Masks:
             )
 
     def write(self, requests: list[SampleRequest]) -> Tensor:
-        """Copy what structures allow these requests into their rows; the numbers [n] of these."""
+        """Copy what structures allow these requests into their rows; the numbers [n] of the changed ones."""
         assert self.allowed is not None
+        requests = [each for each in requests if self._written.get(each.slot) is not each.allowed]
+        self._written |= {each.slot: each.allowed for each in requests}
         packed = np.zeros((len(requests), -(-self.width // 8)), dtype=np.uint8)
         for row, request in enumerate(requests):
             bits = np.frombuffer(request.allowed, np.uint8)[: packed.shape[1]]
@@ -110,6 +114,7 @@ class Masks:
         if table is None:
             table = more.new_ones(self.num_rows, self.width)
         self.allowed = torch.cat([table[: self.num_rows], more])
+        self._written.clear()
         return True
 
     def forbidden_to_all(self, requests: list[SampleRequest]) -> Tensor | None:

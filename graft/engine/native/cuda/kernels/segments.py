@@ -40,6 +40,8 @@ from graft.models.tree.path_blocks import BLOCK, SEGMENT
 NUM_WARPS = 4
 NUM_STAGES = 3
 """Pages that are on their way from memory, and the one that is added."""
+LARGE_TILE_STAGES = 2
+"""The same of tiles of 64 rows, which need the memory for themselves."""
 
 
 # numbers that change from batch to batch are no constants: each would be compiled anew
@@ -213,9 +215,10 @@ def decode_segments(
     q = q.contiguous()
     out = torch.empty_like(q)
     shared = sizes(q, kv_heads)
+    stages = NUM_STAGES if tile_rows < 64 else LARGE_TILE_STAGES
     _attend[(kv_heads, len(items) + triton.cdiv(batch, tail_rows) * splits)](
         q, k_pool, v_pool, table, table.stride(0), lengths, tails, items, batch, len(items), splits,
-        tail_rows, slots, partial, stats, HEADS=kv_heads, ROWS=tile_rows, NUM_STAGES=NUM_STAGES, **shared,
+        tail_rows, slots, partial, stats, HEADS=kv_heads, ROWS=tile_rows, NUM_STAGES=stages, **shared,
         WINDOW=window, num_warps=NUM_WARPS, **chained(q.device),
     )  # fmt: skip
     merged = min(triton.next_power_of_2(heads), 4)
