@@ -138,6 +138,19 @@ def test_kernels_draw_the_same_beside_plain_rows(device: torch.device) -> None:
     assert done[4].finish is Finish.LENGTH and done[4].actions[-1] == NO_ACTION
 
 
+def test_kernels_draw_on_under_masks_that_stay(device: torch.device) -> None:
+    """Plain rows beside them are read every few steps, and some end between."""
+
+    def scenario(engine: NativeEngine) -> list[Completion]:
+        contexts = [engine.open(prompt(4, n)) for n in range(4)]
+        digits = Sampling(max_tokens=12, structure=Structure.regex("[0-9]{20}"))
+        plain = [Sampling(max_tokens=most, min_tokens=most) for most in (5, 8, 11)]
+        return gather(contexts, [digits, *plain])
+
+    done = run_both(device, scenario, tokenizer=LETTERS, eos_ids=LETTERS.eos_ids)
+    assert len(set(done[0].modes)) < 3 and [len(d.tokens) for d in done] == [12, 5, 8, 11]
+
+
 def test_kernels_take_more_structured_rows_than_there_is_room_for(
     device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -223,9 +223,9 @@ class CudaRunner:
     def _write_structures(self, requests: list[SampleRequest]) -> None:
         """Copy the rows of structures to the device, where captured graphs read them."""
         requests = [r for r in requests if r.matcher is not None and not r.is_over]
-        if not requests:
-            return
         rows, allowed = self.masks.write(requests), self.masks.allowed
+        if not len(rows):
+            return
         assert allowed is not None and self.occupied is not None
         self.occupied[rows] = occupied_chunks(allowed[rows])
         if self.scores is not None:

@@ -85,12 +85,14 @@ class Masks:
         """Copy what structures allow these requests into their rows; the numbers [n] of the changed ones."""
         assert self.allowed is not None
         requests = [each for each in requests if self._written.get(each.slot) is not each.allowed]
+        if not requests:
+            return torch.empty(0, dtype=torch.int64)
         self._written |= {each.slot: each.allowed for each in requests}
         packed = np.zeros((len(requests), -(-self.width // 8)), dtype=np.uint8)
         for row, request in enumerate(requests):
             bits = np.frombuffer(request.allowed, np.uint8)[: packed.shape[1]]
             packed[row, : len(bits)] = bits
-        arrays = {"packed": packed, "rows": np.array([self.row(request) for request in requests])}
+        arrays = {"packed": packed, "rows": np.array([*map(self.row, requests)], np.int64)}
         moved = transfer({k: torch.from_numpy(v) for k, v in arrays.items()}, self.allowed.device)
         shifts = torch.arange(8, dtype=torch.uint8, device=self.allowed.device)
         flags = (moved["packed"][:, :, None] >> shifts & 1).flatten(1)[:, : self.width]
