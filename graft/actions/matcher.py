@@ -168,7 +168,7 @@ class StructureMatcher:
                 bits[token >> 3] |= 1 << (token & 7)
         # mostly the row of the draw before, and comparing takes a tenth of hashing
         row = self._last
-        if row is None or row.bits != bits:
+        if row is None or row.bits != bits:  # pyright: ignore[reportUnnecessaryComparison]
             row = self._last = self._rows.row(bytes(bits))
         forced = self.state.compute_ff_bytes()
         # where no token writes bytes that must follow, the mask of llguidance is of other tokens
