@@ -41,8 +41,8 @@ TILES = {
     64: Tile(64, 128, 64, 4, 4),
     128: Tile(128, 256, 64, 8, 3),
 }
-"""By the rows of a group: within 3% of the fastest of 5 to 15 each with 128 experts of 768 on an H200, for 1, 8,
-64, 256, 512 and 8,192 tokens; weights are read at 4.0 to 4.4 TB/s by 8 to 512."""
+"""By the rows of a group: within 3% of the fastest of 5 to 15 each with 128 experts of 768 on an H200, for 1
+to 8,192 tokens; weights are read at 4.0 to 4.4 TB/s by 8 to 512."""
 
 SUM_BLOCK = 1024
 
