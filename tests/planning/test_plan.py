@@ -9,6 +9,7 @@ from graft.config import Config, ConfigError, check, load_config
 from graft.engine.native.engine import NativeEngine
 from graft.engine.native.kv.pages import pool_tokens
 from graft.models.decoder import Decoder
+from graft.models.kv_rounding import kv_bytes
 from graft.models.shape import ModelShape
 from graft.models.tree.forest import Forest
 from graft.planning.forecast import corrected, forecast, lengths_of
@@ -31,7 +32,6 @@ from graft.train.memory.footprint import (
     activation_bytes,
     gigabytes,
     head_bytes,
-    kv_bytes,
     most_head_bytes,
     num_parameters,
 )
