@@ -7,7 +7,7 @@ from benchmarks.gpu.__main__ import main
 from benchmarks.gpu.report import Report, Row
 from benchmarks.gpu.works import ANCHOR, LONG, Work
 from benchmarks.shapes import SHAPES
-from graft.models.kv_rounding import kv_bytes
+from graft.engine.native.kv.pages import kv_bytes
 
 
 def test_the_byte_bounds_are_what_a_hand_calculation_gives():

@@ -41,7 +41,7 @@ from benchmarks.fleet.scaling import (
     slots_in,
     stream_seconds,
 )
-from graft.models.kv_rounding import kv_bytes
+from graft.engine.native.kv.pages import kv_bytes
 from graft.models.parallel.sampler import slice_of
 from graft.planning.step_time import Rates
 from graft.train.memory.footprint import num_parameters

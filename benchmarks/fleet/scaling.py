@@ -33,7 +33,7 @@ import torch
 from numpy.typing import NDArray
 
 from benchmarks.fleet.hardware import GPUS, NODE, Gpu
-from graft.models.kv_rounding import kv_bytes
+from graft.engine.native.kv.pages import kv_bytes
 from graft.models.parallel.sampler import slice_of
 from graft.models.shape import ModelShape
 from graft.planning.step_time import (

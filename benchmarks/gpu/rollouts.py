@@ -21,8 +21,8 @@ from benchmarks.gpu.roofs import READ, UNMEASURED
 from benchmarks.gpu.works import GOALS, KV8_GOALS, Work, random_tokens
 from benchmarks.shapes import SHAPES, activation_bytes, random_decoder
 from graft.engine.native.engine import NativeEngine
+from graft.engine.native.kv.pages import kv_bytes
 from graft.models.decoder import Decoder
-from graft.models.kv_rounding import kv_bytes
 from graft.models.shape import ModelShape
 from graft.types import Completion, Sampling
 

@@ -24,8 +24,8 @@ from benchmarks.gpu.works import Work, random_tokens
 from benchmarks.shapes import SHAPES, random_decoder
 from graft.algos.presets import build
 from graft.engine.native.engine import NativeEngine
+from graft.engine.native.kv.pages import kv_bytes
 from graft.envs.base import BaseEnv
-from graft.models.kv_rounding import kv_bytes
 from graft.rollout.batching import to_batch, trajectories_of
 from graft.rollout.branches.branch import independent
 from graft.rollout.collect import collect

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-from graft.models.kv_rounding import kv_bytes
+from graft.engine.native.kv.pages import kv_bytes
 from graft.models.shape import ModelShape
 from graft.planning.step_time import read_parameters
 

@@ -87,7 +87,7 @@ class HeadRotation(NamedTuple):
     query_scale: float = 1.0
     """Factor on queries, after their norm."""
     rounds_kv: bool = False
-    """Whether keys and values are rounded to eight bits at the end; see `kv_rounding`."""
+    """Whether keys and values are rounded to eight bits at the end; see `kv_slots`."""
 
     @property
     def tensors(self) -> tuple[Tensor | None, ...]:

@@ -122,7 +122,7 @@ class Decoder(nn.Module):
             block.use_order(order)  # type: ignore[operator]
 
     def round_kv(self) -> None:
-        """Attend to keys and values that are rounded to eight bits, from now on; see `kv_rounding`."""
+        """Attend to keys and values that are rounded to eight bits, from now on; see `kv_slots`."""
         self.rounds_kv = True
         for block in self.blocks:
             block.round_kv()  # type: ignore[operator]

@@ -18,8 +18,7 @@ from torch import Tensor
 
 from graft.models.angles import HeadRotation
 from graft.models.device import has_kernels
-from graft.models.kv_rounding import round_rows
-from graft.models.kv_slots import KVSlots
+from graft.models.kv_slots import KVSlots, round_rows
 from graft.models.row_order import RowOrder
 from graft.row_sums import add_rows
 

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from graft.config import Config
-from graft.models.kv_rounding import kv_bytes
+from graft.engine.native.kv.pages import kv_bytes
 from graft.models.shape import ModelShape
 from graft.train.algorithm import preset_of
 from graft.train.memory.footprint import num_parameters

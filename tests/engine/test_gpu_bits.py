@@ -19,7 +19,7 @@ from test_bits import Trees, num_unequal
 from graft.actions.grammar import Automaton
 from graft.actions.space import ActionSpace
 from graft.models.decoder import Decoder
-from graft.models.kv_rounding import quantise, round_rows
+from graft.models.kv_slots import quantise, round_rows
 from graft.models.order_probe import find_order
 from graft.models.row_order import NEVER, RowOrder
 from graft.models.shape import Experts

@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from graft.models.kv_rounding import dequantise, kv_bytes, quantise, round_rows
+from graft.engine.native.kv.pages import kv_bytes
+from graft.models.kv_slots import dequantise, quantise, round_rows
 from graft.models.shape import ModelShape
 
 DTYPES = [torch.float32, torch.bfloat16]

@@ -7,9 +7,8 @@ import torch
 
 from graft.config import Config, ConfigError, check, load_config
 from graft.engine.native.engine import NativeEngine
-from graft.engine.native.kv.pages import pool_tokens
+from graft.engine.native.kv.pages import kv_bytes, pool_tokens
 from graft.models.decoder import Decoder
-from graft.models.kv_rounding import kv_bytes
 from graft.models.shape import ModelShape
 from graft.models.tree.forest import Forest
 from graft.planning.forecast import corrected, forecast, lengths_of

@@ -1,4 +1,4 @@
-"""`models.kv_rounding` in kernels: the same codes and scales, made and read.
+"""Rows in eight bits (`models.kv_slots`) in kernels: the same codes and scales, made and read.
 
 Bytes are integers here, and their numbers are made from bits: no hardware rounds differently, and Triton's
 interpreter, which does not round to e4m3 as hardware does, gives the same.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from graft.models.kv_rounding import CARRY, HIGHEST, LARGEST, LOWEST, NOT_FINITE
+from graft.models.kv_slots import CARRY, HIGHEST, LARGEST, LOWEST, NOT_FINITE
 
 _CARRY, _LARGEST = tl.constexpr(CARRY), tl.constexpr(LARGEST)
 _LOWEST, _HIGHEST, _NOT_FINITE = map(tl.constexpr, (LOWEST, HIGHEST, NOT_FINITE))
@@ -37,10 +37,11 @@ TO_BF16 = tl.constexpr(
 
 
 @triton.jit
-def scale_of(left, right):
-    """The scale [rows] of rows whose halves are left and right [rows, n], float32."""
+def scale_of(first, second):
+    """The scale [rows] of rows whose halves are first and second [rows, n], float32."""
     bits = tl.maximum(
-        left.to(tl.int32, bitcast=True) & 0x7FFFFFFF, right.to(tl.int32, bitcast=True) & 0x7FFFFFFF
+        first.to(tl.int32, bitcast=True) & 0x7FFFFFFF,
+        second.to(tl.int32, bitcast=True) & 0x7FFFFFFF,
     )
     largest = tl.max(bits, 1)
     scale = tl.minimum(tl.maximum(((largest + _CARRY) >> 23) - 7, _LOWEST), _HIGHEST)

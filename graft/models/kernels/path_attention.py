@@ -47,7 +47,7 @@ def fold_block(
     query [rows, W], keys and values [BLOCK, W], is_seen [rows, BLOCK] or None: all of them; the maximum
     is -inf before the first key that a row sees; the columns of `sums` are equal.
 
-    k_scale, v_scale   [BLOCK] of keys and values that are codes (`models.kv_rounding`): powers of two, so
+    k_scale, v_scale   [BLOCK] of keys and values that are codes (`models.kv_slots`): powers of two, so
                        that scores and weights can be multiplied by them instead, with the same bits
     """
     if k_scale is not None:

@@ -67,23 +67,23 @@ def _weights(
 
 
 @triton.jit
-def _store(rows, across, scales, left, right, is_stored, real, ROUNDS: tl.constexpr):
-    """Store the halves of heads, left and right [heads, d/2], at `rows`; rounded: their codes and scales, or
-    without `scales` what these stand for."""
+def _store(rows, across, scales, first, second, is_stored, real, ROUNDS: tl.constexpr):
+    """Store the halves of heads [heads, d/2] at `rows`; rounded: their codes and scales, or without `scales`
+    what these stand for."""
     if ROUNDS:
-        dtype = left.dtype
-        left, right = left.to(tl.float32), right.to(tl.float32)
-        scale = scale_of(left, right)
-        left, right = encode(left, scale[:, None]), encode(right, scale[:, None])
+        dtype = first.dtype
+        first, second = first.to(tl.float32), second.to(tl.float32)
+        scale = scale_of(first, second)
+        first, second = encode(first, scale[:, None]), encode(second, scale[:, None])
         if scales is None:
             factor = factor_of(scale)[:, None]
-            left = (widen(left, tl.float32) * factor).to(dtype)
-            right = (widen(right, tl.float32) * factor).to(dtype)
+            first = (widen(first, tl.float32) * factor).to(dtype)
+            second = (widen(second, tl.float32) * factor).to(dtype)
         else:
-            left, right = left.to(tl.uint8), right.to(tl.uint8)
+            first, second = first.to(tl.uint8), second.to(tl.uint8)
             tl.store(scales, scale.to(tl.uint8), mask=is_stored)
-    tl.store(rows, left, mask=is_stored[:, None] & real)
-    tl.store(rows + across, right, mask=is_stored[:, None] & real)
+    tl.store(rows, first, mask=is_stored[:, None] & real)
+    tl.store(rows + across, second, mask=is_stored[:, None] & real)
 
 
 @triton.jit(do_not_specialize=["table_stride"])

@@ -27,8 +27,7 @@ import torch
 
 from graft.algos.preset import kl_in_reward_of
 from graft.config import Config, ConfigError
-from graft.engine.native.kv.pages import CPU_BYTES, CPU_TOKENS, GPU_SHARE
-from graft.models.kv_rounding import kv_bytes
+from graft.engine.native.kv.pages import CPU_BYTES, CPU_TOKENS, GPU_SHARE, kv_bytes
 from graft.models.lora.training import num_trained, target_sizes
 from graft.models.shape import ModelShape
 from graft.train.algorithm import preset_of

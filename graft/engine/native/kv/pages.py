@@ -1,7 +1,7 @@
 """The KV pool: keys and values in pages of a few tokens, with reference counts.
 
     pool    [layers, 2, pages, K, page, d]   2: keys, values; K key/value heads of size d
-    scales  [layers, 2, pages, K, page]      of a pool whose rows are rounded to eight bits (`kv_rounding`)
+    scales  [layers, 2, pages, K, page]      of a pool whose rows are rounded to eight bits (`kv_slots`)
 
 One page of one head is a contiguous tile, so a gather moves whole tiles. Page 0 is never allocated:
 it pads tables, and it stays zero.
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from graft.models.device import has_kernels
-from graft.models.kv_rounding import dequantise, kv_bytes, quantise
+from graft.models.kv_slots import dequantise, quantise
 from graft.models.shape import ModelShape
 
 PAD_PAGE = 0
@@ -143,6 +143,12 @@ class Pages:
             return rows
         scales = self.scales[layer, which].flatten(0, 1).index_select(0, flat)
         return dequantise(rows, scales.view(rows.shape[:2]), self.dtype)
+
+
+def kv_bytes(shape: ModelShape, dtype: torch.dtype, rounds: bool = False) -> int:
+    """Bytes of one token's keys and values in all layers; rounded: a byte for each number and each row."""
+    row = shape.head_dim + 1 if rounds else shape.head_dim * dtype.itemsize
+    return 2 * shape.layers * shape.kv_heads * row
 
 
 def pool_tokens(

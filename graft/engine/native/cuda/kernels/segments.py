@@ -50,7 +50,7 @@ def _attend(
     q,  # [B, H, d]
     k_pool,  # [pages, K, BLOCK, d]
     v_pool,
-    k_scales,  # [pages, K, BLOCK] of pools that hold codes (`models.kv_rounding`), or None
+    k_scales,  # [pages, K, BLOCK] of pools that hold codes (`models.kv_slots`), or None
     v_scales,
     table,  # [B, P]
     table_stride,
