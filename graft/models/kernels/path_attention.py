@@ -95,11 +95,18 @@ def empty_segment(ROWS: tl.constexpr, ONES: tl.constexpr, W: tl.constexpr):
 
 
 @triton.jit
-def _scales_at(scales, block, BLOCK: tl.constexpr):
-    """The scales [BLOCK] of a block's rows, or None."""
-    if scales is None:
-        return None
-    return tl.load(scales + block + tl.arange(0, BLOCK))
+def _fold_at(
+    top, sums, acc, query, k, v, k_scales, v_scales, block, column, is_seen,
+    SCALE: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """`fold_block` of the rows from `block` on."""
+    keys, values = k.load([block, column]), v.load([block, column])
+    k_scale = None
+    v_scale = None
+    if k_scales is not None:
+        k_scale = tl.load(k_scales + block + tl.arange(0, BLOCK))
+        v_scale = tl.load(v_scales + block + tl.arange(0, BLOCK))
+    return fold_block(top, sums, acc, query, keys, values, is_seen, SCALE, k_scale, v_scale)
 
 
 @triton.jit
@@ -116,14 +123,13 @@ def _fold_some(
             top, sums, acc = merge_segment(top, sums, acc, its_top, its_sums, its_acc)
             its_top, its_sums, its_acc = empty_segment(query.shape[0], ONES, W)
         block = tl.load(blocks + number) * BLOCK_ROWS + row_of_head
-        keys, values = k.load([block, column_of_head]), v.load([block, column_of_head])
         seen = number * BLOCK + tl.arange(0, BLOCK)
         is_seen = seen[None, :] <= query_position[:, None]
         if WINDOW:
             is_seen &= seen[None, :] > query_position[:, None] - WINDOW
-        its_top, its_sums, its_acc = fold_block(
-            its_top, its_sums, its_acc, query, keys, values, is_seen, SCALE,
-            _scales_at(k_scales, block, BLOCK), _scales_at(v_scales, block, BLOCK),
+        its_top, its_sums, its_acc = _fold_at(
+            its_top, its_sums, its_acc, query, k, v, k_scales, v_scales, block, column_of_head, is_seen,
+            SCALE, BLOCK,
         )  # fmt: skip
     return merge_segment(top, sums, acc, its_top, its_sums, its_acc)
 
@@ -180,10 +186,9 @@ def _walk(
         its_top, its_sums, its_acc = empty_segment(QUERIES, ONES, W)
         for part in tl.range(0, SEGMENT):
             block = tl.load(blocks + segment * SEGMENT + part) * BLOCK_ROWS + row_of_head
-            keys, values = k.load([block, column_of_head]), v.load([block, column_of_head])
-            its_top, its_sums, its_acc = fold_block(
-                its_top, its_sums, its_acc, query, keys, values, None, SCALE,
-                _scales_at(k_scales, block, BLOCK), _scales_at(v_scales, block, BLOCK),
+            its_top, its_sums, its_acc = _fold_at(
+                its_top, its_sums, its_acc, query, k, v, k_scales, v_scales, block, column_of_head, None,
+                SCALE, BLOCK,
             )  # fmt: skip
         top, sums, acc = merge_segment(top, sums, acc, its_top, its_sums, its_acc)
     top, sums, acc = _fold_some(
