@@ -2,6 +2,7 @@
 
     python -m benchmarks.exact [--shape 0.6B] [--loads static,agent] [--rounds 3]
     python -m benchmarks.exact --shape 8B --prompts 8 --micro 8192        # a larger model, fewer prompts
+    python -m benchmarks.exact --kv fp8 --loads static,arpo    # keys and values in eight bits
     python -m benchmarks.exact --device cpu --shape tiny --quick          # to try the benchmark itself
 
 static   answers to prompts, as in `benchmarks.gpu`
@@ -213,17 +214,25 @@ def once(
 
 
 def measure(
-    bench: Bench, shape: str, load: Load, note: Callable[[str], None], modes: str = "on,off"
+    bench: Bench,
+    shape: str,
+    load: Load,
+    note: Callable[[str], None],
+    modes: str = "on,off",
+    kv: str = "model",
 ) -> dict[str, Measured]:
     """These modes, with the same weights."""
     extra = NUM_ACTIONS if load.actions else 0
-    decoder = random_decoder(replace(SHAPES[shape], extra=extra), bench.device, bench.dtype)
+    sizes = replace(SHAPES[shape], extra=extra)
+    decoder = random_decoder(sizes, bench.device, bench.dtype, kv=kv)
     if decoder.shape.num_params > MAX_TRAINED:
         for name, parameter in decoder.named_parameters():
             parameter.requires_grad_(".attention." in name)
     order = find_order(decoder)
     note(find_kernel_order(decoder)[1] if bench.device.type == "cuda" else f"order: {order}")
     orders: Orders = {"on": order, "off": None} if order is not None else {"off": None}
+    if kv == "fp8":  # which is refused without an order
+        modes = "on"
     orders = {mode: its for mode, its in orders.items() if mode in modes} or orders
     found = {mode: Measured() for mode in orders}
     for mode, its in orders.items():  # engines hold graphs of one order
@@ -276,6 +285,7 @@ def main(arguments: list[str] | None = None) -> dict[str, dict[str, Measured]]:
     parser.add_argument("--micro", type=int, default=16_384, help="tokens per micro-batch")
     parser.add_argument("--prompts", type=int, help="of a load, instead of its own number")
     parser.add_argument("--modes", default="on,off", help="on alone: many tokens in little time")
+    parser.add_argument("--kv", default="model", choices=("model", "fp8"), help="as engine.kv")
     parser.add_argument("--quick", action="store_true", help="one round of small loads")
     args = parser.parse_args(arguments)
     device = choose_device(args.device)
@@ -290,7 +300,7 @@ def main(arguments: list[str] | None = None) -> dict[str, dict[str, Measured]]:
         load = (QUICK if args.quick else LOADS)[name]
         load = replace(load, prompts=args.prompts or load.prompts)
         note = partial(print, f"{name}:")
-        found[name] = measure(bench, args.shape, load, note, args.modes)
+        found[name] = measure(bench, args.shape, load, note, args.modes, args.kv)
         new = [measured.line(name, mode) for mode, measured in found[name].items()]
         lines += new
         print("\n".join(new), flush=True)

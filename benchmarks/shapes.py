@@ -71,11 +71,6 @@ SHAPES = {
 }  # fmt: skip
 
 
-def kv_bytes(shape: ModelShape, dtype: torch.dtype) -> int:
-    """Keys and values of one token in all layers."""
-    return 2 * shape.layers * shape.kv_size * dtype.itemsize
-
-
 def activation_bytes(shape: ModelShape) -> int:
     """About what a training step keeps per token in bf16: rows of norms, q|k|v, heads' outputs, gate|up."""
     block = 2 * shape.width + 2 * shape.q_size + 2 * shape.kv_size + 2 * shape.ff
@@ -84,9 +79,11 @@ def activation_bytes(shape: ModelShape) -> int:
 
 @torch.no_grad()
 def random_decoder(
-    shape: ModelShape, device: torch.device, dtype: torch.dtype, seed: int = 0
+    shape: ModelShape, device: torch.device, dtype: torch.dtype, seed: int = 0, kv: str = "model"
 ) -> Decoder:
-    """A new model, which computes as with `model.exact`, the default."""
+    """A new model, which computes as with `model.exact`, the default; `kv` as `engine.kv`."""
     decoder = Decoder.empty(shape, dtype, device).initialise(seed)
     decoder.use_order(find_order(decoder))
+    if kv == "fp8":
+        decoder.round_kv()
     return decoder

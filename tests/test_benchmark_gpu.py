@@ -6,7 +6,8 @@ import torch
 from benchmarks.gpu.__main__ import main
 from benchmarks.gpu.report import Report, Row
 from benchmarks.gpu.works import ANCHOR, LONG, Work
-from benchmarks.shapes import SHAPES, kv_bytes
+from benchmarks.shapes import SHAPES
+from graft.engine.native.kv.pages import kv_bytes
 
 
 def test_the_byte_bounds_are_what_a_hand_calculation_gives():

@@ -41,9 +41,10 @@ from benchmarks.fleet.scaling import (
     slots_in,
     stream_seconds,
 )
+from graft.engine.native.kv.pages import kv_bytes
 from graft.models.parallel.sampler import slice_of
 from graft.planning.step_time import Rates
-from graft.train.memory.footprint import kv_bytes, num_parameters
+from graft.train.memory.footprint import num_parameters
 from graft.train.memory.plan import GPU_MICROS, RUNTIME, MicroBatchSize
 
 COLOCATED, REPLICAS, WORKERS, SERVERS = "colocated", "replicas", "workers", "servers"

@@ -18,9 +18,10 @@ from benchmarks.fleet.planner import (
     Planner,
 )
 from benchmarks.fleet.scaling import BF16, JOIN, SPLIT, learner_bytes, slowest_share
+from graft.engine.native.kv.pages import kv_bytes
 from graft.planning.report import number_table, plain_console
 from graft.planning.step_time import decode_step_bytes
-from graft.train.memory.footprint import gigabytes, kv_bytes, num_parameters
+from graft.train.memory.footprint import gigabytes, num_parameters
 
 
 def show_layouts(planner: Planner, best: LayoutEstimate, name: str) -> None:

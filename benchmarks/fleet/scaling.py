@@ -33,6 +33,7 @@ import torch
 from numpy.typing import NDArray
 
 from benchmarks.fleet.hardware import GPUS, NODE, Gpu
+from graft.engine.native.kv.pages import kv_bytes
 from graft.models.parallel.sampler import slice_of
 from graft.models.shape import ModelShape
 from graft.planning.step_time import (
@@ -49,7 +50,6 @@ from graft.train.memory.footprint import (
     activation_bytes,
     decode_bytes,
     gradient_bytes,
-    kv_bytes,
     most_head_bytes,
     num_parameters,
     optimizer_state_bytes,

@@ -56,7 +56,9 @@ def jobs_of(shapes: list[str]) -> dict[str, Job]:
             add(f"rollouts {shape} {work.title}", rollouts.rollouts, shape, work)
 
     add_rollouts(main)
+    add(f"rollouts {main} {anchor.title}, kv fp8", rollouts.rollouts, main, anchor, "fp8")
     add(f"agents {main}", agents, main)
+    add(f"agents {main}, kv fp8", agents, main, "fp8")
     add(f"gap {main}", gap_rows, main)
     add(f"calls {main}", calls_row, main)
     add(f"structured {main}", structured, main, anchor)

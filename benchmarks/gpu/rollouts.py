@@ -18,9 +18,10 @@ import torch
 from benchmarks.gpu.bench import Bench
 from benchmarks.gpu.report import Row
 from benchmarks.gpu.roofs import READ, UNMEASURED
-from benchmarks.gpu.works import GOALS, Work, random_tokens
-from benchmarks.shapes import SHAPES, activation_bytes, kv_bytes, random_decoder
+from benchmarks.gpu.works import GOALS, KV8_GOALS, Work, random_tokens
+from benchmarks.shapes import SHAPES, activation_bytes, random_decoder
 from graft.engine.native.engine import NativeEngine
+from graft.engine.native.kv.pages import kv_bytes
 from graft.models.decoder import Decoder
 from graft.models.shape import ModelShape
 from graft.types import Completion, Sampling
@@ -45,10 +46,10 @@ def pool_tokens(bench: Bench, shape: ModelShape, work: Work, tokens_per_micro: i
 class Player:
     """A decoder with random weights and an engine that samples groups from it."""
 
-    def __init__(self, bench: Bench, name: str, work: Work) -> None:
+    def __init__(self, bench: Bench, name: str, work: Work, kv: str = "model") -> None:
         self.bench, self.work = bench, work
         self.shape = SHAPES[name]
-        self.decoder = random_decoder(self.shape, bench.device, bench.dtype)
+        self.decoder = random_decoder(self.shape, bench.device, bench.dtype, kv=kv)
         tokens = pool_tokens(bench, self.shape, work)
         self.engine = NativeEngine(self.decoder, kv_tokens=tokens)
         self.rng = random.Random(0)
@@ -91,23 +92,27 @@ async def sample_groups(
     return done
 
 
-def rollouts(bench: Bench, name: str, work: Work) -> list[Row]:
-    player = Player(bench, name, work)
+def rollouts(bench: Bench, name: str, work: Work, kv: str = "model") -> list[Row]:
+    player = Player(bench, name, work, kv)
     player.play(min(WARM_UP, work.response))
     rates = bench.repeat(player.rate)
     player.close()
-    must, aim = GOALS.get((name, work), (None, None))
-    note = _share_of_bounds(bench, player.shape, work, median(rates))
-    title = f"{name} rollouts {work.title}"
+    goals, suffix = (GOALS, "") if kv == "model" else (KV8_GOALS, f", kv {kv}")
+    must, aim = goals.get((name, work), (None, None))
+    note = _share_of_bounds(bench, player.shape, work, median(rates), kv == "fp8")
+    title = f"{name} rollouts {work.title}{suffix}"
     return [Row(title, "tok/s", median(rates), must, aim, rounds=rates, note=note)]
 
 
-def _share_of_bounds(bench: Bench, shape: ModelShape, work: Work, rate: float) -> str:
+def _share_of_bounds(
+    bench: Bench, shape: ModelShape, work: Work, rate: float, rounds_kv: bool
+) -> str:
     """The rate as a share of what reading alone would allow, a prompt read once or by every sample."""
     read = bench.roofs.get(READ, UNMEASURED[READ]) * 1e12
     shares = []
     for is_shared, how in ((True, "once"), (False, "by every sample")):
-        bound = work.sampled * read / work.decode_bytes(shape, bench.dtype, is_shared=is_shared)
+        how_much = {"is_shared": is_shared, "rounds_kv": rounds_kv}
+        bound = work.sampled * read / work.decode_bytes(shape, bench.dtype, **how_much)
         shares.append(f"{100 * rate / bound:.0f}% of {bound / 1e3:.1f}k (prompts read {how})")
     return ", ".join(shares)
 

@@ -21,9 +21,10 @@ from benchmarks.gpu.report import Row
 from benchmarks.gpu.rollouts import pool_tokens, same_weights
 from benchmarks.gpu.roofs import MULTIPLY, UNMEASURED
 from benchmarks.gpu.works import Work, random_tokens
-from benchmarks.shapes import SHAPES, kv_bytes, random_decoder
+from benchmarks.shapes import SHAPES, random_decoder
 from graft.algos.presets import build
 from graft.engine.native.engine import NativeEngine
+from graft.engine.native.kv.pages import kv_bytes
 from graft.envs.base import BaseEnv
 from graft.rollout.batching import to_batch, trajectories_of
 from graft.rollout.branches.branch import independent

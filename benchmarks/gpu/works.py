@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-from benchmarks.shapes import kv_bytes
+from graft.engine.native.kv.pages import kv_bytes
 from graft.models.shape import ModelShape
 from graft.planning.step_time import read_parameters
 
@@ -52,7 +52,9 @@ class Work:
     def random_prompts(self, rng: random.Random, vocab_size: int) -> list[list[int]]:
         return [random_tokens(rng, self.prompt, vocab_size) for _ in range(self.prompts)]
 
-    def decode_bytes(self, shape: ModelShape, dtype: torch.dtype, *, is_shared: bool) -> float:
+    def decode_bytes(
+        self, shape: ModelShape, dtype: torch.dtype, *, is_shared: bool, rounds_kv: bool = False
+    ) -> float:
         """Bytes that all decode steps move at the least: weights, keys and values, logits.
 
         Logits count as bf16 written once and read once. `is_shared` reads a prompt once per group
@@ -62,7 +64,7 @@ class Work:
         weights = (read_parameters(shape, self.sequences) + ends) * dtype.itemsize
         readers = self.prompts if is_shared else self.sequences
         private = self.sequences * (self.response - 1) / 2  # the mean over the steps
-        kv = kv_bytes(shape, dtype) * (readers * self.prompt + private)
+        kv = kv_bytes(shape, dtype, rounds_kv) * (readers * self.prompt + private)
         return self.response * (weights + kv + 4 * self.sequences * shape.vocab_size)
 
     def training_flops(self, shape: ModelShape) -> float:
@@ -97,6 +99,10 @@ GOALS: dict[tuple[str, Work], tuple[float, float]] = {
     ("30B-A3B", SINGLE): (300, 450),
 }
 """Tokens a second: what rollouts must reach, what they aim at."""
+
+
+KV8_GOALS: dict[tuple[str, Work], tuple[float, float]] = {("0.6B", ANCHOR): (90e3, 105e3)}
+"""The same with keys and values in eight bits (`engine.kv: fp8`)."""
 
 
 def works_of(name: str) -> list[Work]:

@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 from graft.algos.batch import Batch
-from graft.algos.kl import check_kind, kl
+from graft.algos.kl import check_kind, compared, kl, teacher_gap
 from graft.algos.masked import keep
 
 Metrics = dict[str, Tensor]
@@ -174,26 +174,6 @@ def teacher_kl(
         return advantages_NT + coef * weight_NT * gap_NT
 
     return credit
-
-
-def teacher_gap(batch: Batch) -> Tensor:
-    """[N, T] log-prob of the teacher - of the policy that sampled, 0 where nothing is compared.
-
-    A teacher has no actions beyond the vocabulary, so the policy is renormalised to tokens (see `with_kl`).
-    """
-    teacher_NT = batch.need("teacher_logprobs", "it comes from a teacher: set distill.teacher")
-    held_NT = compared(batch)
-    gap_NT = keep(teacher_NT, held_NT) - keep(batch.logprobs, held_NT)
-    if batch.vocab_logprobs is not None:
-        gap_NT = gap_NT + keep(batch.vocab_logprobs, held_NT)
-    return gap_NT
-
-
-def compared(batch: Batch) -> Tensor:
-    """[N, T] trained tokens that a teacher has an opinion of: actions beyond the vocabulary it lacks,
-    and rows may have no teacher."""
-    held_NT = batch.mask if batch.is_vocab_token is None else batch.mask & batch.is_vocab_token
-    return held_NT if batch.has_teacher is None else held_NT & batch.has_teacher[:, None]
 
 
 def sampled_kl(kind: str = "k2") -> TokenLoss:

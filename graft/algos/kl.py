@@ -20,6 +20,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from graft.algos.batch import Batch
+from graft.algos.masked import keep
+
 KL_KINDS: dict[str, Callable[[Tensor], Tensor]] = {
     "k1": lambda d: d,
     "k2": lambda d: 0.5 * d.square(),
@@ -57,3 +60,23 @@ def _straight_through(kind: str, d: Tensor) -> Tensor:
     """The value of `kind`, the gradient of k2."""
     slope = KL_KINDS["k2"](d)
     return KL_KINDS[kind](d).detach() + (slope - slope.detach())
+
+
+def teacher_gap(batch: Batch) -> Tensor:
+    """[N, T] log-prob of the teacher - of the policy that sampled, 0 where nothing is compared.
+
+    A teacher has no actions beyond the vocabulary, so the policy is renormalised to tokens (see `with_kl`).
+    """
+    teacher_NT = batch.need("teacher_logprobs", "it comes from a teacher: set distill.teacher")
+    held_NT = compared(batch)
+    gap_NT = keep(teacher_NT, held_NT) - keep(batch.logprobs, held_NT)
+    if batch.vocab_logprobs is not None:
+        gap_NT = gap_NT + keep(batch.vocab_logprobs, held_NT)
+    return gap_NT
+
+
+def compared(batch: Batch) -> Tensor:
+    """[N, T] trained tokens that a teacher has an opinion of: actions beyond the vocabulary it lacks,
+    and rows may have no teacher."""
+    held_NT = batch.mask if batch.is_vocab_token is None else batch.mask & batch.is_vocab_token
+    return held_NT if batch.has_teacher is None else held_NT & batch.has_teacher[:, None]

@@ -32,10 +32,14 @@ class PolicyEngine(ExplainedAttributes):
     policy     the model to sample from
     seed       of tasks and draws: two engines with one seed draw the same from the same weights
     kv_tokens  tokens that the key-value cache holds; 0: chosen by the free memory
+    kv         "fp8": keys and values in eight bits, in this engine and wherever the policy computes from
+               now on; None: as the policy does already, which that of a run with `engine.kv: fp8` does
     """
 
     @explain_arguments
-    def __init__(self, policy: Policy, *, seed: int = 0, kv_tokens: int = 0) -> None:
+    def __init__(
+        self, policy: Policy, *, seed: int = 0, kv_tokens: int = 0, kv: str | None = None
+    ) -> None:
         from graft.train.rollouts.rollout_engine import make_engine
 
         if not isinstance(policy, Policy):
@@ -43,6 +47,7 @@ class PolicyEngine(ExplainedAttributes):
                 f"Engine() takes a Policy, not {describe_value(policy)}; load one first: graft.load(...)"
             )
         self.policy, self.seed = policy, seed
+        policy.use_kv(kv)
         config = settings(policy.config, run={"seed": seed}, engine={"kv_tokens": kv_tokens})
         self.sampler: Engine = make_engine(config, policy.model, policy.tokenizer, policy.actions)
         self.sampler.load(None, policy.version)

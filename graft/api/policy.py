@@ -99,6 +99,22 @@ class Policy(ExplainedAttributes):
         for engine in self.engines:
             engine.renew(version)
 
+    def use_kv(self, kv: str | None) -> None:
+        """Compute with keys and values as `engine.kv` names them; None: as before."""
+        from graft.train.rollouts.rollout_engine import round_kv
+
+        before = self.config.engine.kv
+        config = settings(self.config, engine={"kv": kv or before})
+        if config.engine.kv == before:
+            return
+        if before != "model" or self.engines:
+            raise ConfigError(
+                f"Engine(kv={kv!r}): this policy computes with kv={before!r}, and its engines too; close "
+                "them, load the policy anew, and give kv to its first engine"
+            )
+        round_kv(config, self.model)
+        self.config = config
+
     def advance(self) -> None:
         """The weights have changed: engines drop what they computed with the old ones."""
         self.version += 1
@@ -206,6 +222,17 @@ def load(
                 stacklevel=2,
             )
         model, _, listed = open_policy(config, path, tokenizer, where, kind, ALONE, True, True)
+        if recipe is not None and recipe.engine.rounds_kv:
+            if model.order is None:
+                warnings.warn(
+                    f"'{source}' was trained with keys and values in eight bits (engine.kv=fp8), and here "
+                    "engine and learner have no order of adding in common (model.exact): it is loaded "
+                    "without rounding, and log-probs differ slightly",
+                    stacklevel=2,
+                )
+            else:
+                config = settings(config, engine={"kv": recipe.engine.kv})
+                model.round_kv()
         return Policy(config, model, tokenizer, chat, listed, path, recipe, file, trust)
 
 

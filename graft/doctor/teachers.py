@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import torch
 
-from graft.algos.distillation import compared, teacher_gap
+from graft.algos.kl import compared, teacher_gap
 from graft.config import Config
 from graft.rollout.batching import to_batch
 from graft.tolerances import tolerances

@@ -86,6 +86,8 @@ class HeadRotation(NamedTuple):
     """Whether the weights are stored as their distance from 1."""
     query_scale: float = 1.0
     """Factor on queries, after their norm."""
+    rounds_kv: bool = False
+    """Whether keys and values are rounded to eight bits at the end; see `kv_slots`."""
 
     @property
     def tensors(self) -> tuple[Tensor | None, ...]:

@@ -82,6 +82,10 @@ class Block(nn.Module):
         """Compute rows in this order; see `Decoder.use_order`."""
         self.attention.order = self.mlp.order = order
 
+    def round_kv(self) -> None:
+        """Round keys and values; see `Decoder.round_kv`."""
+        self.attention.rounds_kv = True
+
 
 class Decoder(nn.Module):
     """A causal language model up to its last norm; `head_weight` turns hidden states into logits."""
@@ -102,6 +106,7 @@ class Decoder(nn.Module):
             self.local_angles = Angles(local)
         self.recompute = False  # activation checkpointing: a third more time, little memory
         self.order: RowOrder | None = None
+        self.rounds_kv = False
 
     @classmethod
     def empty(cls, shape: ModelShape, dtype: torch.dtype, device: torch.device | str) -> Decoder:
@@ -115,6 +120,12 @@ class Decoder(nn.Module):
         self.order = order
         for block in self.blocks:
             block.use_order(order)  # type: ignore[operator]
+
+    def round_kv(self) -> None:
+        """Attend to keys and values that are rounded to eight bits, from now on; see `kv_slots`."""
+        self.rounds_kv = True
+        for block in self.blocks:
+            block.round_kv()  # type: ignore[operator]
 
     @property
     def head_weight(self) -> Tensor:

@@ -107,6 +107,7 @@ def _with_rows(decoder: Decoder, rows: Tensor, bias: Tensor | None) -> Decoder:
     extended.blocks, extended.norm, extended.angles = decoder.blocks, decoder.norm, decoder.angles
     extended.recompute = decoder.recompute
     extended.use_order(decoder.order)
+    extended.rounds_kv = decoder.rounds_kv
     if bias is not None:
         extended.action_bias = nn.Parameter(bias.to(old), requires_grad=old.requires_grad)
     head = nn.Parameter(weight, requires_grad=old.requires_grad)

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from graft.models.angles import HeadRotation
 from graft.models.device import has_kernels
-from graft.models.kv_slots import KVSlots
+from graft.models.kv_slots import KVSlots, round_rows
 from graft.models.row_order import RowOrder
 from graft.row_sums import add_rows
 
@@ -94,7 +94,7 @@ class _Rotate(torch.autograd.Function):
 
 
 def qk_rotate(qkv: Tensor, how: HeadRotation) -> tuple[Tensor, Tensor, Tensor]:
-    """q [T, H, d], k [T, K, d] and v [T, K, d] from the concatenated q|k|v, [T, (H+2K) d]; v unchanged."""
+    """q [T, H, d], k [T, K, d] and v [T, K, d] from the concatenated q|k|v, [T, (H+2K) d]."""
     if has_kernels(qkv.device):
         from graft.models.kernels import rope
 
@@ -108,7 +108,7 @@ def qk_rotate(qkv: Tensor, how: HeadRotation) -> tuple[Tensor, Tensor, Tensor]:
     elif how.query_scale != 1:
         qk = torch.cat([qk[:, :heads] * how.query_scale, qk[:, heads:]], 1)
     q, k = _Rotate.apply(qk, how.cos[:, None], how.sin[:, None]).split([heads, kv_heads], dim=1)
-    return q, k, v
+    return (q, round_rows(k), round_rows(v)) if how.rounds_kv else (q, k, v)
 
 
 def attend_qkv(

@@ -16,9 +16,10 @@ from typing import Any
 import torch
 
 from graft.config import Config
+from graft.engine.native.kv.pages import kv_bytes
 from graft.models.shape import ModelShape
 from graft.train.algorithm import preset_of
-from graft.train.memory.footprint import kv_bytes, num_parameters
+from graft.train.memory.footprint import num_parameters
 from graft.train.memory.plan import MemoryPlan, has_reference
 from graft.train.memory.workload import (
     MAX_RUNNING,
@@ -205,11 +206,13 @@ def read_parameters(shape: ModelShape, batch: Any) -> Any:
     return body_parameters(shape) - routed * unread
 
 
-def decode_step_bytes(shape: ModelShape, dtype: torch.dtype, batch: Any, tokens: Any) -> Any:
+def decode_step_bytes(
+    shape: ModelShape, dtype: torch.dtype, batch: Any, tokens: Any, rounds_kv: bool = False
+) -> Any:
     """Weights, logits of `batch` rows written and read, keys and values of `tokens`; numbers or arrays."""
     weights = (read_parameters(shape, batch) + shape.head_rows * shape.width) * dtype.itemsize
     logits = 2 * batch * shape.head_rows * dtype.itemsize
-    return weights + logits + kv_bytes(shape, dtype) * tokens
+    return weights + logits + kv_bytes(shape, dtype, rounds_kv) * tokens
 
 
 def decode_seconds(
@@ -233,7 +236,7 @@ def decode_seconds(
     steps = max(min(2 * work.sampled, longest), work.sampled)
     batch = max(batch * work.sampled // steps, 1)
     tokens = batch * work.written / 2 + batch / work.samples * work.prompt  # a shared prompt once
-    moved = decode_step_bytes(shape, dtype, batch, tokens)
+    moved = decode_step_bytes(shape, dtype, batch, tokens, config.engine.rounds_kv)
     step = moved / rates.decode + shape.layers * rates.step
     return waves * steps * step
 

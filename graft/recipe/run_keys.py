@@ -100,8 +100,15 @@ class EngineSection(Section):
     device cannot hold a copy."""
     kv_tokens: int = Field(default=0, ge=0)
     """Tokens in the KV pool; 0: chosen by the free memory."""
+    kv: Literal["model", "fp8"] = "model"
+    """Keys and values: model, in the dtype of the weights; fp8, in eight bits, so the pool holds twice the
+    tokens. The learner then rounds them in the same way; model.exact has to hold."""
     page_size: int = Field(default=0, ge=0)
     """Tokens per KV page; 0: 64 with kernels (on a GPU), else 16."""
+
+    @property
+    def rounds_kv(self) -> bool:
+        return self.kv == "fp8"
 
     @field_validator("name")
     @classmethod

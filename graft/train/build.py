@@ -118,7 +118,7 @@ def build_run(
             raise ConfigError(f"rollout.answer_schema: {error}") from error
     players = frozen_players(config, tokenizer, policy, env, processes)
     notes = [note, *policy_notes(policy), tool_note(config, env), stale_note(config, preset)]
-    notes += [order_note(config, policy), entropy_note(config, engine), history]
+    notes += [order_note(config, policy), kv_note(config), entropy_note(config, engine), history]
     notes += [external_note(config, agents, processes.is_first), layout_note(config, processes)]
     return RunComponents(
         config=config,
@@ -226,6 +226,15 @@ def order_note(config: Config, policy: Any) -> str:
     if order is not None and policy.order is None:
         return "model.exact has no effect: the engine is split over processes, or has pages of its own size"
     return note
+
+
+def kv_note(config: Config) -> str:
+    if not config.engine.rounds_kv:
+        return ""
+    return (
+        f"engine.kv={config.engine.kv}: keys and values are rounded to eight bits, in the engine and in "
+        "training; sampling elsewhere, where they are not, is from a slightly different policy"
+    )
 
 
 def is_chatty(config: Config, env: Callable[[Task], Env]) -> bool:

@@ -36,7 +36,7 @@ from graft.train.actions import actions_of, with_actions
 from graft.train.distributed.process_group import ProcessGroup
 from graft.train.memory.device_memory import device_memory_of
 from graft.train.memory.plan import check_fits, choose_micro
-from graft.train.rollouts.rollout_engine import TENSOR_PARALLEL, is_external, ways
+from graft.train.rollouts.rollout_engine import TENSOR_PARALLEL, is_external, round_kv, ways
 from graft.train.run_dir.checkpoint import latest_model
 from graft.trust import check_program
 
@@ -139,6 +139,7 @@ def open_policy(
                 layer.freeze_router()
         if may_hold and plain is not None:
             policy.use_order(find_order(plain.to(device=device, dtype=dtype)))
+        round_kv(config, policy)
         if not has_sampler or is_shared:
             return policy, policy, actions
         if group is not None:
@@ -146,6 +147,8 @@ def open_policy(
     assert plain is not None
     copy = plain if is_split else host_copy(policy, keep=True)
     copy.use_order(policy.order)
+    if policy.rounds_kv:
+        copy.round_kv()
     return policy, copy.to(device=device, dtype=dtype), actions
 
 
@@ -210,8 +213,11 @@ def _sliced(
     return sampler
 
 
-def load_reference(path: Path, policy: Any) -> Any:
-    """A frozen model of the policy's kind, with the weights at `path`."""
+def load_reference(path: Path, policy: Any, is_teacher: bool = False) -> Any:
+    """A frozen model of the policy's kind, with the weights at `path`.
+
+    Its keys and values are rounded as the policy's, but not those of a teacher: another model.
+    """
     if not isinstance(policy, Decoder):
         from graft.models.transformers.load import load_transformers_model
 
@@ -225,6 +231,8 @@ def load_reference(path: Path, policy: Any) -> Any:
         with open_model(path) as stored:
             kept = {"dtype": policy.dtype, "offload": policy.offload}
             reference = shard(stored.shape, policy.mesh, stored.read, **kept)
+    if not is_teacher and getattr(policy, "rounds_kv", False):
+        reference.round_kv()  # type: ignore[operator]
     return reference.requires_grad_(False)
 
 
@@ -242,7 +250,7 @@ def sampling_only(config: Config, source: Path) -> Config:
     trains with them, and hold its weights.
     """
     section = config.engine
-    engine = EngineSection(kv_tokens=section.kv_tokens, page_size=section.page_size)
+    engine = EngineSection(kv_tokens=section.kv_tokens, page_size=section.page_size, kv=section.kv)
     if is_transformers_only(config, source):
         args = {key: value for key, value in section.args.items() if key != TENSOR_PARALLEL}
         if args:  # such as trust_remote_code

@@ -9,7 +9,7 @@ from statistics import fmean
 import torch
 
 from graft.algos.batch import Batch
-from graft.algos.distillation import compared, teacher_gap
+from graft.algos.kl import compared, teacher_gap
 from graft.rewards.weighted import METRIC
 from graft.rollout.batching import trajectories_of
 from graft.rollout.outcomes import is_flat, is_unsampled

@@ -180,15 +180,41 @@ def test_the_log_probs_of_random_trees_have_the_learners_bits(changes: dict[str,
     assert total > 200 and unequal == 0
 
 
+@pytest.mark.parametrize("changes", SHAPES)
+def test_with_keys_and_values_in_eight_bits_they_have_them_too(changes: dict[str, Any]) -> None:
+    decoder, rng = ordered(**changes), random.Random(1)
+    engine = NativeEngine(decoder, kv_tokens=480, page_size=16)
+    (plain,) = Trees(engine, {}, random.Random(2), longest=12).grow(1)[:1]
+    decoder.round_kv()
+    engine = NativeEngine(decoder, kv_tokens=480, page_size=16, prefill_chunk=50, max_running=9)
+    rows = Trees(engine, {"temperature": 0.7}, rng, longest=40).grow(4)
+    assert engine.stats["preemptions"] + engine.stats["evictions"] > 0
+    assert engine._tree.pages.pool.dtype == torch.uint8
+    unequal, total = num_unequal(decoder, rows, rng, temperature=0.7)
+    assert total > 200 and unequal == 0
+    # and rounding is no small thing: what was sampled without it has other log-probs
+    assert num_unequal(decoder, [plain], rng)[0] > 0
+
+
 @pytest.mark.parametrize(
-    ("window", "sinks"), [(0, False), (40, False), (200, False), (0, True), (200, True)]
+    ("window", "sinks", "rounds"),
+    [
+        (0, False, False),
+        (40, False, False),
+        (200, False, False),
+        (0, True, False),
+        (200, True, False),
+        (200, True, True),
+    ],
 )
 def test_paths_of_several_tiles_and_shared_tiles_have_the_learners_bits(
-    window: int, sinks: bool, monkeypatch: pytest.MonkeyPatch
+    window: int, sinks: bool, rounds: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for module in (tile_attention, decode_batch):  # short paths, so that the test is quick
         monkeypatch.setattr(module, "TILE", 128)
     decoder, rng = ordered(layers=1, windows=(window,), sinks=sinks), random.Random(2)
+    if rounds:
+        decoder.round_kv()
     engine = NativeEngine(decoder, kv_tokens=16_384, page_size=16)
     rows = Trees(engine, {}, rng, longest=150).grow(2)
     assert max(len(row.tokens) for row in rows) > 300

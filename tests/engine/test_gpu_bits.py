@@ -19,6 +19,7 @@ from test_bits import Trees, num_unequal
 from graft.actions.grammar import Automaton
 from graft.actions.space import ActionSpace
 from graft.models.decoder import Decoder
+from graft.models.kv_slots import quantise, round_rows
 from graft.models.order_probe import find_order
 from graft.models.row_order import NEVER, RowOrder
 from graft.models.shape import Experts
@@ -47,10 +48,16 @@ SPAN = BLOCK * SEGMENT
 
 class Fork:
     """A prompt and two answers, packed for the learner and in pages of the engine; with a window heads have
-    sinks too."""
+    sinks too. `rounds`: the engine stores keys and values in eight bits, and the learner rounds them."""
 
     def __init__(
-        self, start: int, answers: int, dtype: torch.dtype, device: torch.device, window: int = 0
+        self,
+        start: int,
+        answers: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        window: int = 0,
+        rounds: bool = False,
     ) -> None:
         self.start = start
         stops = [start + answers * n for n in range(3)]
@@ -62,7 +69,8 @@ class Fork:
         path = PathBlocks.of(self.runs, device)
         blocks = BlockLists.of(torch.tensor(ends), device, window, self.runs)
         self.sinks = torch.randn(2).to(device, dtype) if window else None
-        self.learner = path_attention(q, k, v, path, blocks, self.sinks)
+        of_learner = (round_rows(k), round_rows(v)) if rounds else (k, v)
+        self.learner = path_attention(q, *of_learner, path, blocks, self.sinks)
         self.q, self.length = q, start + answers
         self.rows = [[*range(start), *range(run.start, run.stop)] for run in self.runs[1:]]
         shared = start // BLOCK
@@ -74,11 +82,15 @@ class Fork:
         self.table = np.array(table, dtype=np.int64)
         # what is not written is any finite number
         self.pool = torch.full((2, self.table.max() + 1, 1, BLOCK, 16), 1e4).to(device, dtype)
+        self.scales = (None, None)
         for rows, pages in zip(self.rows, self.table, strict=True):
             for index, tensor in enumerate((k, v)):
                 for position, row in enumerate(rows):
                     page = self.pool[index, pages[position // BLOCK]]
                     page[:, position % BLOCK] = tensor[row]
+        if rounds:
+            self.pool, scales = quantise(self.pool)
+            self.scales = scales.unbind(0)
 
 
 fork_of = functools.cache(Fork)
@@ -90,11 +102,19 @@ fork_of = functools.cache(Fork)
     ("dtype", "window"),
     [(torch.float32, 0), (torch.bfloat16, 0), (torch.bfloat16, 9), (torch.bfloat16, 150)],
 )
+@pytest.mark.parametrize("rounds", [False, True])
 def test_decoding_has_the_learners_bits(
-    dtype: torch.dtype, window: int, splits: int, tail_rows: int, kernel_device: torch.device
+    rounds: bool,
+    dtype: torch.dtype,
+    window: int,
+    splits: int,
+    tail_rows: int,
+    kernel_device: torch.device,
 ) -> None:
     """Two rows at different positions, a shared segment and tails; and a row that is over."""
-    fork = fork_of(SPAN + 10, 70, dtype, kernel_device, window)
+    if rounds and splits != tail_rows:
+        pytest.skip("the work is spread as without rounding")
+    fork = fork_of(SPAN + 10, 70, dtype, kernel_device, window, rounds)
     ends = [fork.length, SPAN + 30]
     table = np.concatenate([fork.table, fork.table[:1]])
     sharing = share_segments(table[:2], np.array(ends), group=2, kv_heads=1)
@@ -122,6 +142,7 @@ def test_decoding_has_the_learners_bits(
         space=space,
         window=window,
         sinks=fork.sinks,
+        scales=fork.scales,
     )
     assert slots == 2 and torch.equal(found[:2], fork.learner[last])
 
@@ -168,15 +189,18 @@ def test_a_segment_that_siblings_begin_together_has_the_learners_bits(
         space=space,
         window=window,
         sinks=fork.sinks,
+        scales=fork.scales,
     )
     for row, end in enumerate(ends):
         assert not end or torch.equal(found[row], fork.learner[last[row]])
 
 
-@pytest.mark.parametrize("window", [0, 9, 150])
-def test_prompts_in_pages_have_the_learners_bits(window: int, kernel_device: torch.device) -> None:
+@pytest.mark.parametrize(("window", "rounds"), [(0, False), (9, False), (150, False), (9, True)])
+def test_prompts_in_pages_have_the_learners_bits(
+    window: int, rounds: bool, kernel_device: torch.device
+) -> None:
     """The answers' tokens in two pieces, which begin where no tile of the learner does."""
-    fork = Fork(SPAN - 30, 60, torch.float32, kernel_device, window)
+    fork = Fork(SPAN - 30, 60, torch.float32, kernel_device, window, rounds)
     pieces = [
         (row, start, start + 30) for row in (0, 1) for start in range(fork.start, fork.length, 30)
     ]
@@ -189,13 +213,18 @@ def test_prompts_in_pages_have_the_learners_bits(window: int, kernel_device: tor
         torch.tensor(tiles, dtype=torch.int32, device=kernel_device),
         window,
         fork.sinks,
+        fork.scales,
     )
     assert torch.equal(found, fork.learner[tokens])
 
 
-def in_order(monkeypatch: pytest.MonkeyPatch, device: torch.device, **changes: Any) -> Decoder:
+def in_order(
+    monkeypatch: pytest.MonkeyPatch, device: torch.device, rounds_kv: bool = False, **changes: Any
+) -> Decoder:
     """A decoder as `model.exact` makes it; in the interpreter all products are our own."""
     decoder = small_decoder(**changes)
+    if rounds_kv:
+        decoder.round_kv()
     torch.manual_seed(1)
     for weight in decoder.parameters():
         if weight.ndim == 1:  # biases and sinks begin as 0
@@ -273,6 +302,7 @@ GPT_OSS = {
     "changes",
     [
         {},
+        {"rounds_kv": True},
         {"family": "mistral", "qk_norm": False, "windows": (2,), "rotary_share": 0.5},
         GEMMA,
         OLMOE,
@@ -308,11 +338,12 @@ def test_structured_answers_have_the_learners_bits(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("rounds_kv", [False, True])
 def test_the_log_probs_of_a_tree_have_the_learners_bits(
-    device: torch.device, monkeypatch: pytest.MonkeyPatch
+    rounds_kv: bool, device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Forks, tool results, preemption; micro-batches of other rows."""
-    decoder = in_order(monkeypatch, device)
+    decoder = in_order(monkeypatch, device, rounds_kv)
     engine, rows, rng = grow(decoder, 0, trees=1, longest=6, kv_tokens=BLOCK * 5, max_running=3)
     unequal, total = num_unequal(decoder, rows, rng, temperature=0.7)
     assert engine.stats["preemptions"] + engine.stats["evictions"] > 0

@@ -84,14 +84,21 @@ def exact(heads: int, kv_heads: int, size: int) -> None:
     index = zeros(640, dtype=torch.long)
     path: Any = SimpleNamespace(index=index, tiles=tiles, table=zeros(10, dtype=torch.int32))
     numbers, space = zeros(4, dtype=torch.long), decode.scratch(4, 9, heads, size, CPU)
+    codes, scales = (
+        zeros(*pool.shape, dtype=torch.uint8),
+        zeros(*pool.shape[:-1], dtype=torch.uint8),
+    )
     for window in (0, WINDOW):
         path_attention.attend_pages(q, pool, pool, table, tiles, window)
+        path_attention.attend_pages(q, codes, codes, table, tiles, window, scales=(scales, scales))
         path_attention.attend(q, kv, kv, path, window)
         for tile_rows in (16, 32):
-            segments.decode_segments(
-                q[:4], pool, pool, table, numbers, numbers, zeros(2, 5, dtype=torch.int32),
-                splits=2, slots=9, tile_rows=tile_rows, tail_rows=2, space=space, window=window,
-            )  # fmt: skip
+            for pages, of_codes in ((pool, (None, None)), (codes, (scales, scales))):
+                segments.decode_segments(
+                    q[:4], pages, pages, table, numbers, numbers, zeros(2, 5, dtype=torch.int32),
+                    splits=2, slots=9, tile_rows=tile_rows, tail_rows=2, space=space, window=window,
+                    scales=of_codes,
+                )  # fmt: skip
     for outputs, inputs in ((6144, 1024), (24576, 4096)):
         for rows in (1, 64, 512, 700):
             x, weight = zeros(rows, inputs), zeros(outputs, inputs)

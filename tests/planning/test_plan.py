@@ -7,7 +7,7 @@ import torch
 
 from graft.config import Config, ConfigError, check, load_config
 from graft.engine.native.engine import NativeEngine
-from graft.engine.native.kv.pages import pool_tokens
+from graft.engine.native.kv.pages import kv_bytes, pool_tokens
 from graft.models.decoder import Decoder
 from graft.models.shape import ModelShape
 from graft.models.tree.forest import Forest
@@ -31,7 +31,6 @@ from graft.train.memory.footprint import (
     activation_bytes,
     gigabytes,
     head_bytes,
-    kv_bytes,
     most_head_bytes,
     num_parameters,
 )

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from graft.algos.distillation import teacher_gap
+from graft.algos.kl import teacher_gap
 from graft.algos.losses.plain import reinforce, sft
 from graft.algos.losses.terms import with_entropy, with_kl
 from graft.algos.reductions import token

@@ -84,7 +84,8 @@ class NativeEngine:
                 f"{page_size=}, {prefill_chunk=}, {max_running=}: each must be 1 or more"
             )
         if kv_tokens is None:
-            kv_tokens = pool_tokens(decoder.own_shape, decoder.device, decoder.dtype)
+            how = decoder.device, decoder.dtype, decoder.rounds_kv
+            kv_tokens = pool_tokens(decoder.own_shape, *how)
         if kv_tokens < page_size:
             raise ValueError(
                 f"kv_tokens={kv_tokens} holds no page of {page_size} tokens; set engine.kv_tokens to some "
@@ -96,7 +97,8 @@ class NativeEngine:
         self.eos_ids = frozenset(eos_ids)
         self._masks = Masks(space, shape, decoder.device)
         num_pages = kv_tokens // page_size
-        pages = Pages(decoder.own_shape, num_pages, page_size, decoder.device, decoder.dtype)
+        stored = decoder.device, decoder.dtype, decoder.rounds_kv
+        pages = Pages(decoder.own_shape, num_pages, page_size, *stored)
         self._tree = SequenceTree(pages)
         self._scheduler = Scheduler(
             self._tree,
@@ -107,7 +109,7 @@ class NativeEngine:
         if kernels:
             from graft.engine.native.cuda.runner import CudaRunner
 
-            _check_kernels(shape, page_size, decoder.order is not None)
+            _check_kernels(shape, page_size, decoder.order is not None, decoder.rounds_kv)
             runner = CudaRunner(decoder, self._tree, space, self._masks, seed)
         else:
             runner = CpuRunner(decoder, self._tree, self._masks, seed)
@@ -361,7 +363,13 @@ def _check_space(space: ActionSpace, shape: ModelShape) -> None:
         )
 
 
-def _check_kernels(shape: ModelShape, page_size: int, in_order: bool) -> None:
+def _check_kernels(shape: ModelShape, page_size: int, in_order: bool, rounds_kv: bool) -> None:
+    if rounds_kv and not in_order:
+        raise EngineError(
+            "the decoder rounds keys and values to eight bits, which the kernels read in one order of "
+            "adding only, and it has none (decoder.order); use that of `order_probe.find_order`, or "
+            "kernels=False"
+        )
     if in_order and page_size != BLOCK:
         raise ValueError(
             f"page_size={page_size}, but with model.exact attention adds in blocks of {BLOCK} "

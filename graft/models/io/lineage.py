@@ -110,14 +110,14 @@ def _run_of(path: Path) -> Path | None:
 def _model_path(run: Path) -> str:
     check_links(run)
     try:
-        section = model_section(read_text(run / "config.yaml", MAX_YAML))
+        section = section_of(read_text(run / "config.yaml", MAX_YAML), "model")
     except (OSError, ValueError):
         return ""
     return str(section.get("path") or "")
 
 
-def model_section(recipe: str) -> Mapping[str, Any]:
-    """The section `model` of a recipe's text; empty where it cannot be read."""
+def section_of(recipe: str, name: str) -> Mapping[str, Any]:
+    """A section of a recipe's text; empty where it cannot be read."""
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
     from yaml import YAMLError
@@ -127,5 +127,5 @@ def model_section(recipe: str) -> Mapping[str, Any]:
         content = OmegaConf.to_container(OmegaConf.create(recipe))
     except (OmegaConfBaseException, YAMLError, ValueError):  # then a card shows it as it is
         return {}
-    section = content.get("model") if isinstance(content, dict) else None
+    section = content.get(name) if isinstance(content, dict) else None
     return section if isinstance(section, dict) else {}

@@ -23,7 +23,7 @@ from typing import Any
 import torch
 
 from graft.files import read_object
-from graft.models.io.lineage import Lineage, lineage_of, model_section, without_paths
+from graft.models.io.lineage import Lineage, lineage_of, section_of, without_paths
 from graft.models.shape import ModelShape
 from graft.trust.bounds import MAX_YAML, OutOfBounds, check_yaml, read_bytes
 from graft.trust.links import check_links
@@ -55,6 +55,8 @@ class Origin:
     captions: Mapping[str, str] = field(default_factory=dict)
     """How each of those evaluations was done, in its own words."""
     versions: Mapping[str, str] = field(default_factory=dict)
+    rounds_kv: bool = False
+    """Whether the run rounded keys and values."""
 
 
 def read_origin(model: Path) -> Origin:
@@ -65,7 +67,7 @@ def read_origin(model: Path) -> Origin:
     check_links(run)
     recipe = read_bytes(run / "config.yaml", MAX_YAML).decode(errors="replace")
     recipe = _without_secrets(recipe)
-    section = model_section(recipe)
+    section = section_of(recipe, "model")
     summary, state = read_object(run / "summary.json"), read_object(model / "state.json")
     evaluations, captions = _evaluations(run / "evaluations", model.name)
     scores = {"before": _numbers(summary.get("before") or state.get("before"))}
@@ -84,6 +86,7 @@ def read_origin(model: Path) -> Origin:
         evaluations=evaluations,
         captions=captions,
         versions=summary.get("versions") or {},
+        rounds_kv=section_of(recipe, "engine").get("kv") == "fp8",
     )
 
 
@@ -157,6 +160,11 @@ def model_card(
         base = origin.base.label
         first += f", which started from `{base}`" if base else ", from random weights"
     first += f". {converted}" if converted else ". Exported by graft."
+    if origin.rounds_kv:
+        first += (
+            " Keys and values were rounded to eight bits in sampling and in training (`engine.kv: fp8`): "
+            "log-probs that are computed without it differ slightly."
+        )
     sections = [
         _front(shape, dtype, origin.base),
         f"# {name}",

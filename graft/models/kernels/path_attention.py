@@ -30,6 +30,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from graft.models.kernels import interval
 from graft.models.kernels.interval_kernels import sink_weight
+from graft.models.kernels.kv_rounding import factor_of, widen
 from graft.models.tree.block_lists import QUERIES, BlockLists
 from graft.models.tree.path_blocks import BLOCK, SEGMENT, PathBlocks
 
@@ -38,13 +39,22 @@ ONES = 16
 
 
 @triton.jit
-def fold_block(top, sums, acc, query, keys, values, is_seen, SCALE: tl.constexpr):
+def fold_block(
+    top, sums, acc, query, keys, values, is_seen, SCALE: tl.constexpr, k_scale=None, v_scale=None
+):
     """Add a block of keys to the running maximum, sum and output of its segment.
 
     query [rows, W], keys and values [BLOCK, W], is_seen [rows, BLOCK] or None: all of them; the maximum
     is -inf before the first key that a row sees; the columns of `sums` are equal.
+
+    k_scale, v_scale   [BLOCK] of keys and values that are codes (`models.kv_slots`): powers of two, so
+                       that scores and weights can be multiplied by them instead, with the same bits
     """
+    if k_scale is not None:
+        keys, values = widen(keys, query.dtype), widen(values, query.dtype)
     score = tl.dot(query, tl.trans(keys), input_precision="ieee")
+    if k_scale is not None:
+        score *= factor_of(k_scale)[None, :]
     if is_seen is not None:
         score = tl.where(is_seen, score, float("-inf"))
     # an integer: changing it multiplies by a power of two, which rounds nothing
@@ -59,6 +69,8 @@ def fold_block(top, sums, acc, query, keys, values, is_seen, SCALE: tl.constexpr
     fade = tl.exp2(top - base)[:, None]
     ones = tl.full([keys.shape[0], sums.shape[1]], 1.0, values.dtype)
     sums = tl.dot(weight, ones, sums * fade, input_precision="ieee")
+    if v_scale is not None:
+        weight = (weight.to(tl.float32) * factor_of(v_scale)[None, :]).to(values.dtype)
     acc = tl.dot(weight, values, acc * fade, input_precision="ieee")
     return new_top, sums, acc
 
@@ -83,8 +95,24 @@ def empty_segment(ROWS: tl.constexpr, ONES: tl.constexpr, W: tl.constexpr):
 
 
 @triton.jit
+def _fold_at(
+    top, sums, acc, query, k, v, k_scales, v_scales, block, column, is_seen,
+    SCALE: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """`fold_block` of the rows from `block` on."""
+    keys, values = k.load([block, column]), v.load([block, column])
+    k_scale = None
+    v_scale = None
+    if k_scales is not None:
+        k_scale = tl.load(k_scales + block + tl.arange(0, BLOCK))
+        v_scale = tl.load(v_scales + block + tl.arange(0, BLOCK))
+    return fold_block(top, sums, acc, query, keys, values, is_seen, SCALE, k_scale, v_scale)
+
+
+@triton.jit
 def _fold_some(
-    top, sums, acc, query, query_position, k, v, row_of_head, column_of_head, blocks, begin, stop,
+    top, sums, acc, query, query_position, k, v, k_scales, v_scales,
+    row_of_head, column_of_head, blocks, begin, stop,
     SCALE: tl.constexpr, BLOCK_ROWS: tl.constexpr, WINDOW: tl.constexpr,
     BLOCK: tl.constexpr, SEGMENT: tl.constexpr, ONES: tl.constexpr, W: tl.constexpr,
 ):  # fmt: skip
@@ -95,14 +123,14 @@ def _fold_some(
             top, sums, acc = merge_segment(top, sums, acc, its_top, its_sums, its_acc)
             its_top, its_sums, its_acc = empty_segment(query.shape[0], ONES, W)
         block = tl.load(blocks + number) * BLOCK_ROWS + row_of_head
-        keys, values = k.load([block, column_of_head]), v.load([block, column_of_head])
         seen = number * BLOCK + tl.arange(0, BLOCK)
         is_seen = seen[None, :] <= query_position[:, None]
         if WINDOW:
             is_seen &= seen[None, :] > query_position[:, None] - WINDOW
-        its_top, its_sums, its_acc = fold_block(
-            its_top, its_sums, its_acc, query, keys, values, is_seen, SCALE
-        )
+        its_top, its_sums, its_acc = _fold_at(
+            its_top, its_sums, its_acc, query, k, v, k_scales, v_scales, block, column_of_head, is_seen,
+            SCALE, BLOCK,
+        )  # fmt: skip
     return merge_segment(top, sums, acc, its_top, its_sums, its_acc)
 
 
@@ -111,6 +139,8 @@ def _walk(
     q,  # [T, H, d]
     k,  # descriptor of rows that are fetched BLOCK at a time
     v,
+    k_scales,  # of these rows, or None
+    v_scales,
     tiles,  # [n, 4] first query, queries, position of the first, row of the table
     table,  # numbers of blocks, rows `table_stride` apart
     table_stride,
@@ -147,7 +177,8 @@ def _walk(
         first_segment = tl.cdiv(tl.maximum(position + count - WINDOW, 0), BLOCK * SEGMENT)
         last_segment = tl.maximum(last_segment, first_segment)
         top, sums, acc = _fold_some(
-            top, sums, acc, query, position + here, k, v, row_of_head, column_of_head, blocks,
+            top, sums, acc, query, position + here, k, v, k_scales, v_scales,
+            row_of_head, column_of_head, blocks,
             oldest // BLOCK, tl.minimum(first_segment * SEGMENT, num_blocks),
             SCALE, BLOCK_ROWS, WINDOW, BLOCK, SEGMENT, ONES, W,
         )  # fmt: skip
@@ -155,13 +186,14 @@ def _walk(
         its_top, its_sums, its_acc = empty_segment(QUERIES, ONES, W)
         for part in tl.range(0, SEGMENT):
             block = tl.load(blocks + segment * SEGMENT + part) * BLOCK_ROWS + row_of_head
-            keys, values = k.load([block, column_of_head]), v.load([block, column_of_head])
-            its_top, its_sums, its_acc = fold_block(
-                its_top, its_sums, its_acc, query, keys, values, None, SCALE
-            )
+            its_top, its_sums, its_acc = _fold_at(
+                its_top, its_sums, its_acc, query, k, v, k_scales, v_scales, block, column_of_head, None,
+                SCALE, BLOCK,
+            )  # fmt: skip
         top, sums, acc = merge_segment(top, sums, acc, its_top, its_sums, its_acc)
     top, sums, acc = _fold_some(
-        top, sums, acc, query, position + here, k, v, row_of_head, column_of_head, blocks,
+        top, sums, acc, query, position + here, k, v, k_scales, v_scales,
+        row_of_head, column_of_head, blocks,
         last_segment * SEGMENT, num_blocks,
         SCALE, BLOCK_ROWS, WINDOW, BLOCK, SEGMENT, ONES, W,
     )  # fmt: skip
@@ -201,6 +233,7 @@ def _launch(
     window: int,
     sinks: Tensor | None,
     lse: Tensor | None = None,
+    scales: tuple[Tensor, Tensor] | tuple[None, None] = (None, None),
     **layout: Any,
 ) -> Tensor:
     """k and v [rows, columns]: the rows that a block has of a head are at `layout`."""
@@ -210,7 +243,7 @@ def _launch(
     is_wide = q.dtype == torch.float32
     fetched = [TensorDescriptor(x, [*x.shape], [*x.stride()], [BLOCK, shared["W"]]) for x in (k, v)]
     _walk[(heads, len(tiles))](
-        q, *fetched, tiles, table, table_stride, out, lse, 0 if lse is None else lse.stride(0),
+        q, *fetched, *scales, tiles, table, table_stride, out, lse, 0 if lse is None else lse.stride(0),
         sinks,
         *q.stride()[:2], HEADS=heads, QUERIES=BLOCK, WINDOW=window, **shared, **layout,
         num_warps=4 if shared["W"] <= 128 else 8, num_stages=1 if is_wide else 3,
@@ -226,14 +259,15 @@ def attend_pages(
     tiles: Tensor,
     window: int = 0,
     sinks: Tensor | None = None,
+    scales: tuple[Tensor, Tensor] | tuple[None, None] = (None, None),
 ) -> Tensor:
     """Attention of new tokens q [T,H,d] over pages [pages, K, BLOCK, d], which have theirs already;
-    tiles [n, 4] cover every token once: see `_walk`."""
+    tiles [n, 4] cover every token once: see `_walk`. Pages of codes have `scales` [pages, K, BLOCK]."""
     kv_heads = k_pool.shape[1]
     rows = [pool.view(-1, pool.shape[-1]) for pool in (k_pool, v_pool)]
     return _launch(
         q, *rows, tiles, table, table.stride(0), kv_heads=kv_heads, window=window,
-        sinks=sinks, BLOCK_ROWS=kv_heads * BLOCK, HEAD_ROWS=BLOCK, HEAD_COLUMNS=0,
+        sinks=sinks, scales=scales, BLOCK_ROWS=kv_heads * BLOCK, HEAD_ROWS=BLOCK, HEAD_COLUMNS=0,
     )  # fmt: skip
 
 

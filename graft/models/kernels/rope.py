@@ -20,6 +20,7 @@ import triton.language as tl
 from torch import Tensor
 
 from graft.models.angles import HeadRotation
+from graft.models.kernels.kv_rounding import encode, factor_of, scale_of, widen
 from graft.models.kernels.launch import after_previous, chained
 from graft.models.kernels.norm import looping_programs
 from graft.models.kv_slots import KVSlots
@@ -65,6 +66,26 @@ def _weights(
     return tl.where(is_q[:, None], q_weight[None, :], k_weight[None, :])
 
 
+@triton.jit
+def _store(rows, across, scales, first, second, is_stored, real, ROUNDS: tl.constexpr):
+    """Store the halves of heads [heads, d/2] at `rows`; rounded: their codes and scales, or without `scales`
+    what these stand for."""
+    if ROUNDS:
+        dtype = first.dtype
+        first, second = first.to(tl.float32), second.to(tl.float32)
+        scale = scale_of(first, second)
+        first, second = encode(first, scale[:, None]), encode(second, scale[:, None])
+        if scales is None:
+            factor = factor_of(scale)[:, None]
+            first = (widen(first, tl.float32) * factor).to(dtype)
+            second = (widen(second, tl.float32) * factor).to(dtype)
+        else:
+            first, second = first.to(tl.uint8), second.to(tl.uint8)
+            tl.store(scales, scale.to(tl.uint8), mask=is_stored)
+    tl.store(rows, first, mask=is_stored[:, None] & real)
+    tl.store(rows + across, second, mask=is_stored[:, None] & real)
+
+
 @triton.jit(do_not_specialize=["table_stride"])
 def _forward(
     qkv_ptr,  # [T, (H+2K) d], rows `qkv_stride` apart
@@ -83,6 +104,8 @@ def _forward(
     positions_ptr,  # [T]
     lengths_ptr,  # [rows]
     table_stride,
+    k_scales_ptr,  # of pages that hold codes, or None
+    v_scales_ptr,
     H: tl.constexpr,
     K: tl.constexpr,
     HALF: tl.constexpr,
@@ -92,6 +115,7 @@ def _forward(
     HEADS: tl.constexpr,
     PAIRS: tl.constexpr,
     PAGE: tl.constexpr,
+    ROUNDS: tl.constexpr,
     CHAINED: tl.constexpr,
 ):
     if CHAINED:
@@ -124,8 +148,12 @@ def _forward(
         is_k = (alive_head >= H) & (alive_head < H + K)
         is_v = (alive_head >= H + K) & (alive_head < H + 2 * K)
     value = v_ptr + start + (head - H - K)[:, None] * head_size + at[None, :]
-    tl.store(value, left, mask=is_v[:, None] & real)
-    tl.store(value + across, right, mask=is_v[:, None] & real)
+    k_scales, v_scales = k_scales_ptr, v_scales_ptr
+    if k_scales_ptr is not None:
+        slot = page * (K * PAGE) + position % PAGE
+        k_scales += slot + (head - H) * PAGE
+        v_scales += slot + (head - H - K) * PAGE
+    _store(value, across, v_scales, left, right, is_v, real, ROUNDS)
 
     left, right = left.to(tl.float32), right.to(tl.float32)
     if q_weight_ptr is not None:
@@ -150,8 +178,7 @@ def _forward(
     tl.store(query, rotated_left, mask=is_q[:, None] & real)
     tl.store(query + across, rotated_right, mask=is_q[:, None] & real)
     key = k_ptr + start + (head - H)[:, None] * head_size + at[None, :]
-    tl.store(key, rotated_left, mask=is_k[:, None] & real)
-    tl.store(key + across, rotated_right, mask=is_k[:, None] & real)
+    _store(key, across, k_scales, rotated_left, rotated_right, is_k, real, ROUNDS)
 
 
 @triton.jit(do_not_specialize=["tokens"])
@@ -275,8 +302,10 @@ def _launch(
     out: tuple[Tensor, Tensor, Tensor],
     rstd: Tensor | None = None,
     kv_slots: KVSlots | None = None,
+    scales: tuple[Tensor, Tensor] | tuple[None, None] = (None, None),
 ) -> None:
-    """Write q, k and v to `out`: tensors of their own, or for k and v the pages of `kv_slots`."""
+    """Write q, k and v to `out`: tensors of their own, or for k and v the pages of `kv_slots`, where
+    these hold codes and `scales`."""
     kv_heads = how.kv_heads
     tokens, heads, size = out[0].shape
     pages = (None, None, None, None, 0)
@@ -295,10 +324,12 @@ def _launch(
         how.eps,
         qkv.stride(0),
         *pages,
+        *scales,
         **_constants(how, size),
         HEADS=tile_heads,
         PAIRS=pairs,
         PAGE=1 if kv_slots is None else kv_slots.pool.shape[4],
+        ROUNDS=how.rounds_kv,
         num_warps=warps,
         **chained(qkv.device),
     )
@@ -391,5 +422,7 @@ def qk_rotate_to_slots(qkv: Tensor, how: HeadRotation, kv_slots: KVSlots, layer:
     """q [T, H, d]; keys and values are written directly to their pages. No gradient."""
     qkv = qkv if qkv.stride(1) == 1 else qkv.contiguous()
     q = qkv.new_empty(len(qkv), how.heads, qkv.shape[1] // (how.heads + 2 * how.kv_heads))
-    _launch(qkv, how, (q, kv_slots.pool[layer, 0], kv_slots.pool[layer, 1]), kv_slots=kv_slots)
+    keys, values = kv_slots.pool[layer].unbind(0)
+    scales = (None, None) if kv_slots.scales is None else kv_slots.scales[layer].unbind(0)
+    _launch(qkv, how, (q, keys, values), kv_slots=kv_slots, scales=scales)
     return q

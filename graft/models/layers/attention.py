@@ -28,7 +28,7 @@ class Attention(Sublayer):
 
     def __init__(self, shape: ModelShape, index: int) -> None:
         super().__init__(shape)
-        self.index, self.shape = index, shape
+        self.index, self.shape, self.rounds_kv = index, shape, False
         qkv_size = shape.q_size + 2 * shape.kv_size
         self.qkv = nn.Linear(shape.width, qkv_size, bias=shape.qkv_bias)
         self.q_norm = self.k_norm = None
@@ -67,7 +67,7 @@ class Attention(Sublayer):
                 qkv = self._norm_over_heads(qkv, self.q_norm, self.k_norm)
             else:
                 q_weight, k_weight = self.q_norm.weight, self.k_norm.weight
-        heads = shape.heads, shape.kv_heads, shape.norm_offset, shape.query_scale
+        heads = shape.heads, shape.kv_heads, shape.norm_offset, shape.query_scale, self.rounds_kv
         how = HeadRotation(q_weight, k_weight, shape.norm_eps, cos, sin, *heads)
         if kv_slots is None:
             output = attend_qkv(attend, self.index, qkv, how, self.sinks)

@@ -56,6 +56,10 @@ class ShardedBlock(nn.Module):
             self.up_proj = nn.Linear(width, shape.ff, bias=shape.mlp_bias)
             self.down_proj = nn.Linear(shape.ff, width, bias=shape.mlp_bias)
         self.order: RowOrder | None = None
+        self.rounds_kv = False
+
+    def round_kv(self) -> None:
+        self.rounds_kv = True
 
     def use_order(self, order: RowOrder | None) -> None:
         self.order = order
@@ -126,7 +130,7 @@ class ShardedBlock(nn.Module):
         shape, size = self.shape, self.tp.size
         heads, kv_heads = shape.heads // size, shape.kv_heads // size
         weights = self._head_norm(self.q_norm), self._head_norm(self.k_norm)
-        stored = shape.norm_offset, shape.query_scale
+        stored = shape.norm_offset, shape.query_scale, self.rounds_kv
         how = HeadRotation(*weights, shape.norm_eps, cos, sin, heads, kv_heads, *stored)
         output = attend_qkv(attend, self.index, qkv, how)
         return output.reshape(len(qkv), heads * shape.head_dim)

@@ -51,6 +51,8 @@ def sharded_critic(policy: ShardedDecoder) -> ShardedCritic:
     """A critic that starts from the policy's present weights, each process from its own shards."""
     body = ShardedDecoder(policy.shape, policy.mesh, policy.dtype, policy.offload)
     body.recompute = policy.recompute
+    if policy.rounds_kv:
+        body.round_kv()
     critic = ShardedCritic(body)
     apply_fsdp(critic, body, exact=[critic.value])
     shards = policy.hf_parameters()

@@ -81,11 +81,6 @@ def num_parameters(shape: ModelShape) -> int:
     return shape.num_params + shape.layers * small + routed * of_experts + width
 
 
-def kv_bytes(shape: ModelShape, dtype: torch.dtype) -> int:
-    """Keys and values of one token, all layers."""
-    return shape.layers * 2 * shape.kv_size * dtype.itemsize
-
-
 def activation_bytes(
     shape: ModelShape,
     dtype: torch.dtype,

@@ -27,7 +27,7 @@ import torch
 
 from graft.algos.preset import kl_in_reward_of
 from graft.config import Config, ConfigError
-from graft.engine.native.kv.pages import CPU_BYTES, CPU_TOKENS, GPU_SHARE
+from graft.engine.native.kv.pages import CPU_BYTES, CPU_TOKENS, GPU_SHARE, kv_bytes
 from graft.models.lora.training import num_trained, target_sizes
 from graft.models.shape import ModelShape
 from graft.train.algorithm import preset_of
@@ -38,7 +38,6 @@ from graft.train.memory.footprint import (
     decode_bytes,
     gigabytes,
     gradient_bytes,
-    kv_bytes,
     most_head_bytes,
     num_parameters,
     optimizer_state_bytes,
@@ -132,7 +131,8 @@ class RunSizes:
     @property
     def kv_token(self) -> int:
         """Bytes of a token in the KV pool of one process, which may have some of the heads only."""
-        return kv_bytes(self.shape, self.dtype) // self.config.engine.tp
+        engine = self.config.engine
+        return kv_bytes(self.shape, self.dtype, engine.rounds_kv) // engine.tp
 
     def account(self, kv_tokens: int, micro: MicroBatchSize) -> MemoryPlan:
         config, shape, dtype = self.config, self.shape, self.dtype

@@ -36,6 +36,7 @@ def summarise(run: RunContext) -> dict[str, Any]:
         "processes": run.processes.world,
         "checkpoint": str(checkpoints(run.folder.checkpoints)[-1].path),
         **_hub_model(run),
+        **({"kv": run.config.engine.kv} if run.config.engine.rounds_kv else {}),
         "versions": versions(),
         "machine": machine(policy.device),
     }

@@ -20,6 +20,7 @@ from graft.engine.remote.top_entropy import TOP_K, known_tokens
 from graft.models.decoder import Decoder
 from graft.models.io.save import ids_of
 from graft.models.policy import save_policy
+from graft.models.product_probe import why_not
 from graft.models.shape import ModelShape
 from graft.protocols import Engine, Stateful
 from graft.registry import resolve
@@ -129,6 +130,24 @@ def make_engine(
     )
 
 
+def round_kv(config: Config, policy: Decoder) -> None:
+    """Round keys and values of the policy as `engine.kv` says; refused where its engine could read them in
+    another order than the learner."""
+    if not config.engine.rounds_kv:
+        return
+    if policy.order is None:
+        why = "model.exact=false" if not config.model.exact else why_not(policy)
+        if policy.device.type == "cpu" and config.model.exact:
+            why = f"on a CPU it needs model.dtype=float32, here {policy.dtype}, and a library that keeps it"
+        raise ConfigError(
+            f"engine.kv={config.engine.kv}: engine and learner round keys and values alike, and only with "
+            f"one order of adding (model.exact) do they compute the same with them, which is not so here: "
+            f"{why or 'the engine is split over processes, or has pages of its own size'}. Leave engine.kv "
+            "out, or set it to model"
+        )
+    policy.round_kv()
+
+
 def refuse_external(config: Config, branch: str) -> None:
     """Refuse what vLLM and SGLang cannot do, before anything is loaded or started."""
     section = config.engine
@@ -141,6 +160,11 @@ def refuse_external(config: Config, branch: str) -> None:
                     "this process; add engine.name=vllm, or leave it out"
                 )
         return
+    if section.rounds_kv:
+        raise ConfigError(
+            f"engine.kv={section.kv}: {section.name} rounds keys and values in its own way, which the "
+            "learner cannot repeat; use engine.name=native, or leave engine.kv out"
+        )
     if branch == "counterfactual":
         raise ConfigError(
             f"the branch 'counterfactual' (algo.name={config.algo.name}) forces actions, and "

@@ -41,7 +41,9 @@ def make_teachers(components: RunComponents) -> Teachers | None:
         _refuse_transformers(policy)
         top_k = distill.top_k
     paths = {name: latest_model(value) for name, value in teacher_paths(config).items()}
-    opened: dict[Path, Any] = {path: load_reference(path, policy) for path in {*paths.values()}}
+    opened: dict[Path, Any] = {
+        path: load_reference(path, policy, is_teacher=True) for path in {*paths.values()}
+    }
     models |= {name: opened[path] for name, path in paths.items()}
     if preset.divergence is not None:
         sizes = [model.shape.vocab_size for model in opened.values()]

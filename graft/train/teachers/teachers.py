@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from graft.algos.batch import Batch
-from graft.algos.distillation import compared
+from graft.algos.kl import compared
 from graft.engine.remote.prompt_logprobs import PromptScorer
 from graft.models.divergence import TeacherCandidates, TeacherComparison, TeacherPart, TeacherStates
 from graft.models.tree.forest import Forest

@@ -39,7 +39,7 @@ class StepBatcher:
         self.max_pages = max(gather_limit // page, 1)
         self.decode_cache = DecodeCache(self.layout, self.max_pages)
         # lower precisions use the fused kernels, which sum in float32
-        self.has_decode_batches = tree.pages.pool.dtype == torch.float32
+        self.has_decode_batches = tree.pages.dtype == torch.float32
 
     def build(self, works: list[PlannedWork]) -> StepBatch:
         work_of = {work.sequence: work for work in works}
@@ -101,5 +101,5 @@ class StepBatcher:
         biases: dict[int, Tensor] = {}
         for window in set(pages.windows or (0,)):
             seen = (back >= 0) & (back < window) if window else back >= 0
-            biases[window] = self.layout.bias(seen)[:, None].to(pages.pool.dtype)
+            biases[window] = self.layout.bias(seen)[:, None].to(pages.dtype)
         return Extend(int(count.sum()), self.layout.padding(count), tiles, biases)

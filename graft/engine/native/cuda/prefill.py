@@ -118,15 +118,18 @@ class Prefill:
         return self._captured[size]
 
     def _forward(self, chunk: PrefillChunk) -> None:
-        pool = self.tree.pages.pool
-
-        attention = attend_pages if self.in_order else extend
+        pages = self.tree.pages
+        pool = pages.pool
 
         def attend(layer: int, q: Tensor, k: None, v: None, sinks: Tensor | None = None) -> Tensor:
             how = chunk.table, chunk.blocks, self.decoder.shape.window_of(layer), sinks
-            return attention(q, pool[layer, 0], pool[layer, 1], *how)
+            if self.in_order:
+                scales = pages.scales_of(layer)
+                return attend_pages(q, pool[layer, 0], pool[layer, 1], *how, scales=scales)
+            return extend(q, pool[layer, 0], pool[layer, 1], *how)
 
-        kv_slots = KVSlots(pool, chunk.table, chunk.rows, chunk.positions, chunk.alive)
+        places = chunk.table, chunk.rows, chunk.positions, chunk.alive
+        kv_slots = KVSlots(pool, *places, pages.scales)
         self.decoder(chunk.tokens, chunk.positions, attend, kv_slots)
 
 

@@ -265,7 +265,9 @@ class CudaRunner:
 
     def _states_of(self, key: GraphKey, decode_state: DecodeState) -> Tensor:
         """Hidden states [B, D] after the last token of each row."""
-        state, pool, shape = decode_state.state, self.tree.pages.pool, self.decoder.own_shape
+        state, shape = decode_state.state, self.decoder.own_shape
+        kv = self.tree.pages
+        pool = kv.pool
         items = decode_state.items(key.items)
         # with one slot `decode` writes the output directly
         rows = key.rows if key.slots > 1 or key.in_order else 0
@@ -283,14 +285,13 @@ class CudaRunner:
                 "sinks": sinks,
             }
             if key.in_order:
-                how["tail_rows"] = key.tail_rows
+                how["tail_rows"], how["scales"] = key.tail_rows, kv.scales_of(layer)
                 return decode_segments(q, *pages, length, tail, items, **how)
             return decode(q, *pages, length, tail, items, state[DrawField.SHARED], **how)
 
         position = state[DrawField.POSITION]
-        kv_slots = KVSlots(
-            pool, decode_state.table, decode_state.row, position, state[DrawField.LENGTH]
-        )
+        lengths = state[DrawField.LENGTH]
+        kv_slots = KVSlots(pool, decode_state.table, decode_state.row, position, lengths, kv.scales)
         return self.decoder(state[DrawField.TOKEN], position, attend, kv_slots)
 
     def _draw(self, key: GraphKey, decode_state: DecodeState, hidden: Tensor) -> None:

@@ -52,6 +52,8 @@ def _attend(
     q,  # [B, H, d]
     k_pool,  # [pages, K, BLOCK, d]
     v_pool,
+    k_scales,  # [pages, K, BLOCK] of pools that hold codes (`models.kv_slots`), or None
+    v_scales,
     table,  # [B, P]
     table_stride,
     lengths,  # [B] tokens to attend to, the new one included; 0: an unused row
@@ -141,8 +143,14 @@ def _attend(
             base = (page.to(tl.int64) * HEADS + head) * (BLOCK * D)
             # what is not there yet costs no memory traffic
             is_read = is_past[:, None] if D == W else is_past[:, None] & in_size
-            keys = tl.load(k_pool + base + tile, mask=is_read, other=0.0)
-            values = tl.load(v_pool + base + tile, mask=is_read, other=0.0)
+            keys = tl.load(k_pool + base + tile, mask=is_read, other=0)
+            values = tl.load(v_pool + base + tile, mask=is_read, other=0)
+            k_scale = None
+            v_scale = None
+            if k_scales is not None:
+                row_of_key = (page.to(tl.int64) * HEADS + head) * BLOCK + key
+                k_scale = tl.load(k_scales + row_of_key, mask=is_past, other=0)
+                v_scale = tl.load(v_scales + row_of_key, mask=is_past, other=0)
             place += 1
             whose = tl.where(place == pages, tl.minimum(whose + 1, rows - 1), whose)
             place = tl.where(place == pages, tl.minimum(apart, pages - 1), place)
@@ -150,7 +158,9 @@ def _attend(
             is_seen = is_past[None, :] & is_its[:, None]
             if WINDOW:
                 is_seen &= position + key[None, :] >= oldest[:, None]
-            top, sums, acc = fold_block(top, sums, acc, query, keys, values, is_seen, SCALE)
+            top, sums, acc = fold_block(
+                top, sums, acc, query, keys, values, is_seen, SCALE, k_scale, v_scale
+            )
         at_slot = (sequence * slots + segment) * (HEADS * GROUP) + query_head
         is_mine = is_used & (tail <= segment)
         at_acc = at_slot[:, None] * D + column[None, :]
@@ -207,8 +217,10 @@ def decode_segments(
     tail_rows: int = 1,
     window: int = 0,
     sinks: Tensor | None = None,
+    scales: tuple[Tensor, Tensor] | tuple[None, None] = (None, None),
 ) -> Tensor:
-    """Attention of q [B,H,d], see the module; `space` is `decode.scratch` of `slots` per row."""
+    """Attention of q [B,H,d], see the module; `space` is `decode.scratch` of `slots` per row. Pools
+    of codes have `scales`."""
     batch, heads, _ = q.shape
     kv_heads = k_pool.shape[1]
     partial, stats = space
@@ -217,7 +229,7 @@ def decode_segments(
     shared = sizes(q, kv_heads)
     stages = NUM_STAGES if tile_rows < 64 else LARGE_TILE_STAGES
     _attend[(kv_heads, len(items) + triton.cdiv(batch, tail_rows) * splits)](
-        q, k_pool, v_pool, table, table.stride(0), lengths, tails, items, batch, len(items), splits,
+        q, k_pool, v_pool, *scales, table, table.stride(0), lengths, tails, items, batch, len(items), splits,
         tail_rows, slots, partial, stats, HEADS=kv_heads, ROWS=tile_rows, NUM_STAGES=stages, **shared,
         WINDOW=window, num_warps=NUM_WARPS, **chained(q.device),
     )  # fmt: skip
