@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -16,6 +16,7 @@ from graft.engine.engine_group import EngineGroup
 from graft.engine.errors import EngineError
 from graft.engine.native.context import NativeContext
 from graft.engine.native.cpu.runner import CpuRunner
+from graft.engine.native.drafts.drafter import DraftCounts, Drafter
 from graft.engine.native.kv.pages import Pages, pool_tokens
 from graft.engine.native.kv.sequences import SequenceTree
 from graft.engine.native.loop import EngineLoop
@@ -53,6 +54,8 @@ class NativeEngine:
     seed           of every draw, together with the context's key and the position
     space          modes and their masks; None: every token is allowed, mode 0 only. Actions beyond
                    the vocabulary need head rows, and a grammar that defines what they write
+    drafts         auto: verify tokens that were written before, several in a step, where a prompt has the
+                   bits of decoding (`decoder.order`); off. The same tokens are drawn
     kernels        Triton kernels and bursts of steps; None: on a GPU
     group          the processes that hold the engine together, each with a slice of the decoder
                    (`graft.models.parallel.sampler`); None: this one has all of it
@@ -70,6 +73,7 @@ class NativeEngine:
         max_running: int = 1024,
         seed: int = 0,
         space: ActionSpace | None = None,
+        drafts: Literal["auto", "off"] = "auto",
         kernels: bool | None = None,
         group: EngineGroup | None = None,
     ) -> None:
@@ -111,7 +115,11 @@ class NativeEngine:
             runner = CudaRunner(decoder, self._tree, space, self._masks, seed)
         else:
             runner = CpuRunner(decoder, self._tree, self._masks, seed)
-        self._loop = EngineLoop(self._tree, self._scheduler, runner, space)
+        if drafts not in ("auto", "off"):
+            raise ValueError(f"drafts={drafts!r}: must be 'auto' or 'off'")
+        has_drafts = drafts == "auto" and decoder.order is not None and group is None
+        drafter = Drafter(self._tree, space) if has_drafts else None
+        self._loop = EngineLoop(self._tree, self._scheduler, runner, space, drafter)
         self._pieces = None if tokenizer is None else TokenPieces(tokenizer)
         self._structures: StructureCompiler | None = None
         if isinstance(tokenizer, FastTokenizer):
@@ -133,7 +141,8 @@ class NativeEngine:
         key = derive(0, self._opened) if key is None else key
         self._loop.record("open", ids, key)
         sequence, number = self._tree.open(ids), self._loop.next_number()
-        return NativeContext(sequence, key, self._loop, self._request, number)
+        task = hash(tuple(ids))
+        return NativeContext(sequence, key, self._loop, self._request, number, task)
 
     def share_loop(self) -> None:
         """Let a server that runs on the same event loop answer while the device computes."""
@@ -260,7 +269,8 @@ class NativeEngine:
     @property
     def stats(self) -> dict[str, int]:
         """Counters since the start; `decode_tokens` were computed one per request and step."""
-        pages = self._tree.pages
+        pages, drafter = self._tree.pages, self._loop.drafter
+        drafts = DraftCounts() if drafter is None else drafter.counts
         return {
             "steps": self._loop.steps,
             "prefill_tokens": self._loop.prefill_tokens,
@@ -270,6 +280,8 @@ class NativeEngine:
             "running": len(self._scheduler.requests),
             "pages_free": pages.free,
             "pages_total": pages.total,
+            **{f"drafts_proposed/{source}": n for source, n in drafts.proposed.items()},
+            **{f"drafts_accepted/{source}": n for source, n in drafts.accepted.items()},
         }
 
     def _request(
@@ -310,6 +322,7 @@ class NativeEngine:
             version=self.version,
             future=asyncio.get_running_loop().create_future(),
             matcher=matcher,
+            task=context.task,
         )
 
     def check_structure(self, structure: Structure) -> None:

@@ -14,11 +14,13 @@ import asyncio
 import math
 from collections.abc import Iterator, Sequence
 from functools import partial
+from time import perf_counter
 from typing import Any, Protocol
 
 from graft.actions.matcher import find_bits
 from graft.actions.space import ActionSpace
 from graft.engine.errors import EngineError
+from graft.engine.native.drafts.drafter import Drafter
 from graft.engine.native.kv.sequences import Sequence as TokenSequence
 from graft.engine.native.kv.sequences import SequenceTree
 from graft.engine.native.mirror import CallMirror
@@ -61,9 +63,16 @@ class EngineLoop:
     """Owns the running task and the counters of its work."""
 
     def __init__(
-        self, tree: SequenceTree, scheduler: Scheduler, runner: Runner, space: ActionSpace
+        self,
+        tree: SequenceTree,
+        scheduler: Scheduler,
+        runner: Runner,
+        space: ActionSpace,
+        drafter: Drafter | None = None,
     ) -> None:
         self.tree, self.scheduler, self.runner, self.space = tree, scheduler, runner, space
+        self.drafter = drafter
+        """None: every row draws one token in a step."""
         self.mean_length = 128.0  # of completions, a running mean
         self.steps = self.prefill_tokens = self.decode_tokens = 0
         self.mirror: CallMirror | None = None
@@ -113,7 +122,7 @@ class EngineLoop:
                         break
                 plan = self._plan_burst(works)
                 self._count_planned(works)
-                for draws in self.runner.run(works, plan):
+                for draws in self._run_works(works, plan):
                     if draws is not None:
                         self._count_drawn(draws)
                         if not self._hand_over(draws):
@@ -133,6 +142,18 @@ class EngineLoop:
             if self.mirror is not None and not self.mirror.group.is_first:
                 raise  # no caller of a sample is here to raise it
         return True
+
+    def _run_works(self, works: list[PlannedWork], plan: BurstPlan) -> Iterator[list[Draw] | None]:
+        """The draws of these works, with drafts for those that pay where the host takes every step."""
+        if self.drafter is None or self.runner.has_bursts:
+            yield from self.runner.run(works, plan)
+            return
+        began = perf_counter()
+        self.drafter.propose(works)
+        for draws in self.runner.run(works, plan):
+            assert draws is not None
+            self.drafter.learn(works, draws, perf_counter() - began)
+            yield draws
 
     async def _let_callers_run(self) -> bool:
         """Callers of finished samples submit their next ones; False if this process was released."""
@@ -204,7 +225,8 @@ class EngineLoop:
         self.decode_tokens -= sum(work.request is not None for work in prefill)
 
     def _count_drawn(self, draws: list[Draw]) -> None:
-        self.steps += max((len(draw.actions) for draw in draws), default=1)
+        lengths = [len(draw.actions) for draw in draws] if self.runner.has_bursts else []
+        self.steps += max(lengths, default=1)
         self.decode_tokens += sum(len(draw.actions) for draw in draws)
 
     def _hand_over(self, draws: list[Draw]) -> bool:
@@ -246,7 +268,8 @@ class EngineLoop:
     def _finish(self, request: SampleRequest, finish: Finish) -> None:
         if finish is not Finish.PAUSE:  # a paused completion would have been longer
             self.mean_length += (len(request.logprobs) - self.mean_length) * 0.05
-        if self.runner.has_bursts:  # release pages reserved for steps that are not taken
+        if self.runner.has_bursts or self.drafter is not None:
+            # release pages reserved for steps that are not taken
             self.tree.truncate(request.sequence, len(request.sequence.tokens))
         request.finish(finish)
 
