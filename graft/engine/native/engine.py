@@ -16,7 +16,7 @@ from graft.engine.engine_group import EngineGroup
 from graft.engine.errors import EngineError
 from graft.engine.native.context import NativeContext
 from graft.engine.native.cpu.runner import CpuRunner
-from graft.engine.native.drafts.drafter import DraftCounts, Drafter
+from graft.engine.native.drafts.drafter import Drafter
 from graft.engine.native.kv.pages import Pages, pool_tokens
 from graft.engine.native.kv.sequences import SequenceTree
 from graft.engine.native.loop import EngineLoop
@@ -269,8 +269,7 @@ class NativeEngine:
     @property
     def stats(self) -> dict[str, int]:
         """Counters since the start; `decode_tokens` were computed one per request and step."""
-        pages, drafter = self._tree.pages, self._loop.drafter
-        drafts = DraftCounts() if drafter is None else drafter.counts
+        pages = self._tree.pages
         return {
             "steps": self._loop.steps,
             "prefill_tokens": self._loop.prefill_tokens,
@@ -280,9 +279,22 @@ class NativeEngine:
             "running": len(self._scheduler.requests),
             "pages_free": pages.free,
             "pages_total": pages.total,
-            **{f"drafts_proposed/{source}": n for source, n in drafts.proposed.items()},
-            **{f"drafts_accepted/{source}": n for source, n in drafts.accepted.items()},
+            **self.draft_counts,
         }
+
+    @property
+    def drafts(self) -> bool:
+        """Whether it drafts tokens where that pays."""
+        return self._loop.drafter is not None
+
+    @property
+    def draft_counts(self) -> dict[str, int]:
+        """Drafted tokens since the start, and those that were right, by source; empty without drafts."""
+        if self._loop.drafter is None:
+            return {}
+        counts = self._loop.drafter.counts
+        by_kind = {"drafts_proposed": counts.proposed, "drafts_accepted": counts.accepted}
+        return {f"{kind}/{source}": n for kind, by in by_kind.items() for source, n in by.items()}
 
     def _request(
         self, context: NativeContext, sampling: Sampling, grammar: Grammar | None

@@ -1,6 +1,6 @@
 """Decoding, one token per sequence, in float32, and those of a draft behind it.
 
-    S slots, m tokens of each at most, K key/value heads, G query heads to each of them, d head size, L positions
+    S slots, m tokens of each at most, K key/value heads, G query heads to each, d head size, L positions
 
 PyTorch's fused attention also decodes: on an ARM machine it took a third of the time of matrix products
 around a softmax. Gathering pages costs as much as attending to them, so a decode batch keeps what it
