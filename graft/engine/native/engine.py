@@ -16,6 +16,7 @@ from graft.engine.engine_group import EngineGroup
 from graft.engine.errors import EngineError
 from graft.engine.native.context import NativeContext
 from graft.engine.native.cpu.runner import CpuRunner
+from graft.engine.native.drafts.attempts import BurstDrafter
 from graft.engine.native.drafts.drafter import Drafter
 from graft.engine.native.kv.pages import Pages, pool_tokens
 from graft.engine.native.kv.sequences import SequenceTree
@@ -108,17 +109,21 @@ class NativeEngine:
             max_running=max_running,
             separate_prefill=kernels,
         )
+        if drafts not in ("auto", "off"):
+            raise ValueError(f"drafts={drafts!r}: must be 'auto' or 'off'")
+        has_drafts = drafts == "auto" and decoder.order is not None and group is None
+        drafter: Drafter | BurstDrafter | None = None
         if kernels:
             from graft.engine.native.cuda.runner import CudaRunner
 
             _check_kernels(shape, page_size, decoder.order is not None)
             runner = CudaRunner(decoder, self._tree, space, self._masks, seed)
+            if has_drafts:
+                drafter = BurstDrafter()
+                runner.attempts, runner.draft_counts = drafter.attempts, drafter.counts
         else:
             runner = CpuRunner(decoder, self._tree, self._masks, seed)
-        if drafts not in ("auto", "off"):
-            raise ValueError(f"drafts={drafts!r}: must be 'auto' or 'off'")
-        has_drafts = drafts == "auto" and decoder.order is not None and group is None
-        drafter = Drafter(self._tree, space) if has_drafts else None
+            drafter = Drafter(self._tree, space) if has_drafts else None
         self._loop = EngineLoop(self._tree, self._scheduler, runner, space, drafter)
         self._pieces = None if tokenizer is None else TokenPieces(tokenizer)
         self._structures: StructureCompiler | None = None

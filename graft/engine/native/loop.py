@@ -20,6 +20,7 @@ from typing import Any, Protocol
 from graft.actions.matcher import find_bits
 from graft.actions.space import ActionSpace
 from graft.engine.errors import EngineError
+from graft.engine.native.drafts.attempts import BurstDrafter
 from graft.engine.native.drafts.drafter import Drafter
 from graft.engine.native.kv.sequences import Sequence as TokenSequence
 from graft.engine.native.kv.sequences import SequenceTree
@@ -39,6 +40,8 @@ MAX_SEGMENTS = 4
 """Segments of a burst, before everything is planned anew."""
 HOPS = 5
 """Turns of the event loop from the end of a sample to the next one of an agent on the same loop."""
+MAX_DRAWS = 128
+"""Of a row in a burst."""
 MATCHED_STEPS = 16
 """Steps of a burst in which the host finds what structures allow, before everything is planned anew."""
 MIN_ALIVE = 0.75
@@ -52,6 +55,8 @@ class Runner(Protocol):
     """Whether it takes many decode steps at a time and computes prompts apart from them."""
     shares_loop: bool
     """Whether the event loop has other work, which then runs while a device computes."""
+    mean_drawn: float
+    """Tokens that a row draws in a step of a burst, a little more than lately."""
 
     def run(self, works: list[PlannedWork], plan: BurstPlan) -> Iterator[list[Draw] | None]: ...
     def can_follow(self, grammar: Grammar) -> bool: ...
@@ -68,7 +73,7 @@ class EngineLoop:
         scheduler: Scheduler,
         runner: Runner,
         space: ActionSpace,
-        drafter: Drafter | None = None,
+        drafter: Drafter | BurstDrafter | None = None,
     ) -> None:
         self.tree, self.scheduler, self.runner, self.space = tree, scheduler, runner, space
         self.drafter = drafter
@@ -145,7 +150,7 @@ class EngineLoop:
 
     def _run_works(self, works: list[PlannedWork], plan: BurstPlan) -> Iterator[list[Draw] | None]:
         """The draws of these works, with drafts for those that pay where the host takes every step."""
-        if self.drafter is None or self.runner.has_bursts:
+        if not isinstance(self.drafter, Drafter):
             yield from self.runner.run(works, plan)
             return
         began = perf_counter()
@@ -188,6 +193,8 @@ class EngineLoop:
         is_matched = any(request.matcher is not None for request in requests)
         if is_matched and self.runner.has_bursts and all(r.grammar is None for r in requests):
             steps = MATCHED_STEPS
+        if steps > 1 and not is_matched:  # rows may draw more than a token in a step
+            steps = min(int(steps * self.runner.mean_drawn), MAX_DRAWS)
         steps = self.scheduler.reserve_ahead(works, steps)
         return BurstPlan(steps, segment, partial(self._should_go_on, requests), self._plan_ahead)
 
@@ -271,6 +278,8 @@ class EngineLoop:
         if self.runner.has_bursts or self.drafter is not None:
             # release pages reserved for steps that are not taken
             self.tree.truncate(request.sequence, len(request.sequence.tokens))
+        if isinstance(self.drafter, BurstDrafter):
+            self.drafter.attempts.add(request)
         request.finish(finish)
 
     def pause(self) -> None:

@@ -29,6 +29,7 @@ class CpuRunner:
     """Holds the decoder (the trainer's own module) and turns planned work into drawn tokens."""
 
     has_bursts = False
+    mean_drawn = 1.0
 
     def __init__(self, decoder: Decoder, tree: SequenceTree, masks: Masks, seed: int) -> None:
         self.decoder, self.tree, self.masks, self.seed = decoder, tree, masks, seed

@@ -28,6 +28,12 @@ TEXT_MEMORY, MEMORY = 0.9, 0.998
 FREE_ROWS = 32.0
 """Rows that take as long as a step without rows, until times were measured."""
 STEP_MEMORY = 0.99
+FIRST_DRAWN = 2.0
+"""Tokens that a row draws in a step with drafts, until bursts were measured."""
+TRY_AGAIN = 32
+"""Bursts after which the slower way is taken once."""
+BURST_WEIGHT = 0.3
+"""Of the latest burst in a mean."""
 
 
 class Acceptance:
@@ -121,3 +127,34 @@ def choose_counts(
     for _, row in chances[:best_count]:
         counts[row] += 1
     return counts
+
+
+class BurstPace:
+    """How fast rows draw in bursts with drafts and in those without, by the number of rows.
+
+    Each way is tried, then the faster one is taken; at times the other one again, since texts change.
+    """
+
+    def __init__(self) -> None:
+        self._speed: dict[tuple[int, bool], float] = {}
+        self._bursts: dict[int, int] = {}
+        self.drawn = FIRST_DRAWN
+        """Tokens of a row and step with drafts, and a quarter more."""
+
+    def should_draft(self, rows: int) -> bool:
+        """Whether the next burst of so many rows should have drafts."""
+        number = self._bursts[rows] = self._bursts.get(rows, 0) + 1
+        with_drafts, without = (self._speed.get((rows, way)) for way in (True, False))
+        if with_drafts is None or without is None:
+            return with_drafts is None
+        is_better = with_drafts > without
+        return is_better if number % TRY_AGAIN else not is_better
+
+    def add(self, rows: int, has_drafts: bool, steps: int, drawn: float, seconds: float) -> None:
+        """Add a burst of so many steps in which a row drew `drawn` tokens."""
+        speed, key = drawn / seconds, (rows, has_drafts)
+        before = self._speed.get(key, speed)
+        self._speed[key] = before + (speed - before) * BURST_WEIGHT
+        if has_drafts and steps:
+            pace = max(1.25 * drawn / steps, 1.0)
+            self.drawn += (pace - self.drawn) * BURST_WEIGHT
