@@ -128,7 +128,7 @@ def measure_cpu(rounds: int) -> None:
 
     loads = (
         Load("quickstart", 16, 8, Sampling(max_tokens=24)),
-        Load("repetitive", 2, 4, Sampling(max_tokens=120, min_tokens=120, temperature=0.2)),
+        Load("repetitive", 4, 4, Sampling(max_tokens=96, min_tokens=96, temperature=0.05)),
     )
     for load in loads:
         engines = {

@@ -116,7 +116,7 @@ def _find(
 
 @triton.jit
 def _wanted(size, level):
-    """Tokens that a match of `size` asks for: at the highest level all, at lower ones fewer if it is short."""
+    """Tokens that a match of `size` asks for: all at the highest level, at lower ones fewer."""
     return tl.minimum(size * level * level // 8, _MAX_DRAFT)
 
 
