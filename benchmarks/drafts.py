@@ -97,13 +97,13 @@ def measure(
     for number in range(rounds + 1):
         prompts = [prompts_of(number * load.tasks + task) for task in range(load.tasks)]
         order = list(engines) if number % 2 else list(engines)[::-1]
-        found = {mode: collect(engines[mode], prompts, load, number) for mode in order}
-        unequal += num_unequal(found["off"].completions, found["on"].completions)
+        outcomes = {mode: collect(engines[mode], prompts, load, number) for mode in order}
+        unequal += num_unequal(outcomes["off"].completions, outcomes["on"].completions)
         if number == 0:
             counts = engines["on"].draft_counts
             continue
-        tokens += sum(len(done.tokens) for done in found["on"].completions)
-        for mode, outcome in found.items():
+        tokens += sum(len(done.tokens) for done in outcomes["on"].completions)
+        for mode, outcome in outcomes.items():
             seconds[mode].append(outcome.seconds)
     new = {name: n - counts.get(name, 0) for name, n in engines["on"].draft_counts.items()}
     accepted = sum(n for name, n in new.items() if name.startswith("drafts_accepted"))
@@ -150,7 +150,7 @@ def measure_model(
     decoder = load_model(str(path), dtype=dtype, device=where).requires_grad_(False)
     decoder.use_order(find_order(decoder))
     print("order:", str(decoder.order)[:80], flush=True)
-    ends = (*tokenizer.eos_ids, *chat.end_ids)
+    stops = (*tokenizer.eos_ids, *chat.end_ids)
 
     def prompts_of(number: int) -> list[int]:
         question, _ = Countdown().reset(seed=number)
@@ -160,7 +160,7 @@ def measure_model(
         tasks, samples = map(int, name.split("x"))
         engines = {
             mode: NativeEngine(
-                decoder, tokenizer=tokenizer, eos_ids=ends, drafts=drafts, kv_tokens=400_000
+                decoder, tokenizer=tokenizer, eos_ids=stops, drafts=drafts, kv_tokens=400_000
             )
             for mode, drafts in (("off", "off"), ("on", "auto"))
         }

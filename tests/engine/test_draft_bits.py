@@ -95,16 +95,16 @@ def assert_same_bits(
     must_accept: bool = True,
     **options: Any,
 ) -> None:
-    found: list[dict[str, Completion]] = []
+    results: list[dict[str, Completion]] = []
     for drafts in ("off", "auto"):
         options = {"kv_tokens": 1 << 14, "page_size": 4, **options}
         engine = NativeEngine(decoder, seed=seed, drafts=drafts, **options)
         agents = Agents(engine, seed, sampling, grammar)
         agents.structures = structures
-        found.append(agents.run(tasks=4))
+        results.append(agents.run(tasks=4))
         accepted = sum(n for name, n in engine.stats.items() if name.startswith("drafts_accepted"))
         assert (accepted > 0) is (drafts == "auto" and must_accept)
-    assert found[0] == found[1]  # floats too: every bit
+    assert results[0] == results[1]  # floats too: every bit
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2])
@@ -140,13 +140,13 @@ def test_other_attention(changes: dict[str, Any]) -> None:
 
 def test_large_pages_whose_tiles_siblings_share() -> None:
     decoder = ordered(max_positions=2048)
-    found = []
+    results = []
     for drafts in ("off", "auto"):
         engine = NativeEngine(decoder, kv_tokens=1 << 14, page_size=16, drafts=drafts)
         root = engine.open(prompt(530))
-        found.append(sample_all([root.fork() for _ in range(4)], Sampling(max_tokens=60, **LOW)))
+        results.append(sample_all([root.fork() for _ in range(4)], Sampling(max_tokens=60, **LOW)))
     assert engine.stats["drafts_accepted/own"] + engine.stats["drafts_accepted/siblings"] > 0
-    assert found[0] == found[1]
+    assert results[0] == results[1]
 
 
 def test_modes_of_a_grammar() -> None:
@@ -174,7 +174,7 @@ def test_structures_beside_plain_rows() -> None:
 
 def test_pauses_and_new_weights() -> None:
     """A paused sample goes on from its tokens; after `load` the attempts before are earlier ones."""
-    found = []
+    results = []
     for drafts in ("off", "auto"):
         engine = NativeEngine(ordered(), kv_tokens=4096, page_size=4, drafts=drafts)
 
@@ -201,6 +201,6 @@ def test_pauses_and_new_weights() -> None:
                     c.close()
             return texts
 
-        found.append(asyncio.run(pausing()))
-    assert found[0] == found[1]
+        results.append(asyncio.run(pausing()))
+    assert results[0] == results[1]
     assert engine.stats["drafts_accepted/earlier"] > 0

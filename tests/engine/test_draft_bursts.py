@@ -13,7 +13,7 @@ from burst_kit import engine_on, open_forks
 from engine_kit import LetterTokenizer, gather
 from test_gpu_bits import in_order
 
-from graft.engine.native.drafts.attempts import Attempts, texts_of
+from graft.engine.native.drafts.attempts import FinishedTexts, texts_of
 from graft.models.tree.path_blocks import BLOCK
 from graft.types import Completion, Sampling
 
@@ -41,7 +41,7 @@ def test_bursts_with_drafts_draw_the_same_bits(
     monkeypatch.setattr(gain.BurstPace, "should_draft", lambda *_: True)
     decoder = in_order(monkeypatch, device)
     sizes, samplings = CASES[case]
-    found: list[list[Completion]] = []
+    results: list[list[Completion]] = []
     for drafts in ("off", "auto"):
         engine = engine_on(
             device, decoder=decoder, page_size=BLOCK, drafts=drafts, tokenizer=LetterTokenizer()
@@ -50,8 +50,8 @@ def test_bursts_with_drafts_draw_the_same_bits(
         how = [Sampling(temperature=0.05, **s) for s in samplings] * len(contexts)
         done = gather(contexts, how[: len(contexts)])
         again = open_forks(engine, *sizes)  # the first ones are finished texts of the same task now
-        found.append(done + gather(again, how[: len(again)]))
-    assert found[0] == found[1]
+        results.append(done + gather(again, how[: len(again)]))
+    assert results[0] == results[1]
     counts = engine.draft_counts
     accepted = {name: n for name, n in counts.items() if name.startswith("drafts_accepted")}
     print(case, counts)
@@ -63,7 +63,7 @@ def test_texts_of_a_burst() -> None:
 
     mine, other, alone = request([1, 2, 3]), request([1, 2, 4, 5]), request([9])
     mine.task = other.task = 7
-    attempts = Attempts(max_tokens=12)
+    attempts = FinishedTexts(max_tokens=12)
     for tokens, version in (([1, 2, 8], 0), ([1, 2, 6], 1)):
         finished = request(tokens)
         finished.task, finished.version = 7, version

@@ -141,14 +141,14 @@ class DecodeBatch:
         self.positions[slots] = positions
         self._windowed.clear()
         self.lay_out(slots, counts)
-        own = (positions - self.starts[slots]).repeat(counts) + _places(counts)
+        column = (positions - self.starts[slots]).repeat(counts) + _places(counts)
         rows = (slots.repeat(counts)[:, None] * heads + np.arange(heads)) * self.length
-        self._rows = torch.from_numpy((rows + own[:, None]).ravel()).to(device)
+        self._rows = torch.from_numpy((rows + column[:, None]).ravel()).to(device)
         # what was accepted of the last drafts is seen too
         more = positions - before
         at = (before + 1 - self.starts[slots]).repeat(more) + _places(more)
-        seen, at = torch.from_numpy(slots.repeat(more)).to(device), torch.from_numpy(at).to(device)
-        self.bias[seen, 0, 0, at] = 0
+        rows = torch.from_numpy(slots.repeat(more)).to(device)
+        self.bias[rows, 0, 0, torch.from_numpy(at).to(device)] = 0
 
     def lay_out(self, slots: Ints, counts: Ints) -> None:
         """Find the rows of `slots`, which have `counts` tokens each."""
@@ -196,8 +196,8 @@ class DecodeBatch:
     def _with_drafts(self, queries: int) -> Tensor:
         """The bias [S, 1, G*m, L] where the tokens of a slot see those before them."""
         if queries not in self._drafted:
-            own = (self.positions - self.starts)[:, None] + np.arange(self._most)
-            is_seen = np.arange(self.length) <= own[:, :, None]
+            last = (self.positions - self.starts)[:, None] + np.arange(self._most)
+            is_seen = np.arange(self.length) <= last[:, :, None]
             bias = np.where(is_seen, np.float32(0), np.float32(-np.inf))
             tiled = np.tile(bias, (1, queries // self._most, 1))[:, None]
             self._drafted[queries] = torch.from_numpy(tiled).to(self.bias.device)

@@ -29,7 +29,7 @@ from graft.engine.native.cuda.kernels.learner_scores import LearnerScores
 from graft.engine.native.cuda.kernels.segments import decode_segments
 from graft.engine.native.cuda.kernels.truncation import truncation_floors
 from graft.engine.native.cuda.prefill import Prefill
-from graft.engine.native.drafts.attempts import Attempts, texts_of
+from graft.engine.native.drafts.attempts import FinishedTexts, texts_of
 from graft.engine.native.drafts.drafter import DraftCounts
 from graft.engine.native.drafts.gain import BurstPace
 from graft.engine.native.drafts.index import DraftSource
@@ -84,7 +84,7 @@ class CudaRunner:
         self._read_masks()
         self._states: dict[tuple[int, int], DecodeState] = {}
         """By rows, and those of them for drafted tokens."""
-        self.attempts: Attempts | None = None
+        self.attempts: FinishedTexts | None = None
         self.draft_counts: DraftCounts | None = None
         """Both None: nothing is drafted."""
         self.pace = BurstPace()
@@ -331,9 +331,9 @@ class CudaRunner:
             self._draw(key, decode_state, decode_state.hidden)
         elif (draft := decode_state.draft) is not None:
             state, s = decode_state.state, decode_state
-            own = s.inv_temperature, s.exponents, s.is_plain, s.truncations, s.stops(key.stops)
+            buffers = s.inv_temperature, s.exponents, s.is_plain, s.truncations, s.stops(key.stops)
             size = self.tree.pages.size
-            propose(draft, state, s.table, own, size, self.decoder.shape.vocab_size)
+            propose(draft, state, s.table, buffers, size, self.decoder.shape.vocab_size)
             before = state[:, : len(draft.best)].clone()
             self._draw(key, decode_state, self._states_of(key, decode_state))
             accept(draft, state, before, decode_state.results)

@@ -27,7 +27,7 @@ class Attempt(NamedTuple):
     version: int
 
 
-class Attempts:
+class FinishedTexts:
     """The latest samples of each task, in bounded memory."""
 
     def __init__(self, max_tokens: int = MAX_STORED) -> None:
@@ -57,7 +57,7 @@ class BurstDrafter:
     """What an engine whose device drafts keeps on the host."""
 
     def __init__(self) -> None:
-        self.attempts, self.counts = Attempts(), DraftCounts()
+        self.attempts, self.counts = FinishedTexts(), DraftCounts()
 
 
 class DraftTexts(NamedTuple):
@@ -70,7 +70,7 @@ class DraftTexts(NamedTuple):
 
 
 def texts_of(
-    requests: Sequence[SampleRequest], attempts: Attempts, num_peers: int, room: int
+    requests: Sequence[SampleRequest], attempts: FinishedTexts, num_peers: int, room: int
 ) -> DraftTexts:
     """The texts of rows, up to `num_peers` rows of the same task for each, and `room` tokens of finished
     samples at most: those under the same weights first, then earlier ones."""

@@ -60,12 +60,12 @@ class Drafter:
             return
         self.store.begin_round()
         self.acceptance.forget()
-        found = [proposal for work in works if (proposal := self._proposal(work)) is not None]
-        shares = [self.acceptance.share(p.source, p.match.length, p.text) for p in found]
-        limits = [len(proposal.draft.tokens) for proposal in found]
+        proposals = [proposal for work in works if (proposal := self._proposal(work)) is not None]
+        shares = [self.acceptance.share(p.source, p.match.length, p.text) for p in proposals]
+        limits = [len(proposal.draft.tokens) for proposal in proposals]
         rows = sum(work.count for work in works)
-        counts = choose_counts(shares, limits, rows, self.step_time) if found else []
-        for proposal, count in zip(found, counts, strict=True):
+        counts = choose_counts(shares, limits, rows, self.step_time) if proposals else []
+        for proposal, count in zip(proposals, counts, strict=True):
             if count := self._reserve(proposal.work, count, len(works)):
                 tokens, modes = proposal.draft
                 proposal.work.draft = Draft(tokens[:count], modes[: count + 1])

@@ -1,4 +1,4 @@
-"""Where the last tokens of a text were written before, in the texts of its task.
+"""Finds where the last tokens of a text were written before, in the texts of its task.
 
     written before   5 6 7 8 9 1 2        now   4 5 6 7     a match of 3 tokens; the draft is 8 9 1 2
 
@@ -136,8 +136,8 @@ class TaskTexts:
 def _common(others: MutableSequence[int], end: int, suffix: list[int]) -> int:
     """How many tokens before `end` are the last ones of `suffix`."""
     length = 0
-    most = min(len(suffix), end)
-    while length < most and others[end - 1 - length] == suffix[-1 - length]:
+    limit = min(len(suffix), end)
+    while length < limit and others[end - 1 - length] == suffix[-1 - length]:
         length += 1
     return length
 

@@ -90,7 +90,7 @@ def _find(
             first = tl.load(spans + row * 3).to(tl.int64)
             stop = tl.load(spans + row * 3 + 1).to(tl.int64)
             rank = 0
-    found = tl.full([], 0, tl.int64)
+    longest = tl.full([], 0, tl.int64)
     for start in range(first + _MIN_MATCH, stop, BLOCK):
         end = start + tl.arange(0, BLOCK)
         agrees = end < stop
@@ -109,9 +109,9 @@ def _find(
                 size += agrees.to(tl.int64)
             packed = (size << 44) | (tl.full([BLOCK], 0, tl.int64) + rank << 40)
             packed = packed | (tl.full([BLOCK], 0, tl.int64) + region << 32) | end.to(tl.int64)
-            found = tl.maximum(found, tl.max(tl.where(size >= _MIN_MATCH, packed, 0), 0))
-    if found != 0:
-        tl.atomic_max(best + row, found)
+            longest = tl.maximum(longest, tl.max(tl.where(size >= _MIN_MATCH, packed, 0), 0))
+    if longest != 0:
+        tl.atomic_max(best + row, longest)
 
 
 @triton.jit
@@ -130,11 +130,11 @@ def _rows_of(state, state_stride, texts, width, best, room, C: tl.constexpr, C_2
     drawn = tl.load(state + _DRAWN * state_stride + number, mask=inside, other=0)
     budget = tl.load(state + _BUDGET * state_stride + number, mask=inside, other=0)
     size = packed >> 44
-    most = tl.where((length > 0) & (size > 0), tl.maximum(budget - drawn - 1, 0), 0)
-    most = tl.minimum(most, room)
+    room_left = tl.where((length > 0) & (size > 0), tl.maximum(budget - drawn - 1, 0), 0)
+    room_left = tl.minimum(room_left, room)
     counts = tl.zeros([C_2], tl.int64)
     for less in tl.static_range(8):
-        wanted = tl.minimum(_wanted(size, 8 - less), most)
+        wanted = tl.minimum(_wanted(size, 8 - less), room_left)
         is_new = (tl.sum(counts, 0) == 0) & (tl.sum(wanted, 0) <= room)
         counts = tl.where(is_new, wanted, counts)
     return counts
@@ -166,13 +166,13 @@ def _share(
     extra = tl.program_id(0)
     target = (C + extra).to(tl.int64)
     counts = _rows_of(state, state_stride, texts, width, best, E, C, C_2)
-    ends = tl.cumsum(counts, 0)
+    reach = tl.cumsum(counts, 0)
     number = tl.arange(0, C_2)
-    here = (ends > extra) & (ends - counts <= extra) & (counts > 0)
+    here = (reach > extra) & (reach - counts <= extra) & (counts > 0)
     row = tl.sum(tl.where(here, number, 0), 0).to(tl.int64)
     is_used = tl.max(here.to(tl.int32), 0) > 0
     token = tl.full([], -1, tl.int32)
-    place = extra - tl.sum(tl.where(here, ends - counts, 0), 0)
+    place = extra - tl.sum(tl.where(here, reach - counts, 0), 0)
     if is_used:
         position = tl.load(state + _POSITION * state_stride + row)
         draft = tl.load(best + row)
