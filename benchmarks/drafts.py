@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from benchmarks.workloads import CHARACTERS
 from benchmarks.workloads import prompt as expression
@@ -36,6 +36,9 @@ QUICKSTART = ModelShape(
 )  # fmt: skip
 """The shape of recipes/quickstart.yaml, with more positions."""
 THINK = " Think step by step, try several combinations and check each of them."
+
+
+WAYS: dict[str, Literal["auto", "off"]] = {"off": "off", "on": "auto"}
 
 
 class Load(NamedTuple):
@@ -135,7 +138,7 @@ def measure_cpu(rounds: int) -> None:
             mode: NativeEngine(
                 decoder, tokenizer=tokenizer, eos_ids=tokenizer.eos_ids, drafts=drafts
             )
-            for mode, drafts in (("off", "off"), ("on", "auto"))
+            for mode, drafts in WAYS.items()
         }
         print(measure(engines, prompts_of, load, rounds), flush=True)
 
@@ -154,7 +157,7 @@ def measure_model(
 
     def prompts_of(number: int) -> list[int]:
         question, _ = Countdown().reset(seed=number)
-        return chat.prompt([{"role": "user", "content": question + THINK}])
+        return chat.prompt([{"role": "user", "content": f"{question}{THINK}"}])
 
     for name in names:
         tasks, samples = map(int, name.split("x"))
@@ -162,7 +165,7 @@ def measure_model(
             mode: NativeEngine(
                 decoder, tokenizer=tokenizer, eos_ids=stops, drafts=drafts, kv_tokens=400_000
             )
-            for mode, drafts in (("off", "off"), ("on", "auto"))
+            for mode, drafts in WAYS.items()
         }
         load = Load(name, tasks, samples, Sampling(max_tokens=max_tokens))
         print(measure(engines, prompts_of, load, rounds), flush=True)

@@ -29,7 +29,7 @@ from graft.structure import Structure
 from graft.text.tokenizer import FastTokenizer
 from graft.types import Completion, Sampling
 
-LOW = {"temperature": 0.3}
+LOW: dict[str, Any] = {"temperature": 0.3}
 """Few tokens are likely, so that texts repeat themselves."""
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
 import pytest
 from engine_kit import prompt, tiny_engine
 
@@ -27,11 +30,17 @@ def written(tokens: list[int], stem: Sequence | None = None) -> Sequence:
     return Sequence(tokens, stem, row=0)
 
 
-def request(tokens: list[int], **how: object) -> SampleRequest:
-    given = {"grammar": None, "mode": 0, "sampling": Sampling(min_tokens=2), **how}
+def request(tokens: list[int], **how: Any) -> SampleRequest:
+    given: dict[str, Any] = {
+        "future": None,
+        "grammar": None,
+        "mode": 0,
+        "sampling": Sampling(min_tokens=2),
+        **how,
+    }
     return SampleRequest(
         written(tokens), 1, stop_tokens=frozenset(), stop_strings=None, budget=9, version=0,
-        future=None, **given,
+        **given,
     )  # type: ignore[arg-type]  # fmt: skip
 
 
@@ -159,7 +168,7 @@ def test_draws_count_up_to_the_first_that_was_not_drafted() -> None:
 
 
 def test_a_draft_ends_where_the_grammar_writes_or_exits() -> None:
-    space = ActionSpace(9, allowed=[[True] * 9, [True] * 8 + [False]])
+    space = ActionSpace(9, allowed=np.array([[True] * 9, [True] * 8 + [False]]))
     grammar = Automaton(
         0, {(0, 3): 1, (1, 4): 0}, writes={(1, 5): (5, 6)}, exits=frozenset({(0, 7)})
     )
