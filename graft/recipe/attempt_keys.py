@@ -201,6 +201,10 @@ class RolloutSection(Section):
     """Draws per step to replace groups of equal rewards; 1: no redraw, 0: the preset's number."""
     concurrency: int = Field(default=256, ge=1)
     """Tasks that are attempted concurrently."""
+    drafts: Literal["auto", "off"] = "auto"
+    """auto: tokens that were written before after the same ones, in the attempt, in others at its task or in
+    earlier ones, are verified several in a step where that is faster (model.exact holds). The same tokens
+    are drawn with the same log-probs. off: one token in a step."""
     deadline: float = Field(default=600.0, gt=0)
     """Seconds that a single wait may take: for a completion, a tool, an environment."""
     staleness: int = Field(default=0, ge=0)

@@ -119,6 +119,7 @@ def build_run(
     players = frozen_players(config, tokenizer, policy, env, processes)
     notes = [note, *policy_notes(policy), tool_note(config, env), stale_note(config, preset)]
     notes += [order_note(config, policy), kv_note(config), entropy_note(config, engine), history]
+    notes.append(draft_note(config, engine))
     notes += [external_note(config, agents, processes.is_first), layout_note(config, processes)]
     return RunComponents(
         config=config,
@@ -235,6 +236,16 @@ def kv_note(config: Config) -> str:
         f"engine.kv={config.engine.kv}: keys and values are rounded to eight bits, in the engine and in "
         "training; sampling elsewhere, where they are not, is from a slightly different policy"
     )
+
+
+def draft_note(config: Config, engine: Engine) -> str:
+    """Say why no tokens are drafted, where they should be."""
+    has_drafts = getattr(engine, "drafts", None)  # None: not graft's own
+    if has_drafts or config.rollout.drafts == "off" or isinstance(engine, NoEngine):
+        return ""
+    if has_drafts is None:
+        return f"rollout.drafts has no effect: {config.engine.name} draws by its own rules"
+    return "rollout.drafts has no effect: a prompt does not have the bits of decoding here (model.exact)"
 
 
 def is_chatty(config: Config, env: Callable[[Task], Env]) -> bool:

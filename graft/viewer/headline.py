@@ -17,6 +17,7 @@ from graft.runs.curves import deviation, mean_of, numbers
 from graft.train.monitor.formatting import clock_face
 from graft.train.run_dir.trackers import Phase
 
+PROPOSED, ACCEPTED = "engine/drafts_proposed", "engine/drafts_accepted"
 SCORE = "sampled"
 """The score of the headline: one sampled attempt at each task."""
 WIDTH = 1.96
@@ -137,6 +138,20 @@ def _machine(record: RunRecord) -> list[str] | None:
     return ["Machine", str(device)[:200], ", ".join(words)[:200]] if device else None
 
 
+def _drafts(record: RunRecord) -> list[str] | None:
+    curves = record.curves.get("rl")
+    if curves is None or PROPOSED not in curves:
+        return None
+    proposed, accepted, drawn = (
+        math.fsum(filter(math.isfinite, curves[name]))
+        for name in (PROPOSED, ACCEPTED, "num_tokens")
+    )
+    if not proposed or not drawn:
+        return None
+    words = f"of the sampled tokens; {accepted / proposed:.0%} of those that were drafted"
+    return ["Right drafts", f"{accepted / drawn:.0%}", words]
+
+
 _PLURAL = {"process": "es", "thread": "s"}
 
 
@@ -174,5 +189,5 @@ def _is_number(value: float | None) -> bool:
     return _finite(value) is not None
 
 
-FACTS = (_steps, _time, _model, _machine)
+FACTS = (_steps, _time, _drafts, _model, _machine)
 """Each gives a name, a value and a few more words, or None."""

@@ -38,9 +38,10 @@ class NativeContext:
         loop: EngineLoop,
         make_request: MakeRequest,
         number: int,
+        task: int = 0,
     ) -> None:
-        """`number` names it in every process that holds the engine."""
-        self.number = number
+        """`number` names it in every process that holds the engine, `task` the prompt that it began with."""
+        self.number, self.task = number, task
         self.tokens = sequence.tokens
         self.key = key % 2**64
         self.mode: int | None = None
@@ -70,7 +71,7 @@ class NativeContext:
         key = derive(self.key, self._forks) if key is None else key
         sequence = self._loop.tree.fork(self.sequence, at)
         number = self._loop.next_number()
-        child = NativeContext(sequence, key, self._loop, self._make_request, number)
+        child = NativeContext(sequence, key, self._loop, self._make_request, number, self.task)
         self._loop.record("fork", self.number, key, at)
         child.mode = self.mode if at == length else None
         return child

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -16,6 +16,8 @@ from graft.engine.engine_group import EngineGroup
 from graft.engine.errors import EngineError
 from graft.engine.native.context import NativeContext
 from graft.engine.native.cpu.runner import CpuRunner
+from graft.engine.native.drafts.attempts import BurstDrafter
+from graft.engine.native.drafts.drafter import Drafter
 from graft.engine.native.kv.pages import Pages, pool_tokens
 from graft.engine.native.kv.sequences import SequenceTree
 from graft.engine.native.loop import EngineLoop
@@ -53,6 +55,8 @@ class NativeEngine:
     seed           of every draw, together with the context's key and the position
     space          modes and their masks; None: every token is allowed, mode 0 only. Actions beyond
                    the vocabulary need head rows, and a grammar that defines what they write
+    drafts         auto: verify tokens that were written before, several in a step, where a prompt has the
+                   bits of decoding (`decoder.order`); off. The same tokens are drawn
     kernels        Triton kernels and bursts of steps; None: on a GPU
     group          the processes that hold the engine together, each with a slice of the decoder
                    (`graft.models.parallel.sampler`); None: this one has all of it
@@ -70,6 +74,7 @@ class NativeEngine:
         max_running: int = 1024,
         seed: int = 0,
         space: ActionSpace | None = None,
+        drafts: Literal["auto", "off"] = "auto",
         kernels: bool | None = None,
         group: EngineGroup | None = None,
     ) -> None:
@@ -106,14 +111,22 @@ class NativeEngine:
             max_running=max_running,
             separate_prefill=kernels,
         )
+        if drafts not in ("auto", "off"):
+            raise ValueError(f"drafts={drafts!r}: must be 'auto' or 'off'")
+        has_drafts = drafts == "auto" and decoder.order is not None and group is None
+        drafter: Drafter | BurstDrafter | None = None
         if kernels:
             from graft.engine.native.cuda.runner import CudaRunner
 
             _check_kernels(shape, page_size, decoder.order is not None, decoder.rounds_kv)
             runner = CudaRunner(decoder, self._tree, space, self._masks, seed)
+            if has_drafts:
+                drafter = BurstDrafter()
+                runner.attempts, runner.draft_counts = drafter.attempts, drafter.counts
         else:
             runner = CpuRunner(decoder, self._tree, self._masks, seed)
-        self._loop = EngineLoop(self._tree, self._scheduler, runner, space)
+            drafter = Drafter(self._tree, space) if has_drafts else None
+        self._loop = EngineLoop(self._tree, self._scheduler, runner, space, drafter)
         self._pieces = None if tokenizer is None else TokenPieces(tokenizer)
         self._structures: StructureCompiler | None = None
         if isinstance(tokenizer, FastTokenizer):
@@ -135,7 +148,8 @@ class NativeEngine:
         key = derive(0, self._opened) if key is None else key
         self._loop.record("open", ids, key)
         sequence, number = self._tree.open(ids), self._loop.next_number()
-        return NativeContext(sequence, key, self._loop, self._request, number)
+        task = hash(tuple(ids))
+        return NativeContext(sequence, key, self._loop, self._request, number, task)
 
     def share_loop(self) -> None:
         """Let a server that runs on the same event loop answer while the device computes."""
@@ -272,7 +286,22 @@ class NativeEngine:
             "running": len(self._scheduler.requests),
             "pages_free": pages.free,
             "pages_total": pages.total,
+            **self.draft_counts,
         }
+
+    @property
+    def drafts(self) -> bool:
+        """Whether it drafts tokens where that pays."""
+        return self._loop.drafter is not None
+
+    @property
+    def draft_counts(self) -> dict[str, int]:
+        """Drafted tokens since the start, and those that were right, by source; empty without drafts."""
+        if self._loop.drafter is None:
+            return {}
+        counts = self._loop.drafter.counts
+        by_kind = {"drafts_proposed": counts.proposed, "drafts_accepted": counts.accepted}
+        return {f"{kind}/{source}": n for kind, by in by_kind.items() for source, n in by.items()}
 
     def _request(
         self, context: NativeContext, sampling: Sampling, grammar: Grammar | None
@@ -312,6 +341,7 @@ class NativeEngine:
             version=self.version,
             future=asyncio.get_running_loop().create_future(),
             matcher=matcher,
+            task=context.task,
         )
 
     def check_structure(self, structure: Structure) -> None:

@@ -14,11 +14,14 @@ import asyncio
 import math
 from collections.abc import Iterator, Sequence
 from functools import partial
+from time import perf_counter
 from typing import Any, Protocol
 
 from graft.actions.matcher import find_bits
 from graft.actions.space import ActionSpace
 from graft.engine.errors import EngineError
+from graft.engine.native.drafts.attempts import BurstDrafter
+from graft.engine.native.drafts.drafter import Drafter
 from graft.engine.native.kv.sequences import Sequence as TokenSequence
 from graft.engine.native.kv.sequences import SequenceTree
 from graft.engine.native.mirror import CallMirror
@@ -37,6 +40,8 @@ MAX_SEGMENTS = 4
 """Segments of a burst, before everything is planned anew."""
 HOPS = 5
 """Turns of the event loop from the end of a sample to the next one of an agent on the same loop."""
+MAX_DRAWS = 128
+"""Of a row in a burst."""
 MATCHED_STEPS = 32
 """Steps of a burst in which the host finds what structures allow, before everything is planned anew."""
 MIN_ALIVE = 0.75
@@ -51,6 +56,8 @@ class Runner(Protocol):
     shares_loop: bool
     """Whether the event loop has other work, which then runs while a device computes."""
 
+    @property
+    def mean_drawn(self) -> float: ...
     def run(self, works: list[PlannedWork], plan: BurstPlan) -> Iterator[list[Draw] | None]: ...
     def can_follow(self, grammar: Grammar) -> bool: ...
     def should_restart(self, num_waiting: int, num_running: int) -> bool: ...
@@ -61,9 +68,16 @@ class EngineLoop:
     """Owns the running task and the counters of its work."""
 
     def __init__(
-        self, tree: SequenceTree, scheduler: Scheduler, runner: Runner, space: ActionSpace
+        self,
+        tree: SequenceTree,
+        scheduler: Scheduler,
+        runner: Runner,
+        space: ActionSpace,
+        drafter: Drafter | BurstDrafter | None = None,
     ) -> None:
         self.tree, self.scheduler, self.runner, self.space = tree, scheduler, runner, space
+        self.drafter = drafter
+        """None: every row draws one token in a step."""
         self.mean_length = 128.0  # of completions, a running mean
         self.steps = self.prefill_tokens = self.decode_tokens = 0
         self.mirror: CallMirror | None = None
@@ -113,7 +127,7 @@ class EngineLoop:
                         break
                 plan = self._plan_burst(works)
                 self._count_planned(works)
-                for draws in self.runner.run(works, plan):
+                for draws in self._run_works(works, plan):
                     if draws is not None:
                         self._count_drawn(draws)
                         if not self._hand_over(draws):
@@ -133,6 +147,18 @@ class EngineLoop:
             if self.mirror is not None and not self.mirror.group.is_first:
                 raise  # no caller of a sample is here to raise it
         return True
+
+    def _run_works(self, works: list[PlannedWork], plan: BurstPlan) -> Iterator[list[Draw] | None]:
+        """The draws of these works, with drafts for those that pay where the host takes every step."""
+        if not isinstance(self.drafter, Drafter):
+            yield from self.runner.run(works, plan)
+            return
+        began = perf_counter()
+        self.drafter.propose(works)
+        for draws in self.runner.run(works, plan):
+            assert draws is not None
+            self.drafter.learn(works, draws, perf_counter() - began)
+            yield draws
 
     async def _let_callers_run(self) -> bool:
         """Callers of finished samples submit their next ones; False if this process was released."""
@@ -167,6 +193,8 @@ class EngineLoop:
         is_matched = any(request.matcher is not None for request in requests)
         if is_matched and self.runner.has_bursts and all(r.grammar is None for r in requests):
             steps = MATCHED_STEPS
+        if steps > 1 and not is_matched:  # rows may draw more than a token in a step
+            steps = min(int(steps * self.runner.mean_drawn), MAX_DRAWS)
         steps = self.scheduler.reserve_ahead(works, steps)
         return BurstPlan(steps, segment, partial(self._should_go_on, requests), self._plan_ahead)
 
@@ -204,7 +232,8 @@ class EngineLoop:
         self.decode_tokens -= sum(work.request is not None for work in prefill)
 
     def _count_drawn(self, draws: list[Draw]) -> None:
-        self.steps += max((len(draw.actions) for draw in draws), default=1)
+        lengths = [len(draw.actions) for draw in draws] if self.runner.has_bursts else []
+        self.steps += max(lengths, default=1)
         self.decode_tokens += sum(len(draw.actions) for draw in draws)
 
     def _hand_over(self, draws: list[Draw]) -> bool:
@@ -246,8 +275,11 @@ class EngineLoop:
     def _finish(self, request: SampleRequest, finish: Finish) -> None:
         if finish is not Finish.PAUSE:  # a paused completion would have been longer
             self.mean_length += (len(request.logprobs) - self.mean_length) * 0.05
-        if self.runner.has_bursts:  # release pages reserved for steps that are not taken
+        if self.runner.has_bursts or self.drafter is not None:
+            # release pages reserved for steps that are not taken
             self.tree.truncate(request.sequence, len(request.sequence.tokens))
+        if isinstance(self.drafter, BurstDrafter):
+            self.drafter.attempts.add(request)
         request.finish(finish)
 
     def pause(self) -> None:

@@ -33,6 +33,8 @@ class SampleRequest:
     """Of the structure that the answer must have."""
     pending: list[int] = field(default_factory=list[int])
     """Forced tokens that a device is still to be fed, one in each step."""
+    task: int = 0
+    """A number of the prompt that its context began with: drafts come from contexts of the same."""
     slot: int | None = None
     """The row of the device's table that holds the matcher's; see `Masks.write`."""
     start: int = 0
@@ -135,7 +137,11 @@ class SampleRequest:
     @property
     def must_go_on(self) -> bool:
         """Whether no stop token may be drawn yet: an answer whose structure is complete always may end."""
-        is_short = len(self.logprobs) < self.sampling.min_tokens
+        return self.must_go_on_after(0)
+
+    def must_go_on_after(self, count: int) -> bool:
+        """Whether that holds after `count` more tokens."""
+        is_short = len(self.logprobs) + count < self.sampling.min_tokens
         return is_short and not (self.matcher is not None and self.matcher.is_over)
 
     def add_matched(

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from graft.engine.errors import EngineError
+from graft.engine.native.drafts.verification import Draft
 from graft.engine.native.kv.sequences import Sequence, SequenceTree
 from graft.engine.native.request import SampleRequest
 
@@ -18,11 +19,26 @@ one per step beside the decoding ones: it keeps its slot, and their pages need n
 
 @dataclass(slots=True)
 class PlannedWork:
-    """Compute the next `count` tokens of `sequence`; then draw one for `request`, if any."""
+    """Compute the next `count` tokens of `sequence`; then draw one for `request`, if any.
+
+    With a draft its tokens are computed too, and draws after each of them follow.
+    """
 
     sequence: Sequence
     count: int
     request: SampleRequest | None
+    draft: Draft | None = None
+
+    @property
+    def tokens(self) -> list[int]:
+        """The tokens to compute."""
+        sequence = self.sequence
+        tokens = sequence.tokens[sequence.cached : sequence.cached + self.count]
+        return tokens if self.draft is None else tokens + self.draft.tokens
+
+    @property
+    def num_tokens(self) -> int:
+        return self.count if self.draft is None else self.count + len(self.draft.tokens)
 
 
 class BurstPlan(NamedTuple):

@@ -10,6 +10,7 @@ from graft.rollout.collector import Collector, RolloutRequest, StalenessWindow
 from graft.rollout.outcomes import missing_share, unsampled
 from graft.train.algorithm import rounds_of
 from graft.train.components import RunComponents
+from graft.train.rollouts.draft_metrics import DraftMetrics
 from graft.train.rollouts.episode_groups import rewards_by_group
 from graft.train.rollouts.step_rollouts import StepRollouts
 from graft.train.sft_dataset import Examples, in_order, recorded
@@ -31,6 +32,7 @@ class CollectedRollouts:
         self.staleness = config.rollout.staleness
         self.window = StalenessWindow(collector, self._request, self.staleness, config.train.steps)
         self._cursors: dict[int, int] = {}
+        self.drafts = DraftMetrics(components.engine)
         self.num_attempted, self.rows = self._mixture()
 
     def take(self, step: int) -> StepRollouts:
@@ -55,6 +57,7 @@ class CollectedRollouts:
             "rollout/missing": missing_share(episodes, rollout.samples),
             **rewards_by_group(episodes, [item.label for item in config.task.envs]),
             **self.collector.counts(),
+            **self.drafts.take(),
         }
         if self.staleness:
             metrics["rollout/steps_waiting"] = num_waiting

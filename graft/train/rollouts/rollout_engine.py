@@ -126,6 +126,7 @@ def make_engine(
         page_size=section.page_size or None,
         seed=config.run.seed,
         space=None if actions is None else actions.space,
+        drafts=config.rollout.drafts,
         **({} if group is None else {"group": group}),
     )
 

@@ -29,6 +29,7 @@ from graft.trust.ownership import sign
 MAY_CHANGE = {
     "run.resume", "run.dir", "run.name", "run.save_every", "run.keep_last", "run.eval_every",
     "run.eval_tasks", "run.log_episodes", "run.trackers", "rollout.concurrency", "rollout.deadline",
+    "rollout.drafts",
     "train.steps", "train.tokens_per_micro", "train.recompute", "model.device", "model.exact",
     "engine.kv_tokens", "engine.tp",
     "run.save_later", "engine.url", "engine.api_key_env", "engine.sync", "engine.exchange", "engine.args",

@@ -10,15 +10,15 @@ from torch import Tensor
 
 from graft.engine.native.cpu.attention import Bucket, Extend, PageLayout
 from graft.engine.native.cpu.decode_batch import DecodeCache
+from graft.engine.native.drafts.verification import DrawPlace, places_of
 from graft.engine.native.kv.sequences import Sequence, SequenceTree
 from graft.engine.native.kv.siblings import split_by_pages, split_by_size
-from graft.engine.native.request import SampleRequest
 from graft.engine.native.scheduler import PlannedWork
 
 
 @dataclass(slots=True)
 class StepBatch:
-    """T tokens of the step; after each of those at `last` [B] comes a draw for one of `requests`."""
+    """T tokens of the step; after each of those at `last` [B] comes a draw at one of `places`."""
 
     tokens: Tensor
     positions: Tensor
@@ -26,7 +26,7 @@ class StepBatch:
     """[T*K], see `Pages.write`."""
     buckets: list[Bucket]
     last: Tensor
-    requests: list[SampleRequest]
+    places: list[DrawPlace]
 
 
 class StepBatcher:
@@ -40,13 +40,14 @@ class StepBatcher:
         self.decode_cache = DecodeCache(self.layout, self.max_pages)
         # lower precisions use the fused kernels, which sum in float32
         self.has_decode_batches = tree.pages.dtype == torch.float32
+        self.has_windows = any(tree.pages.windows)
 
     def build(self, works: list[PlannedWork]) -> StepBatch:
         work_of = {work.sequence: work for work in works}
-        counts = {work.sequence: work.count for work in works}
+        counts = {work.sequence: work.num_tokens for work in works}
         order: list[Sequence] = []
         buckets: list[Bucket] = []
-        for members, bucket in self._buckets(counts):
+        for members, bucket in self._buckets(work_of):
             order += members
             buckets.append(bucket)
         count = np.array([counts[sequence] for sequence in order])
@@ -57,33 +58,38 @@ class StepBatcher:
             tokens = [sequence.tokens[sequence.cached] for sequence in order]
             position = start
         else:
-            tokens = [
-                token
-                for sequence in order
-                for token in sequence.tokens[sequence.cached : sequence.cached + counts[sequence]]
-            ]
+            tokens = [token for sequence in order for token in work_of[sequence].tokens]
             row = row.repeat(count)
             position = np.arange(end[-1]) + (start - end + count).repeat(count)
         size, heads = self.tree.pages.size, self.tree.pages.kv_heads
         page = self.tree.table[row, position // size]
         write = (page[:, None] * heads + np.arange(heads)) * size + (position % size)[:, None]
-        requests = [work_of[sequence].request for sequence in order]
-        draws = [i for i, request in enumerate(requests) if request is not None]
+        places: list[DrawPlace] = []
+        last: list[int] = []
+        for sequence, stop in zip(order, end.tolist(), strict=True):
+            work = work_of[sequence]
+            if work.request is not None:
+                places += places_of(work.request, work.draft)
+                last += range(stop - 1 - work.num_tokens + work.count, stop)
         return StepBatch(
             tokens=self.layout.tensor(np.array(tokens)),
             positions=self.layout.tensor(position),
             write_rows=self.layout.tensor(write.ravel()),
             buckets=buckets,
-            last=self.layout.tensor(end[draws] - 1),
-            requests=[request for request in requests if request is not None],
+            last=self.layout.tensor(np.array(last, dtype=np.int64)),
+            places=places,
         )
 
-    def _buckets(self, counts: dict[Sequence, int]) -> list[tuple[list[Sequence], Bucket]]:
+    def _buckets(self, work_of: dict[Sequence, PlannedWork]) -> list[tuple[list[Sequence], Bucket]]:
         """The sequences in groups of similar length, which are padded together."""
-        single = [s for s, count in counts.items() if count == 1 and self.has_decode_batches]
-        several = [s for s, count in counts.items() if count > 1 or not self.has_decode_batches]
+        counts = {sequence: work.num_tokens for sequence, work in work_of.items()}
+        single: list[Sequence] = []
+        several: list[Sequence] = []
+        for sequence, work in work_of.items():
+            is_decoding = work.count == 1 and (work.draft is None or not self.has_windows)
+            (single if is_decoding and self.has_decode_batches else several).append(sequence)
         buckets: list[tuple[list[Sequence], Bucket]] = []
-        buckets += self.decode_cache.arrange(single)
+        buckets += self.decode_cache.arrange(single, [counts[s] for s in single])
         for like in split_by_size(several, key=lambda s: counts[s]):
             for part in split_by_pages(like, self.max_pages):
                 buckets.append((part, self._extend(part, [counts[s] for s in part])))

@@ -1,6 +1,6 @@
-"""Decoding, one token per sequence, in float32.
+"""Decoding, one token per sequence, in float32, and those of a draft behind it.
 
-    S slots, K key/value heads, G query heads to each of them, d head size, L positions
+    S slots, m tokens of each at most, K key/value heads, G query heads to each, d head size, L positions
 
 PyTorch's fused attention also decodes: on an ARM machine it took a third of the time of matrix products
 around a softmax. Gathering pages costs as much as attending to them, so a decode batch keeps what it
@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from graft.engine.native.cpu.attention import Ints, Padding, PageLayout
+from graft.engine.native.drafts.gain import MAX_DRAFT
 from graft.engine.native.kv.pages import Pages
 from graft.engine.native.kv.sequences import Sequence
 from graft.engine.native.kv.siblings import (
@@ -39,6 +40,9 @@ from graft.models.tile_attention import (
 
 MAX_KEPT = 1 << 26
 """Elements that decode batches may keep beside the pages, all layers together: 256 MB of float32."""
+
+MAX_STEP = 1 + MAX_DRAFT
+"""Tokens that a sequence gets in a step, at most."""
 
 MIN_USED = 0.75  # a batch with a smaller share of its slots in use is built anew
 
@@ -96,7 +100,7 @@ class DecodeBatch:
     """Sequences that decode together; a bucket that is kept for many steps.
 
     `starts` [S] is the first position in the slot's own part; those before are in `prefix`. `positions` [S]
-    are those of the tokens that decode now.
+    are those of the tokens that decode now; of a draft, that of the token before it.
     """
 
     def __init__(
@@ -110,60 +114,94 @@ class DecodeBatch:
     ) -> None:
         self.starts, self.positions, self.prefix = starts, positions, prefix
         self._windowed: dict[int, tuple[Tensor, Tensor]] = {}
-        self.tokens = len(starts)  # slots in use, each one row of the step
+        self._drafted: dict[int, Tensor] = {}
+        self.tokens = len(starts)  # rows of the step: a token of each slot in use, and of its draft
         self.tiles = tiles
         """[S*K, P], see `Pages.gather`."""
         self.bias = bias
-        """[S, 1, 1, L], 0 or -inf."""
+        """[S, 1, 1, L], 0 or -inf: what the first token of each slot sees."""
         self.keep = keep
         self._kept: dict[int, Dense] = {}
-        self._used: Tensor | None = None  # [tokens] slots in use, None: all
         self._rows: Tensor | None = None  # [tokens*K] rows of [S*K*L] for the new keys
-        self._row_of_slot: Tensor | None = None  # [S]; None: slot and row are the same
+        self._most = 1  # m
+        self._pick: Tensor | None = (
+            None  # [S*m] the row of each query; None: slot and row are the same
+        )
+        self._back: Tensor | None = None  # [tokens] the query of each row
 
     @property
     def length(self) -> int:
         """Positions that fit."""
         return self.bias.shape[-1]
 
-    def advance(self, slots: Ints, positions: Ints, heads: int) -> None:
-        """Prepare the next step: `slots` continue, each with a token at its position."""
+    def advance(self, slots: Ints, positions: Ints, counts: Ints, heads: int) -> None:
+        """Prepare the next step: `slots` continue, each with `counts` tokens from its position on."""
         device = self.bias.device
+        before = self.positions[slots]
         self.positions[slots] = positions
         self._windowed.clear()
-        own = positions - self.starts[slots]
-        rows = (slots[:, None] * heads + np.arange(heads)) * self.length + own[:, None]
-        self._rows = torch.from_numpy(rows.ravel()).to(device)
-        used, at = torch.from_numpy(slots).to(device), torch.from_numpy(own).to(device)
-        self.bias[used, 0, 0, at] = 0
-        self.tokens = len(slots)
-        self._used = self._row_of_slot = None
-        if len(slots) < len(self.starts):
-            row_of_slot = np.zeros(len(self.starts), dtype=np.int64)  # idle slots repeat row 0
-            row_of_slot[slots] = np.arange(len(slots))
-            self._used, self._row_of_slot = used, torch.from_numpy(row_of_slot).to(device)
+        self.lay_out(slots, counts)
+        column = (positions - self.starts[slots]).repeat(counts) + _places(counts)
+        rows = (slots.repeat(counts)[:, None] * heads + np.arange(heads)) * self.length
+        self._rows = torch.from_numpy((rows + column[:, None]).ravel()).to(device)
+        # what was accepted of the last drafts is seen too
+        more = positions - before
+        at = (before + 1 - self.starts[slots]).repeat(more) + _places(more)
+        rows = torch.from_numpy(slots.repeat(more)).to(device)
+        self.bias[rows, 0, 0, torch.from_numpy(at).to(device)] = 0
+
+    def lay_out(self, slots: Ints, counts: Ints) -> None:
+        """Find the rows of `slots`, which have `counts` tokens each."""
+        self._drafted.clear()
+        self.tokens, self._most = int(counts.sum()), int(counts.max())
+        self._pick = self._back = None
+        if self._most == 1 and len(slots) == len(self.starts):
+            return
+        first = np.zeros(len(self.starts), dtype=np.int64)  # idle slots repeat row 0
+        last = np.zeros(len(self.starts), dtype=np.int64)
+        first[slots] = counts.cumsum() - counts
+        last[slots] = counts - 1
+        pick = first[:, None] + np.minimum(np.arange(self._most), last[:, None])
+        back = (slots * self._most).repeat(counts) + _places(counts)
+        device = self.bias.device
+        self._pick = torch.from_numpy(pick.ravel()).to(device)
+        self._back = torch.from_numpy(back).to(device)
 
     def attend(
         self, pages: Pages, layer: int, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None
     ) -> Tensor:
         """[tokens, H, d]"""
-        if self._row_of_slot is not None:
-            q = q.index_select(0, self._row_of_slot)
-        rows = q.unflatten(1, (pages.kv_heads, -1))  # [S, K, G, d]
+        if self._pick is not None:
+            q = q.index_select(0, self._pick)
+        rows = q.unflatten(1, (pages.kv_heads, -1)).unflatten(0, (-1, self._most))
+        rows = rows.permute(0, 2, 3, 1, 4).flatten(2, 3)  # [S, K, G*m, d]
         keys, values = self._dense(pages, layer, k, v)
         window = pages.window(layer)
         bias, first = self._in_window(window) if window else (self.bias, None)
+        if self._most > 1:
+            bias = self._with_drafts(rows.shape[2])
         if self.prefix is None:
             seen = attend_rows(rows, keys, values, bias, window > 0, sinks)
         else:
             shared = self.prefix.attend(rows, *self._prefix(pages, layer, self.prefix), first)
-            own = attend_tiles(pad_rows(rows, rows.shape[3]), keys, values, bias, window > 0)
+            padded, bias = (pad_rows(x, rows.shape[3]) for x in (rows, bias))
+            own = attend_tiles(padded, keys, values, bias, window > 0)
             group = rows.shape[2]
             shared += [(seen[:, :, :group], log_sum[..., :group]) for seen, log_sum in own]
             sinks = None if sinks is None else sink_rows(sinks, pages.kv_heads, group)
             seen = merge_tiles(shared, sinks)[0]
-        seen = seen.reshape(q.shape)
-        return seen if self._used is None else seen.index_select(0, self._used)
+        seen = seen.unflatten(2, (-1, self._most)).permute(0, 3, 1, 2, 4).reshape(q.shape)
+        return seen if self._back is None else seen.index_select(0, self._back)
+
+    def _with_drafts(self, queries: int) -> Tensor:
+        """The bias [S, 1, G*m, L] where the tokens of a slot see those before them."""
+        if queries not in self._drafted:
+            last = (self.positions - self.starts)[:, None] + np.arange(self._most)
+            is_seen = np.arange(self.length) <= last[:, :, None]
+            bias = np.where(is_seen, np.float32(0), np.float32(-np.inf))
+            tiled = np.tile(bias, (1, queries // self._most, 1))[:, None]
+            self._drafted[queries] = torch.from_numpy(tiled).to(self.bias.device)
+        return self._drafted[queries]
 
     def _in_window(self, window: int) -> tuple[Tensor, Tensor]:
         """The bias of the slots' own parts, and the first position [S] that each slot sees."""
@@ -195,6 +233,11 @@ class DecodeBatch:
         return dense
 
 
+def _places(counts: Ints) -> Ints:
+    """The places of tokens in their parts: counts 2 3 -> 0 1 0 1 2"""
+    return np.arange(counts.sum()) - (counts.cumsum() - counts).repeat(counts)
+
+
 def _pad_bias(bias: Tensor, rows: int) -> Tensor:
     """[g, 1, rows, L] of a bias [g, r, L]: its last row repeated, as `pad_rows` repeats queries."""
     more = bias[:, -1:].expand(-1, rows - bias.shape[1], -1)
@@ -214,11 +257,15 @@ class DecodeCache:
     def __init__(self, layout: PageLayout, max_pages: int) -> None:
         self.layout, self.max_pages = layout, max_pages
         self._batches: list[DecodeBatch] = []
-        self._slots: dict[Sequence, tuple[int, int, int]] = {}  # batch, slot, next position
+        self._slots: dict[Sequence, tuple[int, int, int]] = {}  # batch, slot, position
 
-    def arrange(self, sequences: list[Sequence]) -> Arranged:
-        """Every sequence in a batch; the sequences of a batch in the order of its slots."""
-        arranged = self._advance(sequences) or self._build(sequences)
+    def arrange(self, sequences: list[Sequence], counts: list[int]) -> Arranged:
+        """Every sequence in a batch; the sequences of a batch in the order of its slots.
+
+        counts   the tokens of each
+        """
+        count_of = dict(zip(sequences, counts, strict=True))
+        arranged = self._advance(count_of) or self._build(count_of)
         self._batches = [batch for _, batch in arranged]
         return arranged
 
@@ -226,35 +273,36 @@ class DecodeCache:
         """Free what the batches keep."""
         self._batches, self._slots = [], {}
 
-    def _advance(self, sequences: list[Sequence]) -> Arranged | None:
+    def _advance(self, count_of: dict[Sequence, int]) -> Arranged | None:
         """The batches of the last step with the remaining sequences; None if they have to be rebuilt."""
         left: list[list[tuple[int, Sequence]]] = [[] for _ in self._batches]
-        for sequence in sequences:
+        for sequence in count_of:
             known = self._slots.get(sequence)
-            if known is None or known[2] != sequence.cached:
+            if known is None or not known[2] < sequence.cached <= known[2] + MAX_STEP:
                 return None  # a new sequence, or one that lost its pages in between
             left[known[0]].append((known[1], sequence))
         heads = self.layout.tree.pages.kv_heads
-        ready: list[tuple[DecodeBatch, list[Sequence], np.ndarray, np.ndarray]] = []
+        ready: list[tuple[DecodeBatch, list[Sequence], Ints, Ints, Ints]] = []
         for batch, found in zip(self._batches, left, strict=True):
             if not found:
                 continue
             found.sort(key=lambda pair: pair[0])
             slots = np.array([slot for slot, _ in found])
             positions = np.array([sequence.cached for _, sequence in found])
-            has_space = int((positions - batch.starts[slots]).max()) < batch.length
+            counts = np.array([count_of[sequence] for _, sequence in found])
+            has_space = int((positions + counts - batch.starts[slots]).max()) <= batch.length
             if not batch.keep or not has_space or len(found) < MIN_USED * len(batch.starts):
                 return None
-            ready.append((batch, [sequence for _, sequence in found], slots, positions))
+            ready.append((batch, [sequence for _, sequence in found], slots, positions, counts))
         self._slots = {}
-        for number, (batch, members, slots, positions) in enumerate(ready):
-            batch.advance(slots, positions, heads)
+        for number, (batch, members, slots, positions, counts) in enumerate(ready):
+            batch.advance(slots, positions, counts, heads)
             for sequence, slot in zip(members, slots.tolist(), strict=True):
-                self._slots[sequence] = (number, slot, sequence.cached + 1)
-        return [(members, batch) for batch, members, _, _ in ready]
+                self._slots[sequence] = (number, slot, sequence.cached)
+        return [(batch_of[1], batch_of[0]) for batch_of in ready]
 
-    def _build(self, sequences: list[Sequence]) -> Arranged:
-        groups, alone = self._share_tiles(sequences)
+    def _build(self, count_of: dict[Sequence, int]) -> Arranged:
+        groups, alone = self._share_tiles([*count_of])
         parts: list[tuple[list[Sequence], list[SiblingGroup]]] = [
             (part, []) for part in split_by_pages(alone, self.max_pages)
         ]
@@ -267,11 +315,15 @@ class DecodeCache:
                     parts.append(([member for group in few for member in group.members], few))
         keep = self.layout.tree.pages.pool[:, :, 0].numel() * num_pages <= MAX_KEPT
         self._slots = {
-            sequence: (number, slot, sequence.cached + 1)
+            sequence: (number, slot, sequence.cached)
             for number, (members, _) in enumerate(parts)
             for slot, sequence in enumerate(members)
         }
-        return [(members, self._batch(members, few, keep)) for members, few in parts]
+        arranged = [(members, self._batch(members, few, keep)) for members, few in parts]
+        for members, batch in arranged:
+            counts = np.array([count_of[sequence] for sequence in members])
+            batch.lay_out(np.arange(len(members)), counts)
+        return arranged
 
     def _share_tiles(self, sequences: list[Sequence]) -> tuple[list[SiblingGroup], list[Sequence]]:
         """Sibling groups that share whole tiles, and the sequences that share none."""

@@ -14,7 +14,9 @@ import torch
 from torch import Tensor
 
 from graft.engine.native.cuda.kernels.decode import ITEM_FIELDS, LOG2_E
+from graft.engine.native.cuda.kernels.drafts import DraftState
 from graft.engine.native.cuda.kernels.draw import FIELDS, DrawField
+from graft.engine.native.drafts.attempts import DraftTexts
 from graft.engine.native.kv.sharing import PageSharing
 from graft.engine.native.request import Draw, SampleRequest
 from graft.engine.native.sampling.masks import Masks
@@ -47,6 +49,8 @@ class GraphKey(NamedTuple):
     """The host finds what structures allow between the last hidden state and the draw: a graph each."""
     in_order: bool = False
     """Attention and log-probs have the bits of the learner's, see `learner_scores`."""
+    drafts: int = 0
+    """Of the rows, those for drafted tokens; see `kernels.drafts`."""
 
     def serves(self, other: GraphKey) -> bool:
         """Whether its step computes that of `other` in about the same time: capturing another takes longer
@@ -65,7 +69,9 @@ class DecodeState:
     `items`, `stops` and `seen` are allocated on first use.
     """
 
-    def __init__(self, rows: int, pages: int, width: int, device: torch.device) -> None:
+    def __init__(
+        self, rows: int, pages: int, width: int, device: torch.device, draft: DraftState | None
+    ) -> None:
         def zeros(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
             return torch.zeros(shape, dtype=dtype, device=device)
 
@@ -81,7 +87,7 @@ class DecodeState:
         self.is_plain = zeros(rows, dtype=torch.int32)  # neither a penalty nor a truncation
         self.results = zeros(3, MAX_STEPS, rows)  # action, log-prob, entropy
         self.row = torch.arange(rows, dtype=torch.int64, device=device)
-        self._width = width
+        self._width, self.draft = width, draft
         self._context_mask: Tensor | None = None
         self.hidden: Tensor | None = None
         """[B, D] hidden states, where the draw is a graph of its own."""
@@ -118,6 +124,8 @@ class DecodeState:
         """No row is alive and no work item is left of an earlier burst: a step then changes nothing."""
         self.state.zero_()
         self.items(key.items).zero_()
+        if self.draft is not None:
+            self.draft.counts.zero_()
 
     def write(
         self,
@@ -127,6 +135,8 @@ class DecodeState:
         table: np.ndarray,
         seed: int,
         masks: Masks,
+        steps: int,
+        draft_texts: DraftTexts | None,
     ) -> None:
         """Copy the rows of a burst to the device in one transfer; no row is inside a script."""
         count = len(requests)
@@ -137,7 +147,7 @@ class DecodeState:
         state[DrawField.TOKEN, :count] = [s.tokens[s.cached] for s in sequences]
         state[DrawField.POSITION, :count] = [s.cached for s in sequences]
         state[DrawField.LENGTH, :count] = state[DrawField.POSITION, :count] + 1
-        state[DrawField.BUDGET, :count] = [r.budget_left for r in requests]
+        state[DrawField.BUDGET, :count] = [min(r.budget_left, steps) for r in requests]
         state[DrawField.FORCED, :count] = [
             r.sampling.min_tokens - len(r.logprobs) if r.must_go_on else 0 for r in requests
         ]
@@ -179,6 +189,12 @@ class DecodeState:
                 s.repetition_penalty == 1 and not s.is_truncating for s in samplings
             ]
             targets["is_plain"] = (is_plain, self.is_plain)
+        if self.draft is not None and draft_texts is not None:
+            self.draft.counts.zero_()
+            for name, part in draft_texts._asdict().items():
+                buffer = getattr(self.draft, name)
+                whole = buffer[: len(part)]
+                targets[name] = part, whole if part.ndim == 1 else whole[:, : part.shape[1]]
         arrays = {name: torch.from_numpy(array) for name, (array, _) in targets.items()}
         moved = transfer(arrays, self.device)
         for name, (_, buffer) in targets.items():
@@ -217,7 +233,10 @@ class InflightBurst:
     ) -> None:
         self.requests, self.decode_state = requests, decode_state
         self.prepare, self.replay = prepare, replay
-        self.left, self.launched = steps, 0
+        self.left, self.launched, self.steps = steps, 0, steps
+        self.has_drafts = decode_state.draft is not None
+        self.is_new = False
+        """Whether its graph was captured for it."""
         self.pending: deque[BurstSegment] = deque()
         self._drawn = [0] * len(requests)
 
@@ -232,6 +251,9 @@ class InflightBurst:
         self.left -= steps
         # a row that is alive draws one token a step, so a step is an index into its results
         results = self.decode_state.results[:, first : self.launched]
+        if self.has_drafts:  # it may have drawn more; what it draws has its number in the burst
+            first = 0
+            results = self.decode_state.results[:, : self.steps, : len(self.requests)]
         drawn = self.decode_state.state[DrawField.DRAWN]
         is_done = torch.cuda.Event() if results.is_cuda else None
         self.pending.append(BurstSegment(first, _to_host(results), _to_host(drawn), is_done))
@@ -243,6 +265,16 @@ class InflightBurst:
         """Whether the oldest segment is complete."""
         is_done = self.pending[0].is_done
         return is_done is None or is_done.query()
+
+    @property
+    def is_spent(self) -> bool:
+        """Whether most rows have drawn all that they may."""
+        drawing = [
+            drawn < min(self.steps, request.budget_left + drawn)
+            for drawn, request in zip(self._drawn, self.requests, strict=True)
+            if not request.is_over
+        ]
+        return self.has_drafts and 2 * sum(drawing) <= len(drawing)
 
     def read(self, rows: Sequence[int] | None = None) -> list[Draw]:
         """The draws of the oldest segment, for requests that are not over; `rows`: for these alone."""
@@ -259,10 +291,9 @@ class InflightBurst:
         for at, row in enumerate(rows):
             request, before = self.requests[row], self._drawn[row]
             self._drawn[row] = drawn[row]
-            if (
-                drawn[row] > before and not request.is_over
-            ):  # else it ended or was cancelled meanwhile
-                request.sequence.cached += drawn[row] - before
+            number = drawn[row] - before
+            if number and not request.is_over:  # else it ended or was cancelled meanwhile
+                request.sequence.cached += number
                 new = slice(before - segment.first, drawn[row] - segment.first)
                 draws.append(Draw(request, tokens[at][new], logprobs[at][new], entropies[at][new]))
         return draws

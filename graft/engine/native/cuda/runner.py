@@ -23,11 +23,16 @@ from graft.actions.space import ActionSpace
 from graft.engine.native.cuda.burst import MAX_STEPS, DecodeState, GraphKey, InflightBurst
 from graft.engine.native.cuda.graphs import Graphs
 from graft.engine.native.cuda.kernels.decode import decode, scratch
+from graft.engine.native.cuda.kernels.drafts import PEERS, DraftState, accept, propose
 from graft.engine.native.cuda.kernels.draw import DrawField, draw, occupied_chunks
 from graft.engine.native.cuda.kernels.learner_scores import LearnerScores
 from graft.engine.native.cuda.kernels.segments import decode_segments
 from graft.engine.native.cuda.kernels.truncation import truncation_floors
 from graft.engine.native.cuda.prefill import Prefill
+from graft.engine.native.drafts.attempts import FinishedTexts, texts_of
+from graft.engine.native.drafts.drafter import DraftCounts
+from graft.engine.native.drafts.gain import BurstPace
+from graft.engine.native.drafts.index import DraftSource
 from graft.engine.native.kv.segment_sharing import num_segments, share_segments
 from graft.engine.native.kv.sequences import SequenceTree
 from graft.engine.native.kv.sharing import find_sharing
@@ -55,6 +60,10 @@ MIN_SLOTS = 8
 """Segments of the longest row, at least: each number of slots is a graph of its own."""
 PLAIN_STEPS = 8
 """Steps after which rows without a structure are read, beside rows that the host follows step by step."""
+MAX_DRAFT_BASE = 512
+"""Rows of a burst, at most, beside which tokens are drafted."""
+MAX_ARCHIVE = 1 << 18
+"""Tokens of finished attempts that a burst searches."""
 DECIDE_AT = 0.9
 """Share of a segment's time after which the next one is decided, where callers are on the event loop."""
 
@@ -75,7 +84,13 @@ class CudaRunner:
         self.prefill = Prefill(decoder, tree, self.graphs)
         self.in_order = decoder.order is not None
         self._read_masks()
-        self._states: dict[int, DecodeState] = {}
+        self._states: dict[tuple[int, int], DecodeState] = {}
+        """By rows, and those of them for drafted tokens."""
+        self.attempts: FinishedTexts | None = None
+        self.draft_counts: DraftCounts | None = None
+        """Both None: nothing is drafted."""
+        self.pace = BurstPace()
+        self._archive: Tensor | None = None
         self._captured: dict[GraphKey, tuple[Callable[[], None] | None, Callable[[], None]]] = {}
         """The graphs of a step: the part before the draw where that is apart, and the rest."""
         self._prefill_steps = 0
@@ -111,6 +126,8 @@ class CudaRunner:
         if burst.prepare is not None:
             yield from self._run_matched(burst, plan)
             return
+        started = perf_counter()
+        num_drawn, num_rows = 0, len(burst.requests)
         burst.launch(plan.segment)
         if self._read_at is not None:
             self._restart_seconds = perf_counter() - self._read_at
@@ -122,16 +139,31 @@ class CudaRunner:
                 if perf_counter() - began > DECIDE_AT * self._segment_seconds:
                     break
                 yield None
-            if burst.left and plan.go_on():
+            if burst.left and plan.go_on() and not burst.is_spent:
                 burst.launch(plan.segment)
             elif ahead := plan.plan_ahead():
                 self.tree.pages.flush_copies()
                 self.prefill.compute(ahead)
             while self.shares_loop and not burst.is_ready:
                 yield None
-            yield burst.read()
+            draws = burst.read()
             self._read_at = perf_counter()
+            num_drawn += sum(len(draw.actions) for draw in draws)
             self._segment_seconds = self._read_at - began
+            yield draws
+        self._measure(burst, num_drawn / num_rows, perf_counter() - started)
+
+    def _measure(self, burst: InflightBurst, drawn: float, seconds: float) -> None:
+        """Take over how fast a burst was, in which each row drew so many tokens, and what was drafted."""
+        draft = burst.decode_state.draft
+        rows = len(burst.decode_state.row) if draft is None else len(draft.best)
+        if not burst.is_new:
+            self.pace.add(rows, draft is not None, burst.launched, drawn, seconds)
+        if draft is not None and self.draft_counts is not None:
+            counts = draft.counts.sum(0).tolist()
+            for number, source in enumerate(DraftSource):
+                proposed, accepted = counts[number], counts[number + len(DraftSource)]
+                self.draft_counts.add(source, proposed, accepted)
 
     def _run_matched(self, burst: InflightBurst, plan: BurstPlan) -> Iterator[list[Draw] | None]:
         """Draw step by step: while the device computes the states of a step, the host adds the draws of the
@@ -154,6 +186,11 @@ class CudaRunner:
             if not has_next:
                 return
 
+    @property
+    def mean_drawn(self) -> float:
+        """Tokens that a row draws in a step, a little more than lately."""
+        return 1.0 if self.attempts is None else self.pace.drawn
+
     def can_follow(self, grammar: Grammar) -> bool:
         """Whether the device can follow this grammar without the host."""
         return self.grammar.can_follow(grammar)
@@ -171,7 +208,9 @@ class CudaRunner:
 
     def _start(self, works: list[PlannedWork], steps: int) -> InflightBurst:
         """Write the rows to the device; nothing runs yet."""
-        size, kv_heads = batch_size(len(works)), self.tree.pages.kv_heads
+        base, kv_heads = batch_size(len(works)), self.tree.pages.kv_heads
+        extra = self._draft_rows(works, base) if steps > 1 else 0
+        size = base + extra
         splits = num_splits(size, kv_heads, self.in_order)
         width = max(len(work.sequence.pages) for work in works)
         table = self.tree.table[[work.sequence.row for work in works], :width]
@@ -195,24 +234,60 @@ class CudaRunner:
             slots=slots,
             items=round_up(len(sharing.items)),
             tile_rows=sharing.tile_rows,
-            tail_rows=sharing.tail_rows,
+            tail_rows=1 if extra else sharing.tail_rows,
             stops=round_up(max(len(request.stop_tokens) for request in requests)),
             is_truncated=any(s.is_truncating and s.temperature > 0 for s in samplings),
             is_penalized=any(s.repetition_penalty != 1 for s in samplings),
             grammar_sizes=self._load_grammar(requests),
             is_matched=bool(matched),
             in_order=self.in_order,
+            drafts=extra,
         )
-        if size not in self._states:
-            self._states[size] = DecodeState(
-                size, self.prefill.widest, self.masks.width, self.device
-            )
-        decode_state = self._states[size]
+        if (size, extra) not in self._states:
+            widest, width = self.prefill.widest, self.masks.width
+            draft = self._draft_state(base, extra) if extra else None
+            self._states[size, extra] = DecodeState(size, widest, width, self.device, draft)
+        decode_state = self._states[size, extra]
         if key not in self._captured:
             key = next((known for known in self._captured if known.serves(key)), key)
+        is_new = key not in self._captured
         graphs = self._graphs_of(key, decode_state)
-        decode_state.write(key, requests, sharing, table[sharing.order], self.seed, self.masks)
-        return InflightBurst(requests, decode_state, *graphs, min(steps, MAX_STEPS))
+        steps = min(steps, MAX_STEPS)
+        texts = None
+        if extra and self.attempts is not None:
+            texts = texts_of(requests, self.attempts, PEERS, len(decode_state.draft.archive))  # type: ignore[union-attr]
+        how = self.seed, self.masks, steps, texts
+        decode_state.write(key, requests, sharing, table[sharing.order], *how)
+        burst = InflightBurst(requests, decode_state, *graphs, steps)
+        burst.is_new = is_new
+        return burst
+
+    def _draft_rows(self, works: list[PlannedWork], base: int) -> int:
+        """Rows for drafted tokens beside `base` others; 0: none are drafted, or it does not pay."""
+        if self.attempts is None or not self.in_order or base > MAX_DRAFT_BASE:
+            return 0
+        requests = [work.request for work in works if work.request is not None]
+        for request in requests:  # these follow their grammar and their context draw by draw
+            is_plain = request.grammar is None and request.matcher is None
+            if not is_plain or request.sampling.repetition_penalty != 1:
+                return 0
+        return draft_rows(base) if self.pace.should_draft(base) else 0
+
+    def _draft_state(self, base: int, extra: int) -> DraftState:
+        def zeros(*shape: int, dtype: torch.dtype = torch.int32) -> Tensor:
+            return torch.zeros(shape, dtype=dtype, device=self.device)
+
+        if self._archive is None:
+            self._archive = zeros(MAX_ARCHIVE)
+        return DraftState(
+            texts=zeros(base, self.prefill.widest * self.tree.pages.size),
+            peers=zeros(base, PEERS),
+            archive=self._archive,
+            spans=zeros(base, 3),
+            best=zeros(base, dtype=torch.int64),
+            fed=zeros(extra, dtype=torch.int64),
+            counts=zeros(base, 2 * len(DraftSource)),
+        )
 
     def _read_masks(self) -> None:
         """Make what is made from the table of masks."""
@@ -260,6 +335,14 @@ class CudaRunner:
         if key.is_matched:
             assert decode_state.hidden is not None
             self._draw(key, decode_state, decode_state.hidden)
+        elif (draft := decode_state.draft) is not None:
+            state, s = decode_state.state, decode_state
+            buffers = s.inv_temperature, s.exponents, s.is_plain, s.truncations, s.stops(key.stops)
+            size = self.tree.pages.size
+            propose(draft, state, s.table, buffers, size, self.decoder.shape.vocab_size)
+            before = state[:, : len(draft.best)].clone()
+            self._draw(key, decode_state, self._states_of(key, decode_state))
+            accept(draft, state, before, decode_state.results)
         else:
             self._draw(key, decode_state, self._states_of(key, decode_state))
 
@@ -327,6 +410,12 @@ class CudaRunner:
 def batch_size(rows: int) -> int:
     """The captured size for `rows` rows."""
     return next((size for size in SIZES if size >= rows), -(-rows // 512) * 512)
+
+
+def draft_rows(base: int) -> int:
+    """Rows for drafted tokens beside `base` others: so many that a step takes little longer."""
+    total = max(2 * base if base <= 64 else base * 4 // 3, 8)
+    return next(size for size in SIZES if size >= total) - base
 
 
 def num_splits(rows: int, kv_heads: int, in_order: bool = False) -> int:

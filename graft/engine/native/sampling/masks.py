@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from graft.actions.space import ActionSpace
+from graft.engine.native.drafts.verification import DrawPlace
 from graft.engine.native.request import SampleRequest
 from graft.models.shape import ModelShape
 from graft.transfer import transfer
@@ -119,15 +120,22 @@ class Masks:
         self._written.clear()
         return True
 
-    def forbidden_to_all(self, requests: list[SampleRequest]) -> Tensor | None:
-        """The columns that all of these requests may not draw; None if they differ, or are many."""
+    def forbidden_to_all(self, places: list[DrawPlace]) -> Tensor | None:
+        """The columns that may not be drawn at all of these places; None if they differ, or are many."""
         if not self.forbidden:
             return None
-        rows = {self.forbidden[self.row(request)][0] for request in requests}
+        rows = {self.forbidden[self.place_row(place)][0] for place in places}
         return self.forbidden[rows.pop()][1] if len(rows) == 1 else None
 
     def row(self, request: SampleRequest) -> int:
         """The row of the table that masks the next draw of the request."""
+        return self._row(request, request.mode)
+
+    def place_row(self, place: DrawPlace) -> int:
+        """The row of the table that masks the draw at a place."""
+        return self._row(place.request, place.mode)
+
+    def _row(self, request: SampleRequest, mode: int) -> int:
         if request.slot is not None:
             return self.num_rows + request.slot
-        return self.plain_row if request.grammar is None else request.mode
+        return self.plain_row if request.grammar is None else mode

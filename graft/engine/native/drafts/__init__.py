@@ -1,0 +1,1 @@
+"""Drafts: tokens that were written before after the same ones, verified several at a time."""
