@@ -41,7 +41,7 @@ def main(model: str, device: str = "auto", dtype: str = "auto") -> None:
     from benchmarks.shapes import SHAPES
     from graft.engine.native.engine import NativeEngine
     from graft.models.decoder import Decoder
-    from graft.models.device import choose_device, choose_dtype
+    from graft.models.device_choice import choose_device, choose_dtype
     from graft.models.io.gguf_read import open_tokenizer
     from graft.models.io.load import load_model
     from graft.models.order_probe import find_order
