@@ -95,7 +95,8 @@ def _search(decoder: Decoder) -> tuple[RowOrder | None, str]:
     by_shape: dict[tuple[int, int], list[Rivals]] = {}
     for shape, rivals in _products(decoder):
         by_shape.setdefault(shape, []).append(rivals)
-    _compile(by_shape, decoder.device)
+    if decoder.device.type == "cuda":
+        _compile(by_shape, decoder.device)
     fixed: dict[tuple[int, int], int] = {}
     for shape, products in by_shape.items():
         if (rows := _library_from(products)) is None:
@@ -247,10 +248,16 @@ def holds_from(product: Product, rows: Tensor, whole: Tensor) -> int:
 
     0 for any number, NEVER if the largest one tried differs.
     """
+    counts = [count for count in COUNTS if count < len(rows)]
+    starts = [number * 37 % (len(rows) - count + 1) for number, count in enumerate(counts)]
+    flags = [  # read at once: to wait for each would take longer than the products
+        (product(rows[at : at + count]) == whole[at : at + count]).all()
+        for at, count in zip(starts, counts, strict=True)
+    ]
+    are_equal: list[bool] = torch.stack(flags).tolist() if flags else []
     found = NEVER
-    for number, count in reversed([*enumerate(count for count in COUNTS if count < len(rows))]):
-        start = number * 37 % (len(rows) - count + 1)
-        if not torch.equal(product(rows[start : start + count]), whole[start : start + count]):
+    for count, is_equal in reversed([*zip(counts, are_equal, strict=True)]):
+        if not is_equal:
             return found
         found = count
     return 0
