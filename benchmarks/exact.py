@@ -40,7 +40,7 @@ from graft.actions.space import ActionSpace
 from graft.algos.batch import Batch
 from graft.engine.native.engine import NativeEngine
 from graft.models.decoder import Decoder
-from graft.models.device import choose_device, choose_dtype
+from graft.models.device_choice import choose_device, choose_dtype
 from graft.models.order_probe import find_order
 from graft.models.product_probe import find_kernel_order
 from graft.models.row_order import RowOrder

@@ -121,7 +121,7 @@ def split_alone(components: Any, processes: Any) -> Any:
 
 def measure(args: argparse.Namespace) -> list[dict[str, float]]:
     """The seconds and tokens of each step but the first; all processes do the same."""
-    from graft.models.device import choose_device
+    from graft.models.device_choice import choose_device
     from graft.train.build import build_run
     from graft.train.distributed.process_group import ProcessGroup
     from graft.train.learner_build import make_learner

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from graft.algos.presets import build
 from graft.envs.base import BaseEnv
 from graft.models.decoder import Decoder
-from graft.models.device import prefer_blas
+from graft.models.device_choice import prefer_blas
 from graft.models.order_probe import find_order
 from graft.models.shape import ModelShape
 from graft.rollout.batching import to_batch, trajectories_of

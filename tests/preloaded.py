@@ -1,7 +1,6 @@
 """What `tests.command_line` imports once, so that each command of a test need not."""
 
 import torch
-import torch._dynamo  # torch.optim imports it with the first optimizer
 import torch.distributed.checkpoint
 import torch.distributed.fsdp
 import torch.distributed.tensor.parallel

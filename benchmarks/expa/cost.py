@@ -35,7 +35,7 @@ from graft.actions.grammar import Automaton
 from graft.actions.space import ActionSpace
 from graft.engine.native.engine import NativeEngine
 from graft.models.decoder import Decoder
-from graft.models.device import choose_device, choose_dtype
+from graft.models.device_choice import choose_device, choose_dtype
 from graft.models.extra_actions import extend
 from graft.models.shape import ModelShape
 from graft.types import Finish, Sampling

@@ -37,7 +37,7 @@ from benchmarks.gpu.warm_up import warm_up
 from benchmarks.gpu.works import anchor_of, works_of
 from benchmarks.record import Figure, record, slug
 from benchmarks.shapes import SHAPES
-from graft.models.device import choose_device, choose_dtype
+from graft.models.device_choice import choose_device, choose_dtype
 
 Job = Callable[[Bench], list[Row]]
 

@@ -53,7 +53,7 @@ def main(name: str, device: str) -> None:
     from benchmarks.gpu.works import anchor_of
     from benchmarks.shapes import SHAPES, random_decoder
     from graft.engine.native.engine import NativeEngine
-    from graft.models.device import choose_dtype
+    from graft.models.device_choice import choose_dtype
     from graft.types import Sampling
 
     phases: dict[str, float] = {}

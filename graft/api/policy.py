@@ -172,7 +172,7 @@ def load(
     seed           of a new model's weights
     trust          run code that the settings of a stranger's run name
     """
-    from graft.models.device import choose_device, choose_dtype
+    from graft.models.device_choice import choose_device, choose_dtype
     from graft.models.extra_actions import ACTIONS
     from graft.recipe.admission import admit
     from graft.train.distributed.process_group import ALONE

@@ -18,7 +18,7 @@ from graft.cluster.shared_collector import SharedCollector
 from graft.config import ConfigError, unpacked
 from graft.deadlines import Watchdog
 from graft.files import remove
-from graft.models.device import choose_device
+from graft.models.device_choice import choose_device
 from graft.registry import UnknownName
 from graft.rollout.collector import Collector
 from graft.serving.listening import listening

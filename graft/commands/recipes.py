@@ -115,9 +115,17 @@ def _absent_files(config: Config) -> Iterator[str]:
 
 
 def _gpus_here() -> int:
-    import torch
+    """Count device files: torch takes seconds to be imported. It is asked about what is not NVIDIA's."""
+    if any(Path(other).exists() for other in ("/dev/kfd", "/dev/dxg")):
+        import torch
 
-    return torch.cuda.device_count()
+        return torch.cuda.device_count()
+    count = len([*Path("/dev").glob("nvidia[0-9]*")])
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is None:
+        return count
+    named = [name for name in visible.split(",") if name.strip() and not name.startswith("-")]
+    return min(count, len(named))
 
 
 def table(rows: Sequence[dict[str, Any]]) -> Iterable[str]:

@@ -47,7 +47,7 @@ def run_recipe(recipe: str, overrides: list[str], trust: bool, as_json: bool) ->
 
 
 def _run_config(config: Any, as_json: bool) -> None:
-    from graft.models.device import choose_device
+    from graft.models.device_choice import choose_device
     from graft.train.distributed.process_group import ProcessGroup
 
     if config.cluster.address:

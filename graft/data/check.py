@@ -18,8 +18,6 @@ from array import array
 from typing import Any
 from weakref import WeakKeyDictionary
 
-import numpy as np
-
 from graft.data.errors import BadField, DataError, RowFault
 from graft.data.layouts import RowLayout
 from graft.data.tables import RowTable
@@ -50,9 +48,12 @@ class Repeats:
         """(row, the first row with the same text), for every row after that first one."""
         if not self.digests:
             return []
+        import numpy as np
+
         seen = np.frombuffer(self.digests, dtype=np.uint64)
         ordered = np.sort(seen)
-        twice = np.unique(ordered[1:][ordered[1:] == ordered[:-1]])
+        twice = ordered[1:][ordered[1:] == ordered[:-1]]
+        twice = twice[np.append(True, twice[1:] != twice[:-1])] if len(twice) else twice
         del ordered
         firsts: dict[int, int] = {}
         found: list[tuple[int, int]] = []

@@ -63,7 +63,8 @@ def torch() -> Check:
 def device() -> Check:
     from torch import cuda
 
-    from graft.models.device import choose_device, why_no_kernels
+    from graft.models.device import why_no_kernels
+    from graft.models.device_choice import choose_device
 
     if not cuda.is_available():
         return Check("device", PASS, "CPU (no CUDA device is visible); models run in float32")

@@ -8,7 +8,7 @@ from importlib import import_module
 from pathlib import Path
 
 from graft.config import Config, RunSection
-from graft.models.device import choose_device, choose_dtype
+from graft.models.device_choice import choose_device, choose_dtype
 from graft.models.lora.training import num_trained
 from graft.registry import resolve
 from graft.train.memory.device_memory import device_memory_of

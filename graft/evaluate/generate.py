@@ -10,7 +10,7 @@ from typing import Any
 
 from graft.config import ConfigError, read_arguments
 from graft.engine.native.engine import NativeEngine
-from graft.models.device import choose_device, choose_dtype
+from graft.models.device_choice import choose_device, choose_dtype
 from graft.models.extra_actions import ACTIONS
 from graft.models.io.gguf_read import open_tokenizer
 from graft.models.io.load import load_model

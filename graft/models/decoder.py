@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from graft.models.angles import Angles
-from graft.models.device import has_kernels, without_memory
+from graft.models.device import allocate, has_kernels, without_memory
 from graft.models.kv_slots import KVSlots
 from graft.models.layers.attention import Attend, Attention
 from graft.models.layers.experts import ExpertMLP
@@ -113,7 +113,8 @@ class Decoder(nn.Module):
         """A decoder whose weights are memory of the device that nothing was written to yet."""
         with without_memory():
             decoder = cls(shape).to(dtype)
-        return decoder.to_empty(device=device)
+        allocate(decoder, device)
+        return decoder
 
     def use_order(self, order: RowOrder | None) -> None:
         """Compute rows so that none depends on the others; None: as is fastest."""

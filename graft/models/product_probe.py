@@ -12,6 +12,7 @@ Shapes and GPU decide, so this runs at every start; it takes the time of some th
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -41,6 +42,9 @@ FEW_CHAINED, SMALL_BYTES = 64, 16_000_000
 """Rows up to which our own product is faster than the library where launches overlap, and the weights with
 which a product takes not much longer than its launch (12.6 MB were measured). Else it is as many rows as
 `kernels.skinny` takes without an order."""
+
+COMPILERS = 8
+"""Threads that compile kernels."""
 
 MLP = TypeVar("MLP", GatedMLP, ExpertMLP)
 Product = Callable[[Tensor], Tensor]
@@ -91,6 +95,8 @@ def _search(decoder: Decoder) -> tuple[RowOrder | None, str]:
     by_shape: dict[tuple[int, int], list[Rivals]] = {}
     for shape, rivals in _products(decoder):
         by_shape.setdefault(shape, []).append(rivals)
+    if decoder.device.type == "cuda":
+        _compile(by_shape, decoder.device)
     fixed: dict[tuple[int, int], int] = {}
     for shape, products in by_shape.items():
         if (rows := _library_from(products)) is None:
@@ -113,6 +119,25 @@ def _search(decoder: Decoder) -> tuple[RowOrder | None, str]:
     )
 
 
+def _compile(by_shape: Mapping[tuple[int, int], list[Rivals]], device: torch.device) -> None:
+    """Launch our own kernel for few rows with each tile, in threads: where it was never compiled for these
+    shapes, that takes longer than the search."""
+    from graft.models.kernels.fixed_product import tile_of
+
+    def launch(rivals: Rivals, count: int) -> None:
+        with torch.cuda.device(device):
+            rivals.own(rivals.rows[:count])
+
+    with ThreadPoolExecutor(COMPILERS, "graft-compile") as pool:
+        launches = [
+            pool.submit(launch, products[0], count)
+            for (outputs, _), products in by_shape.items()
+            for count in {tile_of(n, outputs): n for n in range(1, FEW_CHAINED + 1)}.values()
+        ]
+    for each in launches:
+        each.result()
+
+
 def _library_from(products: list[Rivals]) -> int | None:
     """The rows from which the library computes these products of one shape; None: neither way holds."""
     wholes = [rivals.library(rivals.rows) for rivals in products]
@@ -133,7 +158,7 @@ def _library_from(products: list[Rivals]) -> int | None:
 def _products(decoder: Decoder) -> Iterator[tuple[tuple[int, int], Rivals]]:
     """Every kind of product of the decoder, with the shape of its weight."""
     from graft.models.kernels.fixed_product import fixed_linear
-    from graft.models.kernels.head import logits_in_rows
+    from graft.models.kernels.head_rows import logits_in_rows
     from graft.models.kernels.launch import chained
 
     is_chained = chained(decoder.device)["CHAINED"]
@@ -223,10 +248,16 @@ def holds_from(product: Product, rows: Tensor, whole: Tensor) -> int:
 
     0 for any number, NEVER if the largest one tried differs.
     """
+    counts = [count for count in COUNTS if count < len(rows)]
+    starts = [number * 37 % (len(rows) - count + 1) for number, count in enumerate(counts)]
+    flags = [  # read at once: to wait for each would take longer than the products
+        (product(rows[at : at + count]) == whole[at : at + count]).all()
+        for at, count in zip(starts, counts, strict=True)
+    ]
+    are_equal: list[bool] = torch.stack(flags).tolist() if flags else []
     found = NEVER
-    for number, count in reversed([*enumerate(count for count in COUNTS if count < len(rows))]):
-        start = number * 37 % (len(rows) - count + 1)
-        if not torch.equal(product(rows[start : start + count]), whole[start : start + count]):
+    for count, is_equal in reversed([*zip(counts, are_equal, strict=True)]):
+        if not is_equal:
             return found
         found = count
     return 0

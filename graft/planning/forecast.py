@@ -11,7 +11,7 @@ from typing import Any, cast
 import torch
 
 from graft.config import Config
-from graft.models.device import choose_device, choose_dtype
+from graft.models.device_choice import choose_device, choose_dtype
 from graft.models.shape import ModelShape
 from graft.planning.probe import MeasuredRates, probe
 from graft.planning.step_time import Rates, StepTime, estimate_step_time, known_rates, larger

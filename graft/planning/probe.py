@@ -181,9 +181,7 @@ def random_policy(
     shape: ModelShape, dtype: torch.dtype, device: torch.device, seed: int
 ) -> Decoder:
     """Random weights, created on the device."""
-    with torch.device("meta"):
-        policy = Decoder(shape).to(dtype)
-    policy.to_empty(device=device)
+    policy = Decoder.empty(shape, dtype, device)
     torch.manual_seed(seed)
     for weight in policy.parameters():
         if weight.ndim == 1:

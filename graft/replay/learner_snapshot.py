@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -58,19 +57,20 @@ def first_gradient(learner: Learner, is_wanted: bool) -> Iterator[dict[str, Tens
     found: dict[str, Tensor] = {}
     optimizer = learner.optimizer
 
-    def keep(*_: Any) -> None:
+    def watched(lr: float) -> None:
         if not found:
             named = zip(optimizer.names, optimizer.masters, strict=True)
             found.update({n: m.grad.detach().clone() for n, m in named if m.grad is not None})
+        step(lr)
 
     if not is_wanted:
         yield found
         return
-    handle = optimizer.adam.register_step_pre_hook(keep)
+    step, optimizer.adam.step = optimizer.adam.step, watched
     try:
         yield found
     finally:
-        handle.remove()
+        optimizer.adam.step = step
 
 
 def cosine(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> float:

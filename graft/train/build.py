@@ -20,7 +20,8 @@ from graft.envs.base import CopyableEnv, Wrapper
 from graft.envs.table import build_env
 from graft.envs.tool_env import ToolEnv
 from graft.models.decoder import Decoder
-from graft.models.device import choose_device, choose_dtype, has_kernels, why_no_kernels
+from graft.models.device import has_kernels, why_no_kernels
+from graft.models.device_choice import choose_device, choose_dtype
 from graft.models.lora.training import num_trained
 from graft.models.product_probe import find_kernel_order
 from graft.models.shape import ModelShape

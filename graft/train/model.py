@@ -17,7 +17,7 @@ from graft.engine.engine_group import EngineGroup
 from graft.envs.table import build_env
 from graft.files import remove, write_json
 from graft.models.decoder import Decoder
-from graft.models.device import choose_device, choose_dtype, prefer_blas
+from graft.models.device_choice import choose_device, choose_dtype, prefer_blas
 from graft.models.families.table import make_shape, why_not_native
 from graft.models.finite import find_unusable
 from graft.models.io.gguf_read import gguf_shape, open_gguf, open_tokenizer

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -57,6 +58,44 @@ class NonFinite(RuntimeError):
     """A loss or gradient that is not finite; the weights were not changed."""
 
 
+class Moments(NamedTuple):
+    """What AdamW holds of a tensor."""
+
+    step: Tensor
+    exp_avg: Tensor
+    exp_avg_sq: Tensor
+
+
+class AdamW:
+    """The fused step of torch's AdamW; torch's own class imports the compiler, for seconds."""
+
+    def __init__(self, masters: list[Tensor], decay: float, betas: tuple[float, float]) -> None:
+        matrices = [master for master in masters if master.ndim >= 2]
+        others = [master for master in masters if master.ndim < 2]
+        self.groups = [(matrices, decay), (others, 0.0)]
+        self.betas, self.eps = betas, 1e-8
+        self.state: dict[Tensor, Moments] = {}
+
+    def moments(self, master: Tensor) -> Moments:
+        if master not in self.state:
+            step = torch.zeros((), dtype=torch.float32, device=master.device)
+            self.state[master] = Moments(step, torch.zeros_like(master), torch.zeros_like(master))
+        return self.state[master]
+
+    @torch.no_grad()
+    def step(self, lr: float) -> None:
+        """Step the tensors that have a gradient."""
+        for masters, decay in self.groups:
+            stepped = [(m, m.grad, *self.moments(m)) for m in masters if m.grad is not None]
+            if stepped:
+                weights, grads, steps, means, squares = map(list, zip(*stepped, strict=True))
+                torch._foreach_add_(steps, 1)  # pyright: ignore[reportPrivateImportUsage]
+                torch._fused_adamw_(  # pyright: ignore[reportPrivateImportUsage]
+                    weights, grads, means, squares, [], steps, lr=lr, weight_decay=decay, eps=self.eps,
+                    beta1=self.betas[0], beta2=self.betas[1], amsgrad=False, maximize=False,
+                )  # fmt: skip
+
+
 class Optimizer:
     """AdamW over the trainable parameters of some modules; decay on matrices only."""
 
@@ -90,11 +129,7 @@ class Optimizer:
                 setattr(weight, GRAD_SUM, master.grad)
         self.lr, self.schedule, self.max_grad_norm = lr, schedule, max_grad_norm
         self.steps = 0
-        groups = [
-            {"params": [m for m in self.masters if m.ndim >= 2], "weight_decay": weight_decay},
-            {"params": [m for m in self.masters if m.ndim < 2], "weight_decay": 0.0},
-        ]
-        self.adam = torch.optim.AdamW(groups, lr=lr, betas=betas, eps=1e-8, fused=True)
+        self.adam = AdamW(self.masters, weight_decay, betas)
 
     def collect(self) -> None:
         """Add a micro-batch's gradients to the masters' (nothing to do where they are the same)."""
@@ -122,9 +157,7 @@ class Optimizer:
         if not math.isfinite(norm):
             raise NonFinite(f"the gradient's norm is {norm}; no step was taken")
         factor = self.schedule(self.steps)
-        for group in self.adam.param_groups:
-            group["lr"] = self.lr * factor
-        self.adam.step()
+        self.adam.step(self.lr * factor)
         self.clear()
         self.steps += 1
         self._publish()
@@ -189,12 +222,8 @@ class Optimizer:
         """
         found: dict[str, dict[str, Tensor]] = {}
         for name, weight, master in zip(self.names, self.weights, self.masters, strict=True):
-            state = self.adam.state[master]
-            if not state:
-                state["step"] = torch.zeros((), dtype=torch.float32, device=master.device)
-                state["exp_avg"] = torch.zeros_like(master, memory_format=torch.preserve_format)
-                state["exp_avg_sq"] = torch.zeros_like(master, memory_format=torch.preserve_format)
-            found[name] = {"exp_avg": state["exp_avg"], "exp_avg_sq": state["exp_avg_sq"]}
+            _, mean, square = self.adam.moments(master)
+            found[name] = {"exp_avg": mean, "exp_avg_sq": square}
             if master is not weight:
                 found[name]["master"] = master.detach()
         return found
@@ -203,5 +232,5 @@ class Optimizer:
         """Moments and masters were loaded: continue after `steps` steps."""
         self.steps = steps
         for master in self.masters:
-            self.adam.state[master]["step"].fill_(steps)
+            self.adam.moments(master).step.fill_(steps)
         self._publish()

@@ -26,7 +26,7 @@ from graft.engine.remote.prompt_logprobs import PromptScorer
 from graft.models.decoder import Decoder
 from graft.models.io.save import save_model
 from graft.models.io.tensor_names import hf_names
-from graft.models.logprobs import score_logits
+from graft.models.transformers.scores import score_logits
 from graft.models.truncation import Truncation
 from graft.text.tokenizer import FastTokenizer
 from graft.types import Completion, Finish, Sampling

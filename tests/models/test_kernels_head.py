@@ -210,3 +210,38 @@ def test_a_chunk_is_whole_tiles_within_the_budget():
     assert head.rows_per_chunk(151_936, torch.bfloat16) == 2048
     assert head.rows_per_chunk(151_936, torch.float32) == 1024
     assert head.rows_per_chunk(10**9, torch.float32) == 128
+
+
+@pytest.mark.parametrize(
+    "cut",
+    [
+        Truncation(top_k=7), Truncation(top_p=0.6), Truncation(min_p=0.3), Truncation(1, 0.5, 0.1),
+        Truncation(top_k=40, top_p=0.9, min_p=0.01), Truncation(top_p=1e-4), Truncation(top_k=400),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("with_mask", [True, False])
+def test_the_lowest_kept_logit_is_that_of_sorted_rows(kernel_device, cut, dtype, with_mask):
+    hidden, weight, _, modes, allowed = make(5, 300, dtype, with_mask)
+    logits = head.empty_logits(5, 300, hidden)
+    torch.mm(hidden, weight.T, out=logits[:, :300])
+    sorted_rows = logits[:, :300].float()
+    if allowed is not None:
+        sorted_rows.masked_fill_(~allowed[modes], float("-inf"))
+    else:
+        modes = None
+    floors = torch.empty(5, device=kernel_device)
+    moved = [x if x is None else x.to(kernel_device) for x in (logits, modes, head.widen(allowed))]
+    head.find_floors(moved[0], 300, *moved[1:], cut, 0.7, floors)
+    assert torch.equal(floors.cpu(), cut.floors(sorted_rows, 0.7))
+
+
+def test_equal_logits_are_kept_together(kernel_device):
+    logits = torch.full((1, 64), -9.0, device=kernel_device)
+    logits[0, :5] = torch.tensor([1.0, 0.5, 0.5, 0.5, -0.0])
+    floors = torch.empty(1, device=kernel_device)
+    for count in (2, 3, 4):
+        head.find_floors(logits, 64, None, None, Truncation(top_k=count), 1.0, floors)
+        assert floors.item() == 0.5
+    head.find_floors(logits, 64, None, None, Truncation(top_k=5), 1.0, floors)
+    assert floors.item() == 0.0

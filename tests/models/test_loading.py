@@ -45,7 +45,7 @@ def assert_equal(one: Decoder, other: Decoder) -> None:
 
 
 @pytest.mark.peer
-@pytest.mark.filterwarnings("ignore:invalid value")  # numpy's, of scales that are no numbers
+@pytest.mark.filterwarnings("ignore:(invalid value|overflow)")  # numpy's, of scales of random bits
 @pytest.mark.parametrize("kind", [*BLOCKS, *PLAIN])
 @given(seed=st.integers(0, 2**32 - 1), rows=st.integers(1, 9))
 def test_blocks_have_the_bits_of_the_gguf_package(kind: str, seed: int, rows: int) -> None:

@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from graft.models import logprobs as module
-from graft.models.logprobs import score_actions, score_logits
+from graft.models.logprobs import score_actions
+from graft.models.transformers.scores import score_logits
 from graft.models.truncation import Truncation
 
 

@@ -129,8 +129,7 @@ def learner_for(
     def optimizer(module: Any) -> Optimizer:
         plan = schedule("constant", 0, 1, 0.0)
         made = Optimizer([module], lr=LR, schedule=plan, weight_decay=0.1, processes=processes)
-        for group in made.adam.param_groups:
-            group["eps"] = EPS
+        made.adam.eps = EPS
         return made
 
     plain = Decoder(shape).initialise(1) if checkpoint is None else load_model(checkpoint.path)

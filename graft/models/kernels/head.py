@@ -8,7 +8,7 @@
 
 The product rounds the logits to the model's dtype, as for the sampler; all that follows is fp32
 (`head_kernels`).
-With a `Truncation` the rows are sorted first, a few at a time, to find the lowest logit that each keeps.
+With a `Truncation` the lowest logit that each row keeps is found first.
 """
 
 from __future__ import annotations
@@ -38,9 +38,6 @@ KEPT_SHARE = 0.08
 
 ROW_MULTIPLE = 64
 """Rows start at whole cache lines for any V, so that every load has full width."""
-
-SORTED_ROWS = 128
-"""Rows that are sorted at a time: 300 MB at 152k actions, indices included."""
 
 LOG2_E = math.log2(math.e)
 
@@ -98,10 +95,8 @@ class _KernelHead(torch.autograd.Function):
             here = logits[: part.stop - start]
             write_logits(hidden[part], weight, here[:, :num_actions], order)
             if truncation is not None and floors is not None:
-                _find_floors(
-                    here[:, :num_actions], allowed, _at(modes, part), truncation, temperature,
-                    floors[part],
-                )  # fmt: skip
+                how = truncation, temperature, floors[part]
+                find_floors(here, num_actions, _at(modes, part), allowed, *how)
             head_kernels.forward[(len(here),)](
                 here, actions[part], _at(modes, part), allowed,
                 logp[part], entropy[part], norm[part], _at(vocab_logp, part), _at(floors, part),
@@ -158,22 +153,23 @@ class _KernelHead(torch.autograd.Function):
         return grad_hidden, own, *[None] * 9
 
 
-def _find_floors(
+def find_floors(
     logits: Tensor,
-    allowed: Tensor | None,
+    num_actions: int,
     modes: Tensor | None,
+    allowed: Tensor | None,
     truncation: Truncation,
     temperature: float,
     floors: Tensor,
 ) -> None:
-    """Write the lowest kept logit of each row of logits [u, V] to floors [u]."""
-    for start in range(0, len(logits), SORTED_ROWS):
-        part = slice(start, start + SORTED_ROWS)
-        rows = logits[part].float()
-        if allowed is not None and modes is not None:
-            is_allowed = allowed[modes[part], : rows.shape[1]] != 0
-            rows.masked_fill_(~is_allowed, float("-inf"))
-        floors[part] = truncation.floors(rows, temperature)
+    """Write the lowest kept logit of each row of logits [u, W] to floors [u]."""
+    top_k, top_p, min_p = truncation
+    head_kernels.find_floors[(len(logits),)](
+        logits, modes, allowed, floors, num_actions, logits.shape[1], 1.0 / temperature,
+        float(top_k), top_p, math.log(min_p) if min_p else -math.inf,
+        HAS_COUNT=0 < top_k < num_actions, HAS_SHARE=top_p < 1, BITS=8 * logits.itemsize,
+        BLOCK=head_kernels.FLOOR_BLOCK, num_warps=head_kernels.FLOOR_WARPS,
+    )  # fmt: skip
 
 
 def fits_whole(rows: int, num_actions: int, hidden: Tensor) -> bool:
@@ -220,34 +216,3 @@ def head_logprobs(
         truncation,
         order,
     )
-
-
-def logits_in_rows(hidden: Tensor, weight: Tensor, order: RowOrder | None) -> tuple[Tensor, Tensor]:
-    """Logits as the learner's head holds them: rows [u, W], and the first V columns of them."""
-    rows = empty_logits(len(hidden), len(weight), hidden)
-    logits = rows[:, : len(weight)]
-    write_logits(hidden, weight, logits, order)
-    return rows, logits
-
-
-def score_logit_rows(
-    rows: Tensor,
-    actions: Tensor,
-    modes: Tensor | None,
-    allowed: Tensor | None,
-    scales: Tensor,
-    num_actions: int,
-) -> tuple[Tensor, Tensor]:
-    """Log-prob and entropy [u] as the learner computes them; scales [u] are log2 e / temperature.
-
-    rows [u, W] and `allowed` [modes, W] have the layout of `empty_logits` and `widen`: how a kernel
-    reads, and in which order it adds, depends on it.
-    """
-    logp, entropy, norm = (torch.empty_like(scales) for _ in range(3))
-    head_kernels.forward[(len(rows),)](
-        rows, actions, modes, allowed, logp, entropy, norm, None, None,
-        num_actions, num_actions, rows.shape[1], 1.0, scales,
-        STEPS=triton.cdiv(num_actions, BLOCK), BLOCK=BLOCK, STAGES=FORWARD_STAGES,
-        num_warps=FORWARD_WARPS,
-    )  # fmt: skip
-    return logp, entropy

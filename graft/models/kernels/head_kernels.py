@@ -19,6 +19,8 @@ BLOCK = 4096
 """Actions per step of either kernel."""
 
 FORWARD_WARPS, FORWARD_STAGES, BACKWARD_WARPS = 4, 3, 8
+FLOOR_BLOCK, FLOOR_WARPS = 8192, 8
+"""Those of the engine's kernel: sums over the same actions in the same order."""
 
 LN2 = tl.constexpr(math.log(2.0))
 # finite, unlike -inf: their differences and products are no NaN; 2^(FORBIDDEN - BOTTOM) is 0
@@ -184,3 +186,76 @@ def backward(
     gradient = tl.where(is_allowed, gradient * inverse_temperature, 0.0)
     gradient = gradient.to(logits_ptr.dtype.element_ty)
     tl.store(logits + columns, gradient, mask=columns < row_length)
+
+
+@triton.jit
+def _rank(z):
+    """An int32 with the order of the float."""
+    bits = z.to(tl.int32, bitcast=True)
+    return tl.where(bits >= 0, bits, bits ^ 0x7FFFFFFF)
+
+
+@triton.jit
+def _reach(
+    logits, allowed, num_actions, scale, top, least, OF_MASS: tl.constexpr, BLOCK: tl.constexpr
+):
+    """How many of a row's actions have a rank of `least` or more, or the sum of their e^(score - top)."""
+    total = 0.0
+    for start in range(0, num_actions, BLOCK):
+        columns = start + tl.arange(0, BLOCK)
+        z, is_allowed = _load_logits(logits, allowed, None, 0, columns, num_actions, num_actions)
+        weight = tl.exp(z * scale - top) if OF_MASS else 1.0
+        total += tl.sum(tl.where(is_allowed & (_rank(z) >= least), weight, 0.0), 0)
+    return total
+
+
+@triton.jit(do_not_specialize_on_alignment=["modes_ptr", "floors_ptr"])
+def find_floors(
+    logits_ptr,  # [u, W]
+    modes_ptr,  # [u], or None with `allowed`
+    allowed_ptr,  # [modes, W] bytes, or None
+    floors_ptr,  # [u]: the lowest logit that is kept
+    num_actions,
+    row_length,
+    scale,  # 1 / temperature
+    top_k,  # a float, as sums are
+    top_p,
+    log_min_p,
+    HAS_COUNT: tl.constexpr,
+    HAS_SHARE: tl.constexpr,
+    BITS: tl.constexpr,  # of the logits' dtype: they are the upper ones in fp32
+    BLOCK: tl.constexpr,
+):
+    """Bisect the lowest rank that top-k and then top-p keep: the sign first, then bit by bit."""
+    row = tl.program_id(0).to(tl.int64)
+    logits = logits_ptr + row * row_length
+    allowed = None
+    if allowed_ptr is not None:
+        allowed = allowed_ptr + tl.load(modes_ptr + row).to(tl.int64) * row_length
+    highest = FORBIDDEN
+    for start in range(0, num_actions, BLOCK):
+        columns = start + tl.arange(0, BLOCK)
+        z, _ = _load_logits(logits, allowed, None, 0, columns, num_actions, num_actions)
+        highest = tl.maximum(highest, tl.max(z, 0))
+    top = highest * scale
+    least = tl.full([], -2147483648, tl.int32)
+    for OF_MASS in tl.static_range(2):
+        if HAS_SHARE if OF_MASS else HAS_COUNT:
+            goal = top_k
+            if OF_MASS:
+                goal = top_p * _reach(logits, allowed, num_actions, scale, top, least, True, BLOCK)
+            found = tl.full([], -2147483648, tl.int32)
+            for step in range(BITS):
+                bit = tl.full([], 1, tl.int32) << (31 - step)
+                trial = tl.where(step == 0, 0, found + bit)
+                lowest = tl.maximum(trial, least)
+                total = _reach(logits, allowed, num_actions, scale, top, lowest, OF_MASS, BLOCK)
+                found = tl.where(total >= goal, trial, found)
+            least = tl.maximum(found, least)
+    floor = highest
+    for start in range(0, num_actions, BLOCK):
+        columns = start + tl.arange(0, BLOCK)
+        z, is_allowed = _load_logits(logits, allowed, None, 0, columns, num_actions, num_actions)
+        is_kept = is_allowed & (_rank(z) >= least) & (z * scale >= top + log_min_p)
+        floor = tl.minimum(floor, tl.min(tl.where(is_kept, z, float("inf")), 0))
+    tl.store(floors_ptr + row, floor)

@@ -24,6 +24,7 @@ from torch.distributed import ProcessGroup
 
 from graft.models import ops
 from graft.models.decoder import Block, Decoder
+from graft.models.device import allocate
 from graft.models.io.tensor_names import ACTION_BIAS, ACTION_ROWS, hf_rows
 from graft.models.layers.attention import Attention
 from graft.models.layers.experts import ExpertMLP
@@ -107,7 +108,8 @@ class SlicedDecoder(Decoder):
                 self.head = nn.Linear(shape.width, stop - start, bias=False)
             if shape.extra_bias:
                 self.action_bias = nn.Parameter(torch.zeros(shape.extra))
-        self.to(dtype).to_empty(device=device).requires_grad_(False)
+        allocate(self.to(dtype), device)
+        self.requires_grad_(False)
         self.shape, self._own_shape = shape, own
         self.group, self.size, self.index = group, size, index
         self.first_rows = {name: start for name, (start, _) in rows.items()}

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from graft.models.logprobs import chunk_of, likeliest_of_logits, score_logits
+from graft.models.logprobs import chunk_of
 from graft.models.ops import gather_rows
 from graft.models.shape import UnsupportedModel
 from graft.models.transformers.files import (
@@ -37,6 +37,7 @@ from graft.models.transformers.files import (
 )
 from graft.models.transformers.mask import TreeMask
 from graft.models.transformers.rows import path_rows
+from graft.models.transformers.scores import likeliest_of_logits, score_logits
 from graft.models.transformers.shape import TransformersShape, fixed_length
 from graft.models.truncation import Truncation
 

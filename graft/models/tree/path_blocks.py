@@ -12,6 +12,7 @@ copied, and a block that several paths share is listed once.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 import torch
@@ -41,28 +42,31 @@ class PathBlocks:
     @classmethod
     def of(cls, runs: list[TokenRun], device: torch.device) -> PathBlocks:
         """`runs` come after the runs that their paths begin with, as `packing` writes them."""
+        # lists of numbers: for a short run numpy takes longer to begin than to compute
         index: list[np.ndarray] = []
-        tables: dict[int, np.ndarray] = {}  # by the first token of the run
-        tiles: list[np.ndarray] = []
+        tables: dict[int, list[int]] = {}  # by the first token of the run
+        tiles: list[tuple[int, int, int, int]] = []
         num_blocks = used = 0
         for run in runs:
-            depth, path = run.depth, [part for part in run.path if part[0] < part[1]]
-            known = depth // BLOCK  # blocks that the path had before this run
-            rows = np.concatenate([_last(path, depth % BLOCK), np.arange(run.start, run.stop)])
-            own = -(-len(rows) // BLOCK)
-            index.append(np.pad(rows, (0, own * BLOCK - len(rows))))
-            table = np.arange(num_blocks, num_blocks + own)
-            if known:
-                table = np.concatenate([tables[path[-1][0]][:known], table])
-            tables[run.start] = table
-            first = np.arange(0, run.stop - run.start, BLOCK)
-            count = np.minimum(run.stop - run.start - first, BLOCK)
-            at = np.full(len(first), used)
-            tiles.append(np.column_stack([run.start + first, count, depth + first, at]))
-            num_blocks, used = num_blocks + own, used + len(table)
+            depth, length = run.depth, run.stop - run.start
+            path = [part for part in run.path if part[0] < part[1]]
+            known, odd = divmod(depth, BLOCK)  # blocks that the path had before this run
+            own = -(-(odd + length) // BLOCK)
+            rows = np.zeros(own * BLOCK, np.int64)
+            if odd:
+                rows[:odd] = _last(path, odd)
+            rows[odd : odd + length] = np.arange(run.start, run.stop)
+            index.append(rows)
+            before = tables[path[-1][0]][:known] if known else []
+            tables[run.start] = [*before, *range(num_blocks, num_blocks + own)]
+            tiles += [
+                (run.start + first, min(BLOCK, length - first), depth + first, used)
+                for first in range(0, length, BLOCK)
+            ]
+            num_blocks, used = num_blocks + own, used + len(tables[run.start])
         parts = {
-            "tiles": _longest_first(np.concatenate(tiles)),
-            "table": np.concatenate(list(tables.values())),
+            "tiles": _longest_first(np.array(tiles)),
+            "table": np.array([*chain.from_iterable(tables.values())]),
             "index": np.concatenate(index),
         }
         small = {name: torch.from_numpy(part.astype(np.int32)) for name, part in parts.items()}

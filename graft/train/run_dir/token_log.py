@@ -14,13 +14,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-import numpy as np
-
 from graft.files import new_file
 from graft.types import Episode
 
-if TYPE_CHECKING:
-    from torch import Tensor  # the viewer reads these files without loading it
+if TYPE_CHECKING:  # commands that show runs begin without them
+    import numpy as np
+    from torch import Tensor
 
     from graft.algos.batch import Batch
 
@@ -44,6 +43,8 @@ def write_learned(
     logprobs_NT: Tensor,
 ) -> None:
     """Write the file of a step, atomically; `batch` has the advantages."""
+    import numpy as np
+
     from graft.models.tree.packing import response
 
     lines = {id(episode): number for number, episode in enumerate(episodes)}
@@ -65,6 +66,8 @@ def write_learned(
 
 
 def _joined(grid_NT: Tensor, lengths: Sequence[int]) -> np.ndarray:
+    import numpy as np
+
     grid = grid_NT.float().cpu().numpy()
     parts = [row[:length] for row, length in zip(grid, lengths, strict=True)]
     return np.concatenate(parts) if parts else np.zeros(0, np.float32)
@@ -72,6 +75,8 @@ def _joined(grid_NT: Tensor, lengths: Sequence[int]) -> np.ndarray:
 
 def read_learned(path: Path) -> dict[tuple[int, int, int], TokenRow]:
     """Read the rows, by (line of the episode, leaf, context)."""
+    import numpy as np
+
     with np.load(path) as stored:
         places, lengths = stored["rows"].reshape(-1, 3).tolist(), stored["lengths"]
         advantages, logprobs = stored["advantages"], stored["logprobs"]

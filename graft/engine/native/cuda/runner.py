@@ -42,7 +42,7 @@ from graft.engine.native.sampling.masks import Masks
 from graft.engine.native.sampling.sampler import penalize
 from graft.engine.native.scheduler import BurstPlan, PlannedWork
 from graft.models.decoder import Decoder
-from graft.models.kernels.head import logits_in_rows
+from graft.models.kernels.head_rows import logits_in_rows
 from graft.models.kv_slots import KVSlots
 from graft.protocols import Grammar
 

@@ -12,7 +12,8 @@ import triton.language as tl
 from torch import Tensor
 
 from graft.engine.native.cuda.burst import DecodeState
-from graft.models.kernels.head import score_logit_rows, widen
+from graft.models.kernels.head import widen
+from graft.models.kernels.head_rows import score_logit_rows
 
 ROWS = 256
 
