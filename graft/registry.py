@@ -20,10 +20,10 @@ class UnknownName(ValueError):
     """A name that is not in its table; the message lists the known ones."""
 
 
-def nearest(name: str, known: Mapping[str, Any] | list[str]) -> str | None:
+def nearest(name: str, known: Mapping[str, Any] | list[str], cutoff: float = 0.6) -> str | None:
     """The known name that is spelled most like `name`, whatever its case: "GRPO" -> "grpo"."""
     spelled = {one.lower(): one for one in reversed(list(known))}  # the first of equal ones
-    close = get_close_matches(name.lower(), spelled, n=1, cutoff=0.6)
+    close = get_close_matches(name.lower(), spelled, n=1, cutoff=cutoff)
     return spelled[close[0]] if close else None
 
 

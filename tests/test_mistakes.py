@@ -39,6 +39,8 @@ ROWS = '{"question": "2+3", "answer": "5"}\n{"question": "2+4", "answer": "6"}\n
 BARE = "model: {shape: {width: 16}}\ntask: {env: calculator}\n"
 BRIEF = "def brief(task, trajectory):\n    return 1.0\n"
 PROMPTS = "train t.yaml task.env=prompts model.alphabet=bytes"
+WINDOWS = "train t.yaml model.shape.family=mistral model.shape.qk_norm=false model.shape.windows"
+EXPERTS = "train t.yaml model.shape.family=qwen3_moe"
 AGENT = f"{PROMPTS} task.args.data=rows.jsonl task.reward=exact_match"
 
 
@@ -51,7 +53,7 @@ class Slip(NamedTuple):
 
 def slip(command: str, *fragments: str, code: int = 2, **files: str) -> Slip:
     """`t_yaml="..."` is the text of t.yaml."""
-    named = {name.replace("_", "."): text for name, text in files.items()}
+    named = {name if "." in name else name.replace("_", "."): text for name, text in files.items()}
     return Slip(command, fragments, code, named)
 
 
@@ -151,6 +153,33 @@ COMMANDS = [
     slip("train t.yaml rollout.temperature=0", "rollout.temperature=0", "more than 0"),
     slip("train t.yaml run.dir=t.yaml", "run.dir='t.yaml'", "name a folder"),
     slip("train t.yaml model.shape={} model.path=.", "'.'", "no config.json", "OWNER/NAME"),
+    slip(f"{WINDOWS}=16", "model.shape", "windows=16", "a list of whole numbers"),
+    slip(f"{WINDOWS}=all", "windows='all'", "a list of whole numbers"),
+    slip(f"{EXPERTS} model.shape.experts=4", "experts=4", "{count: 8, top_k: 2, ff: 64}"),
+    slip(f"{EXPERTS} 'model.shape.experts={{count: 4, top_k: 8, ff: 16}}'", "experts.top_k=8", "from 1 to 4"),
+    slip(f"{EXPERTS} 'model.shape.dense_layers=[7]' 'model.shape.experts={{count: 4, top_k: 2, ff: 16}}'",
+         "dense_layers=[7]", "from 0 to 0"),
+    slip("train t.yaml train.router_balance=0.001", "train.router_balance=0.001", "no experts"),
+    slip("train t.yaml 'rollout.answer_schema={type: objekt}' model.alphabet=bytes",
+         "rollout.answer_schema", "objekt"),
+    slip("train t.yaml rollout.answer_schema=schema.json", "'schema.json'", "the schema itself"),
+    slip("train t.yaml 'rollout.answer_schema={name: string}'", "{'name': 'string'}", '"properties"'),
+    slip("generate RUN --prompt 1+2= --schema s.json", "s.json", "'requierd'", "'required'",
+         s_json='{"type": "object", "requierd": []}'),
+    slip("generate RUN --prompt 1+2= --schema s.json", "no token of this vocabulary", code=1,
+         s_json='{"type": "object"}'),
+    slip("train t.yaml 'agent.main={tools: bash}'", "agent.main", "task.agent is empty"),
+    slip(f"{AGENT} task.agent=python 'agent.models={{gpt-4: polcy}}'", "gpt-4: 'polcy'",
+         "{frozen: CHECKPOINT}", rows_jsonl=ROWS),
+    slip(f"{AGENT} task.agent=python 'agent.models={{gpt-4: {{url: x}}}}'", "{'url': 'x'}", "{endpoint: URL",
+         rows_jsonl=ROWS),
+    slip(f"{AGENT} task.agent=python agent.host=8399", "agent.host=8399", "127.0.0.1:8399", rows_jsonl=ROWS),
+    slip(f"{AGENT} 'task.agent=python a.py | tee log'", "'|'", "sh -c", rows_jsonl=ROWS),
+    slip("train t.yaml task.env=terminal task.args.data=h task.args.program=dokcer model.alphabet=bytes",
+         "program='dokcer'", "docker, podman", **{"h/instruction.md": "Do it.\n", "h/tests/test.sh": "true\n",
+         "h/task.toml": 'schema_version = "1.4"\n', "h/environment/Dockerfile": "FROM debian\n"}),
+    slip("export RUN --out x.gguf", "'x.gguf'", "a Hugging Face folder", "convert_hf_to_gguf.py"),
+    slip("export RUN --out x --push my model", "quotes", "'my model'"),
 ]  # fmt: skip
 
 
@@ -167,6 +196,7 @@ def test_a_command_is_answered_with_its_code_what_and_how(
     given: Slip, tmp_path: Path, request, monkeypatch, capfd
 ):
     for name, text in {"t.yaml": TINY, **given.files}.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_bytes(text.encode(errors="surrogateescape"))
     words = shlex.split(given.command)
     if "RUN" in words:
@@ -419,6 +449,8 @@ CALLS = [
     case(lambda at: at.learner(credit=one_per_row).step(at.collect()), ValueError, "one_per_row",
          "of shape [16]", "reward[:, None] * batch.mask"),
     case(load_a_run_that_is_nearly_named, ValueError, "'quickstart'"),
+    case(lambda at: graft.generate(at.policy, "a?", schema={"properties": {"a": {"typ": "integer"}}}),
+         ValueError, "{'typ': 'integer'}", "did you mean 'type'"),
 ]  # fmt: skip
 
 

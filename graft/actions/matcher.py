@@ -156,7 +156,7 @@ class StructureMatcher:
     def find_row(self, bits: bytearray | None = None) -> None:
         """Find what may be drawn, from the bits of `find_bits`; StructureError if nothing may."""
         bits = bytearray(self.state.compute_bitmask()) if bits is None else bits
-        if error := _error_of(self.state):
+        if (error := _error_of(self.state)) and "NoExtensionBias" not in error:
             raise StructureError(f"the structure cannot be followed further: {error}")
         # a model may have ends beyond the tokens of its tokenizer
         bits.extend(bytes(max(max(self.stop_tokens, default=0) // 8 + 1 - len(bits), 0)))

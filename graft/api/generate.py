@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from os import PathLike
@@ -10,6 +11,7 @@ from typing import Any
 from graft.api.engine import PolicyEngine, engine_for, load_if_path
 from graft.api.environments import Prompt
 from graft.api.policy import Policy
+from graft.recipe.json_schema import check_keywords
 from graft.rollout.options import RolloutOptions
 from graft.signatures import explain_arguments
 from graft.structure import Structure
@@ -113,6 +115,9 @@ async def agenerate(
     if isinstance(samples, bool) or not isinstance(samples, int) or samples < 1:
         raise UserCodeError(f"samples is {describe_value(samples)}; give a whole number from 1")
     given = _listed(prompts)
+    structure = None if schema is None else Structure.of(schema)
+    if structure is not None and structure.kind == "json":
+        check_keywords(json.loads(structure.source))
     options = RolloutOptions(
         samples=samples,
         seed=seed,
@@ -122,7 +127,7 @@ async def agenerate(
         repetition_penalty=repetition_penalty,
         max_tokens=max_tokens,
         stop=(stop,) if isinstance(stop, str) else tuple(stop),
-        structure=None if schema is None else Structure.of(schema),
+        structure=structure,
     )
     policy = load_if_path(policy, "generate")
     with engine_for(policy, 0) as engine, engine.sampling() as sampler:

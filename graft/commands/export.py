@@ -73,6 +73,8 @@ def export(
             bool(source) == bool(from_verl)
         ),
         "give the folder to write: --out FOLDER": not out,
+        f"--out {out!r} names a GGUF file, and a Hugging Face folder is written; give a folder, from which "
+        "llama.cpp's convert_hf_to_gguf.py makes the file": out.endswith(".gguf"),
         "--adapter writes only the adapters, --merge the merged weights: give one of them": (
             adapter and merge
         ),

@@ -61,6 +61,8 @@ def flag_meant(error: Any, words: list[str]) -> str:
         if flag in flags and not value.startswith("-"):
             target = f"; to write there: {flag} --out {value}" if "export" in words[:1] else ""
             return f"graft: {flag} takes no value, and {value!r} was given to it{target}"
+    if "extra argument" in text:
+        return "graft: a value with blanks needs quotes: --name 'my model'"
     return ""
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +16,7 @@ from graft.models.extra_actions import ACTIONS
 from graft.models.io.gguf_read import open_tokenizer
 from graft.models.io.load import load_model
 from graft.protocols import Engine
+from graft.recipe.json_schema import check_keywords
 from graft.rollout.options import RolloutOptions
 from graft.rollout.setup import draw_key
 from graft.structure import Structure
@@ -35,9 +37,11 @@ def read_variables(given: Sequence[str]) -> dict[str, Any]:
 def read_schema(path: Path) -> Structure:
     """The structure of a file with a JSON schema."""
     try:
-        return Structure.json(path.read_text("utf-8"))
+        structure = Structure.json(path.read_text("utf-8"))
+        check_keywords(json.loads(structure.source))
     except (OSError, ValueError) as error:
         raise ConfigError(f"--schema {str(path)!r}: {error}") from error
+    return structure
 
 
 class Generator:

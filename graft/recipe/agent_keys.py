@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal, get_args
 from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator
 
 from graft.recipe.section import Section
 
-ModelRule = (
-    Literal["policy", "frozen"] | dict[Literal["endpoint", "model", "api_key_env", "frozen"], str]
-)
+RuleKey = Literal["endpoint", "model", "api_key_env", "frozen"]
+ModelRule = Literal["policy", "frozen"] | dict[RuleKey, str]
 
 
 class AgentSection(Section):
@@ -68,6 +67,28 @@ class AgentSection(Section):
             elif isinstance(rule, dict) and "frozen" in rule:
                 paths[name] = rule["frozen"]
         return paths
+
+    @field_validator("models", mode="before")
+    @classmethod
+    def _rules(cls, rules: Any) -> Any:
+        for name, rule in rules.items() if isinstance(rules, dict) else ():
+            if rule not in ("policy", "frozen") and (
+                not isinstance(rule, dict) or not rule or not set(rule) <= {*get_args(RuleKey)}
+            ):
+                raise ValueError(
+                    f"{name}: {rule!r} must be policy, frozen, {{frozen: CHECKPOINT}}, or {{endpoint: URL, "
+                    "model: NAME, api_key_env: VARIABLE}"
+                )
+        return rules
+
+    @field_validator("host", mode="before")
+    @classmethod
+    def _host(cls, host: Any) -> Any:
+        if isinstance(host, int) or (isinstance(host, str) and host.isdecimal()):
+            raise ValueError(
+                f"a port alone; write the address before it, as in agent.host=127.0.0.1:{host}"
+            )
+        return host
 
     @field_validator("models")
     @classmethod

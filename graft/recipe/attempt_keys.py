@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, ValidationError, field_validator
 
+from graft.recipe.json_schema import check_keywords
 from graft.recipe.section import Section
 
 
@@ -215,6 +216,14 @@ class RolloutSection(Section):
     for the weights that RL starts from."""
     unfinished: Literal["continue", "discard"] = "continue"
     """Running attempts when new weights arrive: continue with the new weights, or discard and start again."""
+
+    @field_validator("answer_schema", mode="before")
+    @classmethod
+    def _schema(cls, schema: Any) -> Any:
+        if isinstance(schema, str):
+            raise ValueError("a text; write the schema itself into the recipe, as a mapping")
+        check_keywords(schema)
+        return schema
 
     @field_validator("temperature")
     @classmethod

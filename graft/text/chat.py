@@ -99,7 +99,8 @@ class Chat:
             known = ", ".join([*TEMPLATES, *tokenizer.chat_templates])
             raise TemplateError(
                 f"the tokenizer has no default chat template; pass model.chat_template=NAME "
-                f"(one of {known}) or model.chat_template=PATH of a .jinja file"
+                f"(one of {known}) or model.chat_template=PATH of a .jinja file; from Python "
+                "graft.load(..., chat_template=NAME)"
             )
         self._explained(lambda: variables_of(self.template))
         check_variables(self.template, options)

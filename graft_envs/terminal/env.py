@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import random
+import shutil
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
@@ -83,6 +84,11 @@ class TerminalEnv(BaseEnv):
         self.tasks = {task.name: task for task in tasks}
         _note(tuple(sorted(Counter(note for task in tasks for note in task.notes).items())))
         self.program, self.run_args = program.split(), tuple(run_args)
+        if self.program and self.program != [SANDBOX] and not shutil.which(self.program[0]):
+            raise ValueError(
+                f"program={program!r}: there is no {self.program[0]!r} on this machine; install it, or give "
+                f"docker, podman or {SANDBOX}, or nothing for the first that works"
+            )
         self.network, self.memory_mb = network, memory_mb
         self.command_seconds, self.max_failures, self.grade = command_seconds, max_failures, grade
         self.agent_folder = Path(agent_folder).expanduser() if agent_folder else None

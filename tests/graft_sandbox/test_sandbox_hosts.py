@@ -241,6 +241,24 @@ def test_methods_are_listed_strongest_first():
         assert choose() == working[0]
 
 
+def test_a_sandbox_that_is_installed_beside_what_it_shows_works_too(monkeypatch: pytest.MonkeyPatch):
+    """The trial opened its own module: with `pip install graft-rl` a file of the Python installation."""
+    working = [method.name for method in methods() if method.works]
+    monkeypatch.setattr(choice, "__file__", os.__file__)
+    monkeypatch.setattr(choice, "_tried", {})
+    assert [method.name for method in methods() if method.works] == working
+
+
+def test_a_method_that_shows_files_does_not_work(monkeypatch: pytest.MonkeyPatch):
+    name = next((method.name for method in methods() if method.works), None)
+    if name is None:
+        pytest.skip("no method works here")
+    monkeypatch.setattr(choice, "_tried", {})
+    monkeypatch.setattr(choice.os.path, "realpath", lambda _: os.__file__)
+    method = choice.probe(name)
+    assert not method.works and os.__file__ in method.why
+
+
 def test_without_isolation_code_is_refused(monkeypatch: pytest.MonkeyPatch):
     missing = {name: Method(name, False, f"no {name} here") for name in STRONGEST_FIRST}
     monkeypatch.setattr(choice, "_tried", missing)

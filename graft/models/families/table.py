@@ -138,10 +138,18 @@ def make_shape(given: Mapping[str, Any], **more: Any) -> ModelShape:
             values["ff"] = experts.ff
     for name in ("dense_layers", "windows"):
         if name in values:
-            values[name] = tuple(values[name])
+            values[name] = _read_numbers(name, values[name])
     shape = ModelShape(**values)
     check_described(shape, config_of(shape))
     return shape
+
+
+def _read_numbers(name: str, given: Any) -> tuple[int, ...]:
+    if not isinstance(given, list | tuple) or not all(isinstance(each, int) for each in given):
+        raise UnsupportedModel(
+            f"{name}={given!r:.80}: must be a list of whole numbers, such as [0, 1]"
+        )
+    return tuple(given)
 
 
 def _make_experts(given: Any, family: Family) -> Experts:

@@ -25,6 +25,7 @@ EXTERNAL = "external"
 """The task.agent of attempts that agents elsewhere claim."""
 TOKEN = "GRAFT_AGENT_TOKEN"
 """Environment variable with the token that claims attempts; `graft serve agent` makes one and prints it."""
+SHELL_WORDS = {"|", "||", "&&", ";", "&", ">", ">>", "<", "2>", "2>&1"}
 OPTIONS = {
     "seconds": "seconds",
     "concurrency": "concurrency",
@@ -45,6 +46,7 @@ def make_agents(config: Config, frozen: Mapping[str, Engine] | None = None) -> A
     frozen: engines of the frozen models of agent.models, by path.
     """
     if not config.task.agent:
+        _refuse_without_agent(config.agent)
         return None
     refuse_agents(config)
     section, is_external = config.agent, config.task.agent == EXTERNAL
@@ -118,9 +120,26 @@ def external_note(config: Config, agents: AgentAttempts | None, is_first: bool) 
     return f"agents claim attempts with POST {url}, and ${TOKEN} as the bearer's token"
 
 
+def _refuse_without_agent(section: AgentSection) -> None:
+    """Refuse settings of agents where there is none."""
+    default = AgentSection()
+    for name in AgentSection.model_fields:
+        if (value := getattr(section, name)) != getattr(default, name):
+            raise ConfigError(
+                f"agent.{name}={value} is for the agent that task.agent names, and task.agent is empty; name "
+                "it there, or leave this out (`graft serve agent RECIPE` serves agents elsewhere)"
+            )
+
+
 def refuse_agents(config: Config) -> None:
     """Refuse settings that do nothing where agents attempt the tasks."""
     task = config.task
+    words = task.agent.split() if isinstance(task.agent, str) else task.agent
+    if shell := sorted(SHELL_WORDS & {*words}):
+        raise ConfigError(
+            f"task.agent={task.agent!r} has {shell[0]!r}, which no shell reads: the program would get it as "
+            "a word. Leave it out, or name the shell: sh -c '...'"
+        )
     for item in [*task.envs, *config.held_out_envs]:
         if item.wrappers:
             raise ConfigError(
