@@ -86,6 +86,7 @@ PROGRAM_RULES: list[Rule] = [
     *structured("json_tool_call"),
     *structured("json"),
     *structured("Product"),
+    *structured("PartialProduct"),
     ("As JSON", r"tool_response>[^<]*\b20", VALUE),
     (
         "As JSON",
@@ -112,7 +113,7 @@ JOINED = f"Now multiply: {ANSWER}"
 NEW = ("first", "new conversation", "new conversation", SUB_AGENT)
 REWRITTEN = ("first", "rewritten history", "rewritten history")
 SHORTENED = ("first", "rewritten history")
-"""CrewAI drops the text that stands beside calls."""
+"""CrewAI, and agno over Responses, drop the text that stands beside calls."""
 NAMED = ("--model", "openai/gpt-4o")
 """A name that CrewAI knows as a model with tools: any name is the policy's."""
 CLAUDE = ("--provider", "anthropic")
@@ -145,7 +146,14 @@ PROGRAM_TRIALS = [
     Trial("openhands-sdk: chat streamed", "openhands_agent.py", ("--stream",), home="openhands"),
     python("agno: chat", "agno_agent.py", output=JOINED),
     python("agno: chat streamed", "agno_agent.py", ("--stream",), output=JOINED),
-    python("agno: Responses", "agno_agent.py", ("--api", "responses"), output=JOINED),
+    python(
+        "agno: Responses",
+        "agno_agent.py",
+        ("--api", "responses"),
+        contexts=SHORTENED,
+        tips=2,
+        output=JOINED,
+    ),
     python("agno: Anthropic", "agno_agent.py", ("--api", "anthropic"), output=JOINED),
     python("LlamaIndex: chat", "llama_index_agent.py"),
     python("LlamaIndex: chat streamed", "llama_index_agent.py", ("--stream",)),
