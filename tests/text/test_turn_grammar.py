@@ -69,7 +69,7 @@ def test_a_turn_is_a_thought_and_a_text_or_calls(
 ) -> None:
     tokenizer = byte_tokenizer(*marks.get("special", ()), plain=marks.get("plain", ()))
     for name in ("", "think", "call"):
-        how = {"may_think": name == "think", "may_call": name == "call"}
+        how: dict[str, Any] = {"may_think": name == "think", "may_call": name == "call"}
         structure = turn_structure(FOUR, SYNTAX, tokenizer, **how)
         assert accepts(structure, tokenizer, text) is (name in when), name
     both = turn_structure(FOUR, SYNTAX, tokenizer, may_think=True, may_call=True)
@@ -109,6 +109,7 @@ def test_calls_of_strict_tools_have_valid_arguments(marks: dict[str, tuple[str, 
     pieces = call_pieces(Chat(tokenizer), SYNTAX)
     assert pieces == CallPieces('<tool_call>\n{"name": "', '", "arguments": ', "}\n</tool_call>")
     schemas = {"add": {"properties": {"a": {"type": "integer"}}}, "say": {"const": {"b": "x"}}}
+    assert pieces is not None
     held = call_rules(pieces, SYNTAX, tokenizer, schemas)
     call = call_structure(held, SYNTAX, tokenizer)
     turn = turn_structure(FOUR, SYNTAX, tokenizer, may_think=False, may_call=True, held=held)
