@@ -5,9 +5,8 @@
     Structure.choice(["yes", "no"])                                                       no
     Structure.lark('start: "a" | "b" start')                                              bba
 
-It is data; `actions.matcher` finds out which tokens it allows next. They differ at every place of an answer,
-so the mode recorded there is a number made from the row of the mask: equal rows have equal numbers in every
-process and run.
+It is data; `actions.matcher` finds out which tokens it allows next. The mode recorded there is a number made
+from the row of their mask, the same for equal rows in every process and run.
 """
 
 from __future__ import annotations
@@ -50,6 +49,8 @@ class Structure:
     kind: Kind
     source: str
     """The schema as JSON, the expression, or a grammar in the syntax of Lark."""
+    is_part: bool = False
+    """Whether it is of a part of an answer: the sample ends with it, and no end of a turn follows."""
 
     def __post_init__(self) -> None:
         if self.kind not in get_args(Kind):
@@ -88,8 +89,7 @@ class Structure:
             given = schema()
         if not isinstance(given, Mapping | bool):
             raise StructureError(
-                f"schema={given!r:.80}: must be a JSON schema as a dict, a pydantic model, or a "
-                "graft.Structure"
+                f"schema={given!r:.80}: must be a JSON schema, a pydantic model or a Structure"
             )
         return cls.json(given)
 
@@ -105,7 +105,7 @@ class Structure:
             raise StructureError(
                 f"choices {texts!r:.80}: must be a list of texts, none of them empty"
             )
-        return cls("lark", "start: " + " | ".join(map(lark_text, dict.fromkeys(texts))))
+        return cls("lark", "start: TEXT\nTEXT: " + " | ".join(map(lark_text, dict.fromkeys(texts))))
 
     @classmethod
     def lark(cls, grammar: str) -> Structure:

@@ -17,9 +17,10 @@ from __future__ import annotations
 import base64
 import zlib
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache, lru_cache
 from hashlib import blake2b
+from threading import Lock
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -30,6 +31,15 @@ from graft.text.tokenizer import FastTokenizer
 
 MAX_COMPILED = 64
 """Structures that are kept compiled."""
+
+MAX_LEXER_STATES = 50_000
+"""Of one structure, half a kilobyte each. All answers to it share them; when they are used up it is compiled
+again."""
+
+MAX_RENEWALS = 2
+"""Of an answer's lexer in one step: by one that others have used since, and by a new one."""
+WORN = "too many states"
+"""The words of llguidance's error, which has no code of its own."""
 
 MAX_ROWS = 4096
 """Rows that are kept; a field of bounded length has one for every length that is left."""
@@ -50,21 +60,33 @@ class StructureCompiler:
         known = min(vocab_size, tokenizer.vocab_size)
         self._ends = frozenset(token for token in tokenizer.eos_ids if token < known)
         self._vocabulary: Any = None
-        self._compile = lru_cache(maxsize=MAX_COMPILED)(self._compiled)
+        self._states, self._lock = dict[Structure, Any](), Lock()
         self.check = lru_cache(maxsize=MAX_COMPILED)(self._check)
         """Raises StructureError if a structure cannot be compiled, or if this vocabulary cannot begin an
         answer."""
 
     def _check(self, structure: Structure) -> None:
-        matcher = self.matcher(structure, frozenset())
+        rows = MaskRows()  # its own: this may run on a thread beside the engine
+        matcher = StructureMatcher(self, structure, rows, frozenset(), self._ends)
         matcher.force()
         if not matcher.is_over:
             matcher.draw()
 
     def matcher(self, structure: Structure, stop_tokens: frozenset[int]) -> StructureMatcher:
         """A matcher at the beginning of an answer, which one of `stop_tokens` ends."""
-        state = self._compile(structure).deep_copy()
-        return StructureMatcher(state, self._rows, stop_tokens, self._ends)
+        return StructureMatcher(self, structure, self._rows, stop_tokens, self._ends)
+
+    def state(self, structure: Structure, worn: Any = None) -> Any:
+        """The state before an answer, to be copied; another one than `worn`."""
+        with self._lock:
+            state = self._states.pop(structure, None)
+        if state is None or state is worn:
+            state = self._compiled(structure)
+        with self._lock:
+            self._states[structure] = state  # the last one used
+            if len(self._states) > MAX_COMPILED:
+                del self._states[next(iter(self._states))]
+        return state
 
     def _compiled(self, structure: Structure) -> Any:
         library = _llguidance().LLMatcher
@@ -77,7 +99,10 @@ class StructureCompiler:
                 grammar = library.grammar_from_regex(structure.source)
             else:
                 grammar = library.grammar_from_lark(structure.source)
-            state = library(self._vocabulary, grammar, log_level=0)
+            limits = _llguidance().LLParserLimits(
+                max_lexer_states=MAX_LEXER_STATES, verbose_errors=False
+            )
+            state = library(self._vocabulary, grammar, log_level=0, limits=limits)
             error = _error_of(state)
         except ValueError as why:  # nested too deeply
             state, error = None, str(why)
@@ -107,10 +132,18 @@ class StructureMatcher:
     """The state of one answer under a structure."""
 
     def __init__(
-        self, state: Any, rows: MaskRows, stop_tokens: frozenset[int], ends: frozenset[int]
+        self,
+        compiler: StructureCompiler,
+        structure: Structure,
+        rows: MaskRows,
+        stop_tokens: frozenset[int],
+        ends: frozenset[int],
     ) -> None:
-        self.state, self.stop_tokens = state, stop_tokens
-        self._rows, self._ends = rows, ends
+        self.stop_tokens = stop_tokens
+        self._compiler, self._structure, self._rows, self._ends = compiler, structure, rows, ends
+        self._source = compiler.state(structure)
+        self.state = self._source.deep_copy()
+        self._written: list[int] = []
         self._row: MaskRow | None = None
         self._last: MaskRow | None = None
         self.used: dict[int, str] = {}
@@ -139,7 +172,9 @@ class StructureMatcher:
         tokens = [token for token in tokens if token not in self.stop_tokens]
         if tokens:
             self._row = None
-            if not self.state.consume_tokens(tokens):
+            is_next = self._asked(lambda state: state.consume_tokens(tokens))
+            self._written += tokens
+            if not is_next:
                 raise StructureError(
                     f"the tokens {tokens[:8]} do not go on with an answer of this structure: "
                     f"{_error_of(self.state)}"
@@ -147,7 +182,7 @@ class StructureMatcher:
 
     def force(self) -> list[int]:
         """Write the tokens that must follow; an end only if one token alone is one."""
-        forced: list[int] = list(self.state.compute_ff_tokens())
+        forced: list[int] = list(self._asked(lambda state: state.compute_ff_tokens()))
         self.write(forced)
         if self.is_over and len(self.stop_tokens) == 1:
             forced += self.stop_tokens
@@ -155,7 +190,8 @@ class StructureMatcher:
 
     def find_row(self, bits: bytearray | None = None) -> None:
         """Find what may be drawn, from the bits of `find_bits`; StructureError if nothing may."""
-        bits = bytearray(self.state.compute_bitmask()) if bits is None else bits
+        if bits is None or self.state.is_error():
+            bits = bytearray(self._asked(lambda state: state.compute_bitmask()))
         if (error := _error_of(self.state)) and "NoExtensionBias" not in error:
             raise StructureError(f"the structure cannot be followed further: {error}")
         # a model may have ends beyond the tokens of its tokenizer
@@ -179,6 +215,18 @@ class StructureMatcher:
                 else "no token of this vocabulary goes on with the answer"
             )
         self._row = row
+
+    def _asked(self, ask: Callable[[Any], Any]) -> Any:
+        """What the state answers; where other answers have used up its lexer, that of a new one."""
+        answer = ask(self.state)
+        for _ in range(MAX_RENEWALS):
+            if WORN not in _error_of(self.state):
+                break
+            self._source = self._compiler.state(self._structure, worn=self._source)
+            self.state = self._source.deep_copy()
+            self.state.consume_tokens(self._written)
+            answer = ask(self.state)
+        return answer
 
 
 def find_bits(matchers: Sequence[StructureMatcher]) -> list[bytearray | None]:

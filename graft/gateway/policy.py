@@ -2,27 +2,31 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from hashlib import blake2b
 from typing import Any
 
 from graft.engine.checks import check_structure
 from graft.engine.errors import EngineError
+from graft.gateway.drawing import TurnForm
 from graft.gateway.request import AgentRequest, RefusedRequest
 from graft.gateway.roots import ROLES, TRAINED_ROLES
 from graft.gateway.speakers.main_choice import MainPattern
 from graft.gateway.speakers.routes import ModelRoutes
 from graft.protocols import Engine
 from graft.rollout.setup import limited_sampling
+from graft.rollout.user_calls import in_thread
 from graft.structure import Structure, StructureError
-from graft.text.call_opening import call_opening
+from graft.text.call_opening import NAME, CallPieces, call_opening, call_pieces
 from graft.text.chat import Chat
 from graft.text.syntax_probe import syntax_of
-from graft.text.turn_grammar import may_think, turn_structure
+from graft.text.turn_grammar import ANY, call_rules, call_structure, may_think, turn_structure
 from graft.types import Message, Sampling
 
 MAX_NOTED = 32
@@ -38,6 +42,11 @@ ASKED = {
 """How a prompt asks for a format that is not enforced."""
 LONG_PROMPT = 8_192
 """Tokens of a prompt from which on it is not kept."""
+MAX_SECONDS = 20
+"""To compile a structure."""
+MAX_COMPILED = 32
+"""Structures known to be compiled: half of those that an engine keeps."""
+ANY_OBJECT = {"type": "object"}
 
 
 class ServedPolicy:
@@ -92,6 +101,7 @@ class ServedPolicy:
         """The role of system messages inside a conversation."""
         self._prompts: dict[bytes, Sequence[int]] = {}
         self._openings: dict[str, str] = {}
+        self._compiled: dict[Structure, None] = {}
 
     def frozen(self, path: str) -> ServedPolicy:
         """The same limits and chat over a frozen model."""
@@ -191,7 +201,9 @@ class ServedPolicy:
             )
         return self._openings[tool]
 
-    def sampling_for(self, request: AgentRequest, length: int) -> tuple[Sampling, bool]:
+    def sampling_for(
+        self, request: AgentRequest, length: int, structure: Structure | None = None
+    ) -> tuple[Sampling, bool]:
         """How to draw the answer to a prompt of `length` tokens, and whether the learner can use it."""
         base, chat = self.sampling, self.chat
         wanted = self.wanted(request) if self.honour_client else {}
@@ -202,13 +214,75 @@ class ServedPolicy:
             base = replace(base, **wanted) if wanted else base
         except ValueError as error:
             raise RefusedRequest(str(error)) from error
-        if request.format is not None and request.tool_choice in ("auto", "none"):
-            base = replace(base, structure=self._structure(request, request.format))
+        if structure is not None:
+            base = replace(base, structure=structure)
         stop = (*request.stop, *end, *self._ends_of_call(request))
         drawn = limited_sampling(base, limit, stop, tuple(chat.end_ids), 0)
         return drawn, not wanted
 
-    def _structure(self, request: AgentRequest, text: Structure) -> Structure:
+    async def form_of(self, request: AgentRequest) -> TurnForm:
+        """What the answer must look like; RefusedRequest if no answer could."""
+        form, param = TurnForm(), "tools"
+        try:
+            held = self._held_calls(request)
+            if request.format is not None and request.tool_choice in ("auto", "none"):
+                param = "response_format"
+                form = TurnForm(turn=self._structure(request, request.format, held))
+            elif held:
+                form = TurnForm(call=call_structure(held, self.syntax, self.chat.tokenizer))
+            for structure in filter(None, form):
+                await self._compile(structure)
+        except (StructureError, EngineError) as error:
+            raise RefusedRequest(str(error), param=param) from error
+        return form
+
+    async def _compile(self, structure: Structure) -> None:
+        """Compile a structure on a thread, while other sessions go on."""
+        if structure in self._compiled:
+            return
+        try:
+            async with asyncio.timeout(MAX_SECONDS):
+                await in_thread(check_structure, self.engine, structure)
+        except TimeoutError as error:
+            raise StructureError(
+                f"the schema takes more than {MAX_SECONDS} s to compile; make it smaller"
+            ) from error
+        while len(self._compiled) >= MAX_COMPILED:
+            self._compiled.pop(next(iter(self._compiled)))
+        self._compiled[structure] = None
+
+    def _held_calls(self, request: AgentRequest) -> list[str]:
+        """The rules of calls, where strict tools are offered and their arguments can be enforced."""
+        may_call = request.tool_choice != "none" and self.formats == "enforce"
+        functions = [tool["function"] for tool in request.tools]
+        allowed = [f for f in functions if not request.allowed or f["name"] in request.allowed]
+        if not may_call or not any(f["name"] in request.strict_tools for f in allowed):
+            return []
+        pieces = self._call_pieces
+        if pieces is None or not all(NAME.fullmatch(f["name"]) for f in allowed):
+            return []
+        schemas = {
+            f["name"]: ANY_OBJECT | (f["parameters"] if f["name"] in request.strict_tools else {})
+            for f in allowed
+        }
+        return call_rules(pieces, self.syntax, self.chat.tokenizer, schemas)
+
+    @cached_property
+    def _call_pieces(self) -> CallPieces | None:
+        """What stands around the arguments of calls; None where they cannot be enforced."""
+        pieces = call_pieces(self.chat, self.syntax)
+        try:
+            check_structure(self.engine, Structure.lark(f"{ANY}\nstart: REST"))
+            why = "" if pieces else "the chat template writes calls that are not JSON behind a mark"
+        except EngineError:
+            pieces, why = None, "the engine has no structures"
+        if why:
+            log.warning("the arguments of strict tools are not enforced, because %s", why)
+        return pieces
+
+    def _structure(
+        self, request: AgentRequest, text: Structure, held: Sequence[str] = ()
+    ) -> Structure:
         """The structure of an answer: of its text, after a thought, or calls in place of it."""
         if request.messages[-1]["role"] == "assistant":
             raise RefusedRequest(
@@ -217,20 +291,16 @@ class ServedPolicy:
                 param="response_format",
             )
         may_call = bool(request.tools) and request.tool_choice != "none"
-        try:
-            whole = text
-            if not request.is_plain:
-                whole = turn_structure(
-                    text,
-                    self.syntax,
-                    self.chat.tokenizer,
-                    may_think=self.may_think,
-                    may_call=may_call,
-                )
-            check_structure(self.engine, whole)
-        except (StructureError, EngineError) as error:
-            raise RefusedRequest(str(error), param="response_format") from error
-        return whole
+        if request.is_plain:
+            return text
+        return turn_structure(
+            text,
+            self.syntax,
+            self.chat.tokenizer,
+            may_think=self.may_think,
+            may_call=may_call,
+            held=held,
+        )
 
     def _ends_of_call(self, request: AgentRequest) -> tuple[str, ...]:
         """What ends an answer that may have one call: the end of a call, where each has its own."""

@@ -63,6 +63,8 @@ class AgentRequest:
     """Whether an answer may have several calls."""
     allowed: tuple[str, ...] = ()
     """Tools that may be called, of those that are shown; empty: all."""
+    strict_tools: tuple[str, ...] = ()
+    """Tools whose calls must have arguments that are valid under their schemas."""
     dropped_tools: tuple[str, ...] = ()
     """Types of tools that a provider would run; they are not shown."""
     namespaces: Mapping[str, tuple[str, str]] = field(default_factory=dict[str, tuple[str, str]])
@@ -86,7 +88,7 @@ class AgentRequest:
         """What distinguishes two requests with the same messages."""
         drawn = self.temperature, self.top_p, self.top_k, self.max_tokens, self.seed
         called = self.tool_choice, self.parallel_calls
-        more = filter(None, (self.allowed, self.with_token_ids, self.format))
+        more = filter(None, (self.allowed, self.with_token_ids, self.format, self.strict_tools))
         return repr((*drawn, self.stop, self.n, *called, self.logprobs is not None, *more))
 
 

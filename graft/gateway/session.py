@@ -24,6 +24,7 @@ from typing import Any
 
 from graft.engine.errors import EngineError
 from graft.gateway.canonical import text_of
+from graft.gateway.drawing import DrawnTurn, TurnForm
 from graft.gateway.forest import CallForest, LiveContext, Node
 from graft.gateway.history import Answered, CallHistory, Prompt, RecordedCall
 from graft.gateway.policy import ServedPolicy
@@ -36,7 +37,7 @@ from graft.gateway.speakers.main_choice import MainChoice, choose_main
 from graft.rollout.failure import together
 from graft.rollout.setup import draw_key
 from graft.rollout.user_calls import in_thread
-from graft.types import Author, Completion, Episode, Finish, Leaf, Sampling, Span, Status, Task
+from graft.types import Author, Completion, Episode, Finish, Leaf, Span, Status, Task
 from graft.user_code import MAX_REWARD, UserCodeError, as_reward, refusal
 
 LONG_TEXT, MANY_MESSAGES = 50_000, 500
@@ -129,6 +130,7 @@ class AgentSession:
             return self._given[own]
         if self._replay:
             return self._replayed(request, names, asked)
+        form = await self.policy.form_of(request)
         prompt = self._admitted(request, await self._made(request, names))
         numbers = range(self._under_way[asked], self._under_way[asked] + request.n)
         self._under_way[asked] += request.n
@@ -136,7 +138,7 @@ class AgentSession:
         try:
             async with clock:
                 answers = await _all(
-                    [self._sample(request, names, prompt, f"{asked}/{n}") for n in numbers]
+                    [self._sample(request, names, prompt, f"{asked}/{n}", form) for n in numbers]
                 )
         except TimeoutError as error:
             if not clock.expired():
@@ -309,15 +311,17 @@ class AgentSession:
         return replace(prompt, tokens=prompt.tokens + prefilled, text=text, begun=len(prefilled))
 
     async def _sample(
-        self, request: AgentRequest, names: list[str], prompt: Prompt, asked: str
+        self, request: AgentRequest, names: list[str], prompt: Prompt, asked: str, form: TurnForm
     ) -> PolicyAnswer:
         key = draw_key(self.salt, f"{self.task.id}/{asked}", self.number)
-        sampling, as_trained = self.policy.sampling_for(request, len(prompt.tokens))
+        sampling, as_trained = self.policy.sampling_for(request, len(prompt.tokens), form.turn)
         self.counts["sampling_overridden"] += self.policy.overrides(request)
         live, cached = self._live(prompt, key)
         context = self._context(request, prompt)
-        parts: list[Completion] = []
-        drawing = asyncio.ensure_future(_draw(live, sampling, parts))
+        chat, start = self.policy.chat, len(prompt.tokens) - prompt.begun
+        begun = prompt.tokens[start:]
+        turn = DrawnTurn(live, sampling, chat.tokenizer, self.policy.syntax, form.call, begun)
+        parts, drawing = turn.parts, asyncio.ensure_future(turn.draw())
         try:
             await asyncio.shield(drawing)
         except asyncio.CancelledError:
@@ -332,17 +336,17 @@ class AgentSession:
             raise RefusedRequest("this attempt has ended; its samples were given up", "not_found")
         nodes = self._record(prompt, parts, context, as_trained)
         tokens = [token for part in parts for token in part.tokens]
-        chat, start = self.policy.chat, len(prompt.tokens) - prompt.begun
         text = nodes[-1].span.text = chat.turn_text(tokens, prompt.tokens[-1])
         if prompt.begun:
-            text = chat.turn_text([*prompt.tokens[start:], *tokens], prompt.tokens[start - 1])
+            text = chat.turn_text([*begun, *tokens], prompt.tokens[start - 1])
         used = len(prompt.tokens), cached
+        told = replace(request, tool_choice="none") if turn.is_lost else request
         answer, message = read_answer(
-            self.policy, request, text, parts, f"{key:016x}", used, prompt.tokens
+            self.policy, told, text, parts, f"{key:016x}", used, prompt.tokens
         )
         nodes[-1].span.info["answer"] = answer.id
         self.counts["tool_calls"] += len(answer.calls)
-        self.counts["malformed_calls"] += answer.info.get("malformed_calls", 0)
+        self.counts["malformed_calls"] += answer.info.get("malformed_calls", 0) + turn.is_lost
         self.contexts[context].answers.append(answer.id)
         before = () if prompt.known is None else prompt.known.reasoning
         done = Answered(
@@ -458,26 +462,6 @@ class AgentSession:
             if done.role not in self.policy.trained_roles:
                 for node in done.nodes:
                     node.span.mask = [False] * len(node.span)
-
-
-async def _draw(live: LiveContext, sampling: Sampling, parts: list[Completion]) -> None:
-    """Sample to the end of the turn; where new weights arrive, the rest is a part of its own."""
-    left, now = sampling.max_tokens, sampling
-    try:
-        while True:
-            begun = sampling.max_tokens - left
-            if begun:
-                now = replace(sampling, max_tokens=left, min_tokens=0, num_begun=begun)
-            part = await live.context.sample(now)
-            parts.append(part)
-            left -= len(part.tokens)
-            if part.finish is not Finish.PAUSE:
-                return
-            if left < 1:
-                parts[-1] = replace(part, finish=Finish.LENGTH)
-                return
-    finally:
-        live.is_busy = False
 
 
 async def _all(samples: list[Any]) -> list[PolicyAnswer]:

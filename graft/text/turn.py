@@ -101,6 +101,15 @@ def _split_thought(text: str, syntax: CallSyntax) -> tuple[str, str]:
     return (text.strip("\n"), "") if syntax.is_thinking else ("", text)
 
 
+def start_of_content(text: str, syntax: CallSyntax) -> int:
+    """Find the beginning of a turn's content, behind its thought; the end of the text inside one."""
+    if (end := text.find(syntax.thought[1])) >= 0:
+        return end + len(syntax.thought[1])
+    head, opened, _ = text.partition(syntax.thought[0])
+    is_inside = (opened and not head.strip()) or syntax.is_thinking
+    return len(text) if is_inside else 0
+
+
 def _outside(content: str, calls: Sequence[ToolCall], syntax: CallSyntax) -> str:
     """The content without its calls; blanks between and behind them are dropped."""
     if not calls:

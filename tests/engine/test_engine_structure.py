@@ -11,6 +11,7 @@ import torch
 from burst_kit import engine_on, run_both
 from engine_kit import gather, prompt, sample_one, tiny_decoder, tiny_engine
 
+from graft.actions import matcher
 from graft.actions.space import ActionSpace
 from graft.engine.errors import EngineError
 from graft.engine.native.engine import NativeEngine
@@ -58,6 +59,27 @@ def test_what_is_forced_from_the_first_to_the_last_token_computes_nothing() -> N
     done = ask(Structure.json({"const": 12}), engine)
     assert LETTERS.decode(done.tokens) == "12<eos>" and done.finish is Finish.STOP
     assert done.actions == [NO_ACTION] * 3 and engine.stats["steps"] == 0
+
+
+def test_answers_go_on_when_earlier_ones_have_used_up_the_states_of_a_structure(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The lexer has a state for every text before: one answer has up to 90 of the 300."""
+    monkeypatch.setattr(matcher, "MAX_LEXER_STATES", 300)
+    engine, compiled = letter_engine(), matcher.StructureCompiler._compiled
+    count = 0
+
+    def counted(compiler: matcher.StructureCompiler, structure: Structure) -> Any:
+        nonlocal count
+        count += 1
+        return compiled(compiler, structure)
+
+    monkeypatch.setattr(matcher.StructureCompiler, "_compiled", counted)
+    structure = Structure.regex("[nam]*a[nam]{30}")
+    contexts = [engine.open(prompt(5), key=n) for n in range(40)]
+    done = gather(contexts, [Sampling(max_tokens=30, structure=structure)] * 40)
+    assert count > 1 and all(len(one.tokens) == 30 for one in done)
+    engine.close()
 
 
 def test_an_answer_that_the_budget_cuts_says_so() -> None:

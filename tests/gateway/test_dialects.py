@@ -62,6 +62,7 @@ def test_a_chat_of_openai():
             {"role": "tool", "content": "3", "tool_call_id": "call_1", "name": "add"},
         ),
         tools=(TOOL,),
+        strict_tools=("add",),
         model="m",
         max_tokens=7,
         stop=("END",),

@@ -71,6 +71,7 @@ def test_items_are_messages():
             {"role": "assistant", "content": "it is."},
         ),
         tools=(TOOL,),
+        strict_tools=("add",),
         model="m",
         max_tokens=7,
         logprobs=0,

@@ -7,6 +7,7 @@ no tokenizer would cut it, so that a turn that was rendered and encoded again sh
 
 from __future__ import annotations
 
+import json
 import re
 from collections import Counter
 from collections.abc import Sequence
@@ -129,6 +130,8 @@ class WrittenPolicy:
             known, turn = self._turns.get(id(request), (None, ""))
             if known is not request:  # the turn may begin with a text that its structure writes
                 turn = self.write(self.tokenizer.decode(tokens[:start]))
+                structure = request.sampling.structure
+                turn = in_one_form(turn) if structure and structure.is_part else turn
                 self._turns[id(request)] = request, turn
             written, whole = tokens[start:], self.encoded(turn)
             if written != whole[: len(written)]:  # a structure has cut it in its way
@@ -154,6 +157,16 @@ class WrittenPolicy:
         patch.setattr(CpuRunner, "_uniforms", uniforms)
         patch.setattr(sampler, "invert", invert)
         patch.setattr(NativeContext, "sample", sample)
+
+
+def in_one_form(turn: str) -> str:
+    """The turn whose first call, of a strict tool, is written as structures have it."""
+    start = turn.index("{")
+    value, end = json.JSONDecoder().raw_decode(turn, start)
+    arguments = json.dumps(value.get("arguments", value), sort_keys=True)
+    if "arguments" not in value:  # its beginning is in the prompt
+        return f" {arguments}{turn[end:]}"
+    return f'\n{{"name": "{value["name"]}", "arguments": {arguments}}}{turn[end:]}'
 
 
 def check_episodes(policy: WrittenPolicy, episodes: Sequence[Episode]) -> None:

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import random
+from typing import Any
+
+import fastjsonschema
 import pytest
 import tokenizers
 
 from graft.actions.matcher import StructureCompiler
-from graft.structure import Structure, StructureError
+from graft.structure import Structure, StructureError, allowed_by
+from graft.text.call_opening import CallPieces, call_pieces
 from graft.text.call_syntax import CallSyntax
 from graft.text.chat import Chat
 from graft.text.syntax_probe import syntax_of
 from graft.text.template import TEMPLATES
 from graft.text.tokenizer import FastTokenizer
-from graft.text.turn_grammar import may_think, turn_structure
+from graft.text.turn import read_turn
+from graft.text.turn_grammar import call_rules, call_structure, may_think, turn_structure
+from tests.text.text_calls import CALLING, tokenizer_of
 
 CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
 SYNTAX = CallSyntax("json", "<tool_call>", "</tool_call>")
@@ -39,7 +46,10 @@ def accepts(structure: Structure, tokenizer: FastTokenizer, text: str) -> bool:
     return matcher.state.is_accepting()
 
 
-@pytest.mark.parametrize("special", [(), ("<think>", "</think>")])
+MARKS = ("<think>", "</think>", "<tool_call>", "</tool_call>")
+
+
+@pytest.mark.parametrize("marks", [{}, {"special": MARKS}, {"plain": MARKS}])
 @pytest.mark.parametrize(
     ("text", "when"),
     [
@@ -55,11 +65,11 @@ def accepts(structure: Structure, tokenizer: FastTokenizer, text: str) -> bool:
     ],
 )
 def test_a_turn_is_a_thought_and_a_text_or_calls(
-    text: str, when: set[str], special: tuple[str, ...]
+    text: str, when: set[str], marks: dict[str, tuple[str, ...]]
 ) -> None:
-    tokenizer = byte_tokenizer(*special)
+    tokenizer = byte_tokenizer(*marks.get("special", ()), plain=marks.get("plain", ()))
     for name in ("", "think", "call"):
-        how = {"may_think": name == "think", "may_call": name == "call"}
+        how: dict[str, Any] = {"may_think": name == "think", "may_call": name == "call"}
         structure = turn_structure(FOUR, SYNTAX, tokenizer, **how)
         assert accepts(structure, tokenizer, text) is (name in when), name
     both = turn_structure(FOUR, SYNTAX, tokenizer, may_think=True, may_call=True)
@@ -93,6 +103,28 @@ def test_every_kind_of_structure_may_stand_beside_calls(
     assert turn_structure(text, SYNTAX, tokenizer, may_think=False, may_call=False) == text
 
 
+@pytest.mark.parametrize("marks", [{}, {"special": MARKS}, {"plain": MARKS}])
+def test_calls_of_strict_tools_have_valid_arguments(marks: dict[str, tuple[str, ...]]) -> None:
+    tokenizer = byte_tokenizer(*marks.get("special", ()), plain=marks.get("plain", ()))
+    pieces = call_pieces(Chat(tokenizer), SYNTAX)
+    assert pieces == CallPieces('<tool_call>\n{"name": "', '", "arguments": ', "}\n</tool_call>")
+    schemas = {"add": {"properties": {"a": {"type": "integer"}}}, "say": {"const": {"b": "x"}}}
+    assert pieces is not None
+    held = call_rules(pieces, SYNTAX, tokenizer, schemas)
+    call = call_structure(held, SYNTAX, tokenizer)
+    turn = turn_structure(FOUR, SYNTAX, tokenizer, may_think=False, may_call=True, held=held)
+    wrong = CALL.replace("1", "true"), CALL.replace("add", "sub"), CALL.replace('a"', 'a" ')
+    said = CALL.replace("add", "say").replace('{"a": 1}', '{"b": "x"}')
+    for text in (CALL, said):
+        assert accepts(call, tokenizer, text) and accepts(turn, tokenizer, text)
+    for text in wrong:
+        assert not accepts(call, tokenizer, text) and not accepts(turn, tokenizer, text)
+    two = f"{CALL}\n{said}"
+    assert accepts(turn, tokenizer, two) and not accepts(call, tokenizer, two)
+    if not marks:  # a mark of several tokens, of which the first has the end of another text
+        assert accepts(call, tokenizer, f"So {CALL}") and not accepts(turn, tokenizer, f"So {CALL}")
+
+
 def test_a_call_without_a_mark_is_an_object_with_a_name() -> None:
     tokenizer = byte_tokenizer()
     structure = turn_structure(FOUR, CallSyntax("json"), tokenizer, may_think=False, may_call=True)
@@ -113,3 +145,38 @@ def test_only_a_vocabulary_with_the_marks_may_think() -> None:
         for tokenizer in (byte_tokenizer(), byte_tokenizer(plain=("<think>", "</think>")))
     ]
     assert found == [False, True]
+
+
+def test_random_calls_are_read_in_the_syntax_of_their_template() -> None:
+    schema = {
+        "type": "object",
+        "properties": {"n": {"enum": [1, 2.5, None]}, "s": {"type": "string", "maxLength": 3}},
+        "required": ["s", "n"],
+        "additionalProperties": False,
+    }
+    held = set[str]()
+    for name in CALLING:
+        tokenizer: Any = tokenizer_of(name)
+        chat = Chat(tokenizer)
+        syntax = syntax_of(chat)
+        if (pieces := call_pieces(chat, syntax)) is None:
+            continue
+        held.add(name)
+        rules = call_rules(pieces, syntax, tokenizer, {"go": schema, "do": schema})
+        structure = call_structure(rules, syntax, tokenizer)
+        compiler = StructureCompiler(tokenizer, tokenizer.vocab_size)
+        for seed in range(3):
+            draw, matcher = random.Random(seed), compiler.matcher(structure, frozenset())
+            tokens = tokenizer.encode(f"So {syntax.open}" if seed else syntax.open)
+            matcher.write(tokens)
+            tokens += matcher.force()
+            while not matcher.is_over:
+                row = allowed_by(matcher.draw().bits, tokenizer.vocab_size)
+                tokens.append(draw.choice(row.nonzero()[0].tolist()))
+                matcher.write(tokens[-1:])
+                tokens += matcher.force()
+            read = read_turn(tokenizer.decode(tokens), syntax)
+            (call,) = read.calls
+            assert call.name in ("go", "do") and not read.malformed
+            fastjsonschema.validate(schema, call.arguments)
+    assert held == {"chatml", "qwen3", "thinking", "mistral named", "deepseek"}

@@ -327,6 +327,8 @@ class NativeEngine:
         stop_tokens = self.eos_ids.union(sampling.stop_tokens)
         matcher = None
         if sampling.structure is not None:
+            if sampling.structure.is_part:
+                stop_tokens = frozenset[int]()
             matcher = self._matcher(context, sampling, stop_tokens, grammar)
         window = self.decoder.shape.max_positions - len(context.tokens)
         return SampleRequest(

@@ -36,6 +36,7 @@ def request_of(
     return AgentRequest(
         messages=_with_tool_names(messages),
         tools=tuple(tools.functions),
+        strict_tools=tuple(tools.strict),
         dropped_tools=tuple(tools.dropped),
         namespaces=tools.namespaces,
         model=fields.text("model"),

@@ -61,6 +61,8 @@ class OfferedTools:
     functions: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     dropped: list[str] = field(default_factory=list[str])
     """The types of those that a provider would run."""
+    strict: list[str] = field(default_factory=list[str])
+    """The names of functions whose arguments must be valid."""
     namespaces: dict[str, tuple[str, str]] = field(default_factory=dict[str, tuple[str, str]])
     """Name of a function -> its namespace and its name there."""
 
@@ -74,6 +76,7 @@ def read_tools(
         kind = tool.text("type", known[0])
         if kind in known or tool.get("function") is not None:
             offered.functions.append(read(tool))
+            _note_strict(tool, offered)
         elif kind == "namespace":
             _read_namespace(tool, offered)
         elif start := next(filter(kind.startswith, CLIENT_TOOLS), ""):
@@ -84,10 +87,7 @@ def read_tools(
 
 
 def function_tool(fields: RequestFields, parameters: str) -> dict[str, Any]:
-    """A tool in OpenAI's form. `parameters` is the name of the field that has their schema.
-
-    Other fields, such as `strict`, are left out: the policy is not constrained to a schema.
-    """
+    """A tool in OpenAI's form. `parameters` is the name of the field that has their schema."""
     function = {
         "name": fields.name("name"),
         "description": fields.text("description"),
@@ -143,6 +143,14 @@ def _read_namespace(fields: RequestFields, offered: OfferedTools) -> None:
         made["function"]["name"] = joined_name(namespace, name)
         offered.namespaces[made["function"]["name"]] = namespace, name
         offered.functions.append(made)
+        _note_strict(tool, offered)
+
+
+def _note_strict(fields: RequestFields, offered: OfferedTools) -> None:
+    """Note the tool that was read last, if it is a strict one: `strict` is beside its schema."""
+    inner = fields.fields("function") if fields.get("function") is not None else fields
+    if inner.flag("strict"):
+        offered.strict.append(offered.functions[-1]["function"]["name"])
 
 
 def _client_tool(fields: RequestFields, start: str) -> dict[str, Any]:
