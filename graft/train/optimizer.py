@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
+from inspect import unwrap
 
 import torch
 from torch import Tensor, nn
@@ -51,6 +52,17 @@ def _master(weight: Tensor) -> Tensor:
     if weight.dtype == torch.float32:
         return weight
     return weight.detach().float().requires_grad_()
+
+
+class AdamW(torch.optim.AdamW):
+    """torch's, without the decorators that import its compiler: seconds at the start of every process."""
+
+    add_param_group = unwrap(torch.optim.Optimizer.add_param_group)
+    _update = unwrap(torch.optim.AdamW.step)
+
+    def step(self, closure: None = None) -> None:
+        with torch.no_grad():
+            self._update()
 
 
 class NonFinite(RuntimeError):
@@ -94,7 +106,7 @@ class Optimizer:
             {"params": [m for m in self.masters if m.ndim >= 2], "weight_decay": weight_decay},
             {"params": [m for m in self.masters if m.ndim < 2], "weight_decay": 0.0},
         ]
-        self.adam = torch.optim.AdamW(groups, lr=lr, betas=betas, eps=1e-8, fused=True)
+        self.adam = AdamW(groups, lr=lr, betas=betas, eps=1e-8, fused=True)
 
     def collect(self) -> None:
         """Add a micro-batch's gradients to the masters' (nothing to do where they are the same)."""
