@@ -112,7 +112,7 @@ def _try(name: str) -> Method:
         host = hosts.obtain(name)
         # anybody may read it, and it is not part of the Python installation, as this module may be
         with tempfile.NamedTemporaryFile(prefix="graft-trial-") as secret:
-            os.chmod(secret.name, 0o644)
+            os.fchmod(secret.fileno(), 0o644)
             outcome = run_in(host, TRIAL % os.path.realpath(secret.name), timeout=20.0)
     except SandboxError as error:
         hosts.close_all(name)

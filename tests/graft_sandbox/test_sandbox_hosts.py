@@ -241,7 +241,9 @@ def test_methods_are_listed_strongest_first():
         assert choose() == working[0]
 
 
-def test_a_sandbox_that_is_installed_beside_what_it_shows_works_too(monkeypatch: pytest.MonkeyPatch):
+def test_a_sandbox_that_is_installed_beside_what_it_shows_works_too(
+    monkeypatch: pytest.MonkeyPatch,
+):
     """The trial opened its own module: with `pip install graft-rl` a file of the Python installation."""
     working = [method.name for method in methods() if method.works]
     monkeypatch.setattr(choice, "__file__", os.__file__)
