@@ -147,7 +147,8 @@ class DecodeState:
         state[DrawField.TOKEN, :count] = [s.tokens[s.cached] for s in sequences]
         state[DrawField.POSITION, :count] = [s.cached for s in sequences]
         state[DrawField.LENGTH, :count] = state[DrawField.POSITION, :count] + 1
-        state[DrawField.BUDGET, :count] = [min(r.budget_left, steps) for r in requests]
+        most_drawn = steps if self.draft is not None else MAX_STEPS
+        state[DrawField.BUDGET, :count] = [min(r.budget_left, most_drawn) for r in requests]
         state[DrawField.FORCED, :count] = [
             r.sampling.min_tokens - len(r.logprobs) if r.must_go_on else 0 for r in requests
         ]
@@ -213,6 +214,8 @@ class BurstSegment(NamedTuple):
 
     results: Tensor  # [3, steps, B]
     drawn: Tensor  # [B] tokens of the burst so far
+    drafted: Tensor | None  # [B, 6] see `DraftState.counts`
+    steps: int
     is_done: torch.cuda.Event | None
 
 
@@ -234,6 +237,8 @@ class InflightBurst:
         self.prepare, self.replay = prepare, replay
         self.left, self.launched, self.steps = steps, 0, steps
         self.has_drafts = decode_state.draft is not None
+        self.steps_read, self.drafted = 0, list[int]()
+        """Steps of the segment that was read last; sums of `DraftState.counts`."""
         self.is_new = False
         """Whether its graph was captured for it."""
         self.pending: deque[BurstSegment] = deque()
@@ -252,7 +257,11 @@ class InflightBurst:
             results = self.decode_state.results[:, : self.steps, : len(self.requests)]
         drawn = self.decode_state.state[DrawField.DRAWN]
         is_done = torch.cuda.Event() if results.is_cuda else None
-        self.pending.append(BurstSegment(_to_host(results), _to_host(drawn), is_done))
+        draft = self.decode_state.draft
+        drafted = None if draft is None else _to_host(draft.counts)
+        self.pending.append(
+            BurstSegment(_to_host(results), _to_host(drawn), drafted, steps, is_done)
+        )
         if is_done is not None:
             is_done.record()
 
@@ -278,9 +287,12 @@ class InflightBurst:
         if segment.is_done is not None:
             segment.is_done.synchronize()
         num_rows = len(self.requests)
+        if segment.drafted is not None:
+            self.drafted = segment.drafted.sum(0).tolist()
         before, self._drawn = self._drawn, segment.drawn[:num_rows].tolist()
         # numpy, not torch: tolist() of a transposed array takes a tenth of the time
-        results = segment.results.numpy()[:, :, :num_rows].transpose(0, 2, 1)
+        low, high = (min(before), max(self._drawn)) if self.has_drafts else (0, MAX_STEPS)
+        results = segment.results.numpy()[:, low:high, :num_rows].transpose(0, 2, 1)
         tokens = results[0].astype(np.int64).tolist()
         logprobs, entropies = results[1:].tolist()
         draws: list[Draw] = []
@@ -288,11 +300,13 @@ class InflightBurst:
             number = self._drawn[row] - before[row]
             if number and not request.is_over:  # else it ended or was cancelled meanwhile
                 request.sequence.cached += number
-                first = before[row] if self.has_drafts else 0
+                first = before[row] - low if self.has_drafts else 0
                 new = slice(first, first + number)
                 draws.append(
                     Draw(request, tokens[row][new], logprobs[row][new], entropies[row][new])
                 )
+        longest = max((len(draw.actions) for draw in draws), default=1)
+        self.steps_read = segment.steps if self.has_drafts else longest
         return draws
 
 
