@@ -11,7 +11,7 @@ from graft.config import Config, load_config
 from graft.train.monitor.display import Display
 from graft.train.session import Session
 
-TIMED = ("time", "seconds", "per_second")
+TIMED = ("time", "seconds", "per_second", "drafts")
 
 
 def metrics_of(run: Path, phase: str = "") -> list[dict[str, Any]]:

@@ -27,7 +27,7 @@ FLOOR = 1e-2
 LOGPROB_FLOOR = 5.0
 """The same for log-probs. On a GPU, weights whose last bits differ moved single ones by 0.05."""
 
-NOT_LEARNED = ("step_time", "tokens_per_second", "time/", "sampling/entropy_top_k")
+NOT_LEARNED = ("step_time", "tokens_per_second", "time/", "engine/", "sampling/entropy_top_k")
 """Prefixes of metrics about time or the engine, which a replay does not have."""
 
 

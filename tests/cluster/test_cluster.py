@@ -92,7 +92,7 @@ train: {steps: 9, lr: 3.0e-3, warmup: 1}
 """
 STEPS, TASKS, SAMPLES = 9, 4, 4
 MAY_DIFFER = re.compile(
-    "time|per_second|difference|redone|discarded|workers|steps_waiting|ratio/|sampling/exact"
+    "time|per_second|drafts|difference|redone|discarded|workers|steps_waiting|ratio/|sampling/exact"
 )
 """Seconds, the engine's distance from the learner (how many sample together is chance, and split weights
 add in another order), and counts."""

@@ -301,7 +301,7 @@ def test_a_step_is_recorded_over_empty_buffers(device: torch.device) -> None:
     engine = engine_on(device)
     sample_all(open_forks(engine, (41, 4)), Sampling(max_tokens=2))  # leaves items behind
     runner: Any = engine._loop.runner
-    decode_state = runner._states[batch_size(4)]
+    decode_state = runner._states[batch_size(4), 0]
     (count,) = (count for count, items in decode_state._items.items() if items.any())
     key = GraphKey(
         batch_size(4), splits=1, slots=2, items=count, tile_rows=16, stops=0, is_truncated=False
@@ -332,7 +332,7 @@ def test_an_unused_row_has_no_tail_to_begin_with(device: torch.device) -> None:
     engine = engine_on(device)
     sample_all(open_forks(engine, (41, 3)), Sampling(max_tokens=2))
     runner: Any = engine._loop.runner
-    tails = runner._states[batch_size(3)].state[DrawField.TAIL].tolist()
+    tails = runner._states[batch_size(3), 0].state[DrawField.TAIL].tolist()
     assert len(tails) == 4 and tails[3] == NO_TAIL and max(tails[:3]) < 41
 
 

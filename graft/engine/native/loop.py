@@ -56,6 +56,9 @@ class Runner(Protocol):
     shares_loop: bool
     """Whether the event loop has other work, which then runs while a device computes."""
 
+    num_steps: int
+    """Steps behind the draws that were yielded last."""
+
     @property
     def mean_drawn(self) -> float: ...
     def run(self, works: list[PlannedWork], plan: BurstPlan) -> Iterator[list[Draw] | None]: ...
@@ -193,10 +196,12 @@ class EngineLoop:
         is_matched = any(request.matcher is not None for request in requests)
         if is_matched and self.runner.has_bursts and all(r.grammar is None for r in requests):
             steps = MATCHED_STEPS
-        if steps > 1 and not is_matched:  # rows may draw more than a token in a step
-            steps = min(int(steps * self.runner.mean_drawn), MAX_DRAWS)
-        steps = self.scheduler.reserve_ahead(works, steps)
-        return BurstPlan(steps, segment, partial(self._should_go_on, requests), self._plan_ahead)
+        draws = steps
+        if steps > 1 and not is_matched:
+            draws = min(int(steps * self.runner.mean_drawn), MAX_DRAWS)
+        draws = self.scheduler.reserve_ahead(works, draws)
+        go_on = partial(self._should_go_on, requests)
+        return BurstPlan(min(steps, draws), segment, go_on, self._plan_ahead, draws)
 
     def _segment_steps(self, requests: list[SampleRequest]) -> int:
         """A part of a completion, at most the largest budget; 1 if the host follows what is written."""
@@ -232,8 +237,7 @@ class EngineLoop:
         self.decode_tokens -= sum(work.request is not None for work in prefill)
 
     def _count_drawn(self, draws: list[Draw]) -> None:
-        lengths = [len(draw.actions) for draw in draws] if self.runner.has_bursts else []
-        self.steps += max(lengths, default=1)
+        self.steps += self.runner.num_steps
         self.decode_tokens += sum(len(draw.actions) for draw in draws)
 
     def _hand_over(self, draws: list[Draw]) -> bool:

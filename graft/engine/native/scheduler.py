@@ -42,7 +42,7 @@ class PlannedWork:
 
 
 class BurstPlan(NamedTuple):
-    """How many draws may follow without a new plan, and what the host decides on the way."""
+    """How many steps may follow without a new plan, and what the host decides on the way."""
 
     steps: int
     """In all."""
@@ -52,6 +52,8 @@ class BurstPlan(NamedTuple):
     """Whether another segment should start."""
     plan_ahead: Callable[[], list[PlannedWork]]
     """What is computed behind the last segment."""
+    draws: int = 1
+    """Of a row, at most, where it may draw several in a step; there are pages for them."""
 
 
 class Scheduler:

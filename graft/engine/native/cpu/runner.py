@@ -30,6 +30,7 @@ class CpuRunner:
 
     has_bursts = False
     mean_drawn = 1.0
+    num_steps = 1
 
     def __init__(self, decoder: Decoder, tree: SequenceTree, masks: Masks, seed: int) -> None:
         self.decoder, self.tree, self.masks, self.seed = decoder, tree, masks, seed

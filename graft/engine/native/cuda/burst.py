@@ -147,7 +147,8 @@ class DecodeState:
         state[DrawField.TOKEN, :count] = [s.tokens[s.cached] for s in sequences]
         state[DrawField.POSITION, :count] = [s.cached for s in sequences]
         state[DrawField.LENGTH, :count] = state[DrawField.POSITION, :count] + 1
-        state[DrawField.BUDGET, :count] = [min(r.budget_left, steps) for r in requests]
+        most_drawn = steps if self.draft is not None else MAX_STEPS
+        state[DrawField.BUDGET, :count] = [min(r.budget_left, most_drawn) for r in requests]
         state[DrawField.FORCED, :count] = [
             r.sampling.min_tokens - len(r.logprobs) if r.must_go_on else 0 for r in requests
         ]
@@ -214,6 +215,8 @@ class BurstSegment(NamedTuple):
     first: int  # step of the burst
     results: Tensor  # [3, steps, B]
     drawn: Tensor  # [B] tokens of the burst so far
+    drafted: Tensor | None  # [B, 6] see `DraftState.counts`
+    steps: int
     is_done: torch.cuda.Event | None
 
 
@@ -235,6 +238,8 @@ class InflightBurst:
         self.prepare, self.replay = prepare, replay
         self.left, self.launched, self.steps = steps, 0, steps
         self.has_drafts = decode_state.draft is not None
+        self.steps_read, self.drafted = 0, list[int]()
+        """Steps of the segment that was read last; sums of `DraftState.counts`."""
         self.is_new = False
         """Whether its graph was captured for it."""
         self.pending: deque[BurstSegment] = deque()
@@ -256,7 +261,11 @@ class InflightBurst:
             results = self.decode_state.results[:, : self.steps, : len(self.requests)]
         drawn = self.decode_state.state[DrawField.DRAWN]
         is_done = torch.cuda.Event() if results.is_cuda else None
-        self.pending.append(BurstSegment(first, _to_host(results), _to_host(drawn), is_done))
+        draft = self.decode_state.draft
+        drafted = None if draft is None else _to_host(draft.counts)
+        self.pending.append(
+            BurstSegment(first, _to_host(results), _to_host(drawn), drafted, steps, is_done)
+        )
         if is_done is not None:
             is_done.record()
 
@@ -282,9 +291,15 @@ class InflightBurst:
         if segment.is_done is not None:
             segment.is_done.synchronize()
         rows = range(len(self.requests)) if rows is None else rows
+        if segment.drafted is not None:
+            self.drafted = segment.drafted.sum(0).tolist()
         drawn = segment.drawn.tolist()
+        first, last = segment.first, segment.first + segment.results.shape[1]
+        if self.has_drafts:  # of the whole burst, what is new
+            first, last = min(self._drawn[row] for row in rows), max(drawn[row] for row in rows)
+        new_steps = slice(first - segment.first, last - segment.first)
         # numpy, not torch: tolist() of a transposed array takes a tenth of the time
-        results = segment.results.numpy()[:, :, list(rows)].transpose(0, 2, 1)
+        results = segment.results.numpy()[:, new_steps, list(rows)].transpose(0, 2, 1)
         tokens = results[0].astype(np.int64).tolist()
         logprobs, entropies = results[1:].tolist()
         draws: list[Draw] = []
@@ -294,8 +309,10 @@ class InflightBurst:
             number = drawn[row] - before
             if number and not request.is_over:  # else it ended or was cancelled meanwhile
                 request.sequence.cached += number
-                new = slice(before - segment.first, drawn[row] - segment.first)
+                new = slice(before - first, drawn[row] - first)
                 draws.append(Draw(request, tokens[at][new], logprobs[at][new], entropies[at][new]))
+        longest = max((len(draw.actions) for draw in draws), default=1)
+        self.steps_read = segment.steps if self.has_drafts else longest
         return draws
 
 

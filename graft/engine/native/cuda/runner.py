@@ -62,6 +62,8 @@ PLAIN_STEPS = 8
 """Steps after which rows without a structure are read, beside rows that the host follows step by step."""
 MAX_DRAFT_BASE = 512
 """Rows of a burst, at most, beside which tokens are drafted."""
+MAX_TEXT = 4096
+"""Tokens of a row that are searched, the latest."""
 MAX_ARCHIVE = 1 << 18
 """Tokens of finished attempts that a burst searches."""
 DECIDE_AT = 0.9
@@ -100,6 +102,7 @@ class CudaRunner:
         """From the end of a burst to the start of the next one."""
         self._read_at: float | None = None
         self.shares_loop = False
+        self.num_steps = 1
 
     @torch.no_grad()  # not inference_mode: the trainer uses these tensors too
     def run(self, works: list[PlannedWork], plan: BurstPlan) -> Iterator[list[Draw] | None]:
@@ -115,6 +118,7 @@ class CudaRunner:
         prefill = [work for work in works if work.request is None]
         drawing = [work for work in works if work.request is not None]
         self.tree.pages.flush_copies()
+        self.num_steps = 1
         if prefill:
             self.prefill.compute(prefill)
             self._prefill_steps += 1
@@ -122,7 +126,7 @@ class CudaRunner:
             yield []
             return
         self._prefill_steps = 0
-        burst = self._start(drawing, plan.steps)
+        burst = self._start(drawing, plan)
         if burst.prepare is not None:
             yield from self._run_matched(burst, plan)
             return
@@ -147,6 +151,7 @@ class CudaRunner:
             while self.shares_loop and not burst.is_ready:
                 yield None
             draws = burst.read()
+            self.num_steps = burst.steps_read
             self._read_at = perf_counter()
             num_drawn += sum(len(draw.actions) for draw in draws)
             self._segment_seconds = self._read_at - began
@@ -160,7 +165,7 @@ class CudaRunner:
         if not burst.is_new:
             self.pace.add(rows, draft is not None, burst.launched, drawn, seconds)
         if draft is not None and self.draft_counts is not None:
-            counts = draft.counts.sum(0).tolist()
+            counts = burst.drafted
             for number, source in enumerate(DraftSource):
                 proposed, accepted = counts[number], counts[number + len(DraftSource)]
                 self.draft_counts.add(source, proposed, accepted)
@@ -180,9 +185,11 @@ class CudaRunner:
             while self.shares_loop and not burst.is_ready:
                 yield None
             is_whole = not has_next or burst.launched - first == PLAIN_STEPS
-            yield burst.read(None if is_whole else matched)
+            draws = burst.read(None if is_whole else matched)
             first = burst.launched if is_whole else first
+            self.num_steps = 1
             self._read_at = perf_counter()
+            yield draws
             if not has_next:
                 return
 
@@ -206,10 +213,10 @@ class CudaRunner:
         """Graphs and their memory stay for the next step."""
         self._read_at = None
 
-    def _start(self, works: list[PlannedWork], steps: int) -> InflightBurst:
+    def _start(self, works: list[PlannedWork], plan: BurstPlan) -> InflightBurst:
         """Write the rows to the device; nothing runs yet."""
         base, kv_heads = batch_size(len(works)), self.tree.pages.kv_heads
-        extra = self._draft_rows(works, base) if steps > 1 else 0
+        extra = self._draft_rows(works, base) if plan.steps > 1 else 0
         size = base + extra
         splits = num_splits(size, kv_heads, self.in_order)
         width = max(len(work.sequence.pages) for work in works)
@@ -252,10 +259,11 @@ class CudaRunner:
             key = next((known for known in self._captured if known.serves(key)), key)
         is_new = key not in self._captured
         graphs = self._graphs_of(key, decode_state)
-        steps = min(steps, MAX_STEPS)
+        steps = min(plan.draws if extra else plan.steps, MAX_STEPS)
         texts = None
-        if extra and self.attempts is not None:
-            texts = texts_of(requests, self.attempts, PEERS, len(decode_state.draft.archive))  # type: ignore[union-attr]
+        if decode_state.draft is not None and self.attempts is not None:
+            width = decode_state.draft.texts.shape[1] - MAX_STEPS - 1
+            texts = texts_of(requests, self.attempts, PEERS, MAX_ARCHIVE, width)
         how = self.seed, self.masks, steps, texts
         decode_state.write(key, requests, sharing, table[sharing.order], *how)
         burst = InflightBurst(requests, decode_state, *graphs, steps)
@@ -280,7 +288,8 @@ class CudaRunner:
         if self._archive is None:
             self._archive = zeros(MAX_ARCHIVE)
         return DraftState(
-            texts=zeros(base, self.prefill.widest * self.tree.pages.size),
+            texts=zeros(base, MAX_TEXT),
+            offsets=zeros(base),
             peers=zeros(base, PEERS),
             archive=self._archive,
             spans=zeros(base, 3),

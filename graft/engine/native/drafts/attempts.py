@@ -64,20 +64,27 @@ class DraftTexts(NamedTuple):
     """What the device searches in a burst; see `cuda.kernels.drafts.DraftState`."""
 
     texts: Tokens
+    offsets: Tokens
     peers: Tokens
     archive: Tokens
     spans: Tokens
 
 
 def texts_of(
-    requests: Sequence[SampleRequest], attempts: FinishedTexts, num_peers: int, room: int
+    requests: Sequence[SampleRequest],
+    attempts: FinishedTexts,
+    num_peers: int,
+    room: int,
+    width: int,
 ) -> DraftTexts:
-    """The texts of rows, up to `num_peers` rows of the same task for each, and `room` tokens of finished
-    samples at most: those under the same weights first, then earlier ones."""
+    """The last `width` tokens of rows, up to `num_peers` rows of the same task for each, and at most `room`
+    tokens of finished samples: those under the same weights first, then earlier ones."""
     rows_of: dict[int, list[int]] = {}
     for row, request in enumerate(requests):
         rows_of.setdefault(request.task, []).append(row)
-    longest = max(len(request.sequence.tokens) for request in requests)
+    lengths = np.array([len(request.sequence.tokens) for request in requests], dtype=np.int32)
+    offsets = np.maximum(lengths - width, 0)
+    longest = min(int(lengths.max()), width)
     texts = np.full((len(requests), longest), -1, dtype=np.int32)
     peers = np.full((len(requests), num_peers), -1, dtype=np.int32)
     spans = np.zeros((len(requests), 3), dtype=np.int32)
@@ -95,7 +102,7 @@ def texts_of(
             used += sum(size)
         for number, row in enumerate(rows):
             tokens = requests[row].sequence.tokens
-            texts[row, : len(tokens)] = tokens
+            texts[row, : min(len(tokens), width)] = tokens[-width:]
             others = [*rows[number + 1 :], *rows[:number]][:num_peers]
             peers[row, : len(others)] = others
-    return DraftTexts(texts, peers, np.concatenate([*archive, *[GAP] * MAX_MATCH]), spans)
+    return DraftTexts(texts, offsets, peers, np.concatenate([*archive, *[GAP] * MAX_MATCH]), spans)

@@ -48,7 +48,9 @@ class DraftState(NamedTuple):
     """The buffers of a burst with drafts, at fixed addresses."""
 
     texts: Tensor
-    """[C, W] int32: every token of each row's context."""
+    """[C, W] int32: the last tokens of each row's context."""
+    offsets: Tensor
+    """[C] int32: the position of the first of them."""
     peers: Tensor
     """[C, PEERS] int32: rows of the same task; -1: none."""
     archive: Tensor
@@ -64,15 +66,15 @@ class DraftState(NamedTuple):
     """[C, 6] int32: proposed from the row's own text, its peers', earlier ones; accepted of these."""
 
 
-@triton.jit(do_not_specialize=["state_stride", "width", "archive_size"])
+@triton.jit(do_not_specialize=["state_stride", "width"])
 def _find(
-    state, state_stride, texts, width, peers, archive, archive_size, spans, best, BLOCK: tl.constexpr
+    state, state_stride, texts, width, offsets, peers, archive, spans, best, BLOCK: tl.constexpr
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     region = tl.program_id(1)
     if tl.load(state + _LENGTH * state_stride + row) == 0:
         return
-    length = tl.load(state + _POSITION * state_stride + row) + 1
+    length = tl.load(state + _POSITION * state_stride + row) + 1 - tl.load(offsets + row)
     mine = texts + row * width
     source = mine
     first = tl.full([], 0, tl.int64)
@@ -82,8 +84,11 @@ def _find(
         rank = 1
         if region <= _PEERS:
             peer = tl.load(peers + row * _PEERS + region - 1).to(tl.int64)
-            source = texts + tl.maximum(peer, 0) * width
-            stop = tl.load(state + _POSITION * state_stride + tl.maximum(peer, 0)) + 1
+            its_row = tl.maximum(peer, 0)
+            source = texts + its_row * width
+            stop = (
+                tl.load(state + _POSITION * state_stride + its_row) + 1 - tl.load(offsets + its_row)
+            )
             stop = tl.where(peer < 0, 0, stop)
         else:
             source = archive
@@ -121,10 +126,10 @@ def _wanted(size, level):
 
 
 @triton.jit
-def _rows_of(state, state_stride, texts, width, best, room, C: tl.constexpr, C_2: tl.constexpr):
+def _rows_of(state, state_stride, best, base, room, C_2: tl.constexpr):
     """Drafted tokens of every row, at most `room` together: at the highest level at which they fit."""
     number = tl.arange(0, C_2)
-    inside = number < C
+    inside = number < base
     packed = tl.load(best + number, mask=inside, other=0)
     length = tl.load(state + _LENGTH * state_stride + number, mask=inside, other=0)
     drawn = tl.load(state + _DRAWN * state_stride + number, mask=inside, other=0)
@@ -157,15 +162,25 @@ def _token_of(draft, texts, width, peers, archive, row, length, place):
     return token
 
 
-@triton.jit(do_not_specialize=["state_stride", "width", "table_stride", "stop_count"])
+@triton.jit(
+    do_not_specialize=[
+        "state_stride",
+        "width",
+        "table_stride",
+        "stop_count",
+        "vocabulary",
+        "base",
+        "room",
+    ]
+)
 def _share(
     state, state_stride, texts, width, peers, archive, best, fed, table, table_stride, inv_temperature,
-    exponents, is_plain, truncations, stops, stop_count, vocabulary,
-    C: tl.constexpr, C_2: tl.constexpr, E: tl.constexpr, PAGES: tl.constexpr,
+    exponents, is_plain, truncations, stops, stop_count, vocabulary, offsets, base, room,
+    C_2: tl.constexpr, PAGES: tl.constexpr,
 ):  # fmt: skip
     extra = tl.program_id(0)
-    target = (C + extra).to(tl.int64)
-    counts = _rows_of(state, state_stride, texts, width, best, E, C, C_2)
+    target = (base + extra).to(tl.int64)
+    counts = _rows_of(state, state_stride, best, base, room, C_2)
     reach = tl.cumsum(counts, 0)
     number = tl.arange(0, C_2)
     here = (reach > extra) & (reach - counts <= extra) & (counts > 0)
@@ -174,13 +189,15 @@ def _share(
     token = tl.full([], -1, tl.int32)
     place = extra - tl.sum(tl.where(here, reach - counts, 0), 0)
     if is_used:
-        position = tl.load(state + _POSITION * state_stride + row)
+        length = tl.load(state + _POSITION * state_stride + row) + 1 - tl.load(offsets + row)
         draft = tl.load(best + row)
-        token = _token_of(draft, texts, width, peers, archive, row, position + 1, place)
+        token = _token_of(draft, texts, width, peers, archive, row, length, place)
         region = (draft >> 32) & 0xFF
         if (region > 0) & (region <= _PEERS):  # where its text ends, so does the draft
             peer = tl.load(peers + row * _PEERS + region - 1).to(tl.int64)
-            its_length = tl.load(state + _POSITION * state_stride + peer) + 1
+            its_length = (
+                tl.load(state + _POSITION * state_stride + peer) + 1 - tl.load(offsets + peer)
+            )
             token = tl.where((draft & 0xFFFFFFFF) + place < its_length, token, -1)
     is_used = is_used & (token >= 0) & (token < vocabulary)
     tl.store(fed + extra, tl.where(is_used, token, -1).to(tl.int64))
@@ -204,7 +221,10 @@ def _share(
     tl.store(exponents + target, tl.load(exponents + row))
     tl.store(is_plain + target, tl.load(is_plain + row))
     for cut in tl.static_range(3):
-        tl.store(truncations + cut * (C + E) + target, tl.load(truncations + cut * (C + E) + row))
+        tl.store(
+            truncations + cut * (base + room) + target,
+            tl.load(truncations + cut * (base + room) + row),
+        )
     for stop in range(stop_count):
         tl.store(stops + target * stop_count + stop, tl.load(stops + row * stop_count + stop))
     last = position // PAGES + 1
@@ -214,16 +234,16 @@ def _share(
         tl.store(table + target * table_stride + page, pages, mask=page < last)
 
 
-@triton.jit(do_not_specialize=["state_stride", "width"])
+@triton.jit(do_not_specialize=["state_stride", "width", "base", "room"])
 def _accept(
-    state, state_stride, before, texts, width, best, fed, counts_out, spans, results,
-    C: tl.constexpr, C_2: tl.constexpr, E: tl.constexpr, STEPS: tl.constexpr,
+    state, state_stride, before, texts, width, best, fed, counts_out, spans, results, offsets, base, room,
+    C_2: tl.constexpr, STEPS: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
-    was_alive = tl.load(before + _LENGTH * C + row) > 0
+    was_alive = tl.load(before + _LENGTH * base + row) > 0
     if not was_alive:
         return
-    counts = _rows_of(before, C, texts, width, best, E, C, C_2)
+    counts = _rows_of(before, base, best, base, room, C_2)
     number = tl.arange(0, C_2)
     first = tl.sum(tl.where(number < row, counts, 0), 0)
     count = tl.sum(tl.where(number == row, counts, 0), 0)
@@ -233,10 +253,11 @@ def _accept(
     goes_on = tl.full([], 1, tl.int1)
     position = tl.load(state + _POSITION * state_stride + row)
     token = tl.load(state + _TOKEN * state_stride + row)
-    tl.store(texts + row * width + position, token.to(tl.int32), mask=position < width)
+    line_start = texts + (row * width - tl.load(offsets + row))
+    tl.store(line_start + position, token.to(tl.int32))
     for place in range(count):
         extra = first + place
-        target = (C + extra).to(tl.int64)
+        target = base + extra
         expected = tl.load(fed + extra)
         proposed += (expected >= 0).to(tl.int64)
         is_alive = tl.load(state + _LENGTH * state_stride + at) > 0
@@ -246,10 +267,10 @@ def _accept(
             accepted += 1
             position = tl.load(state + _POSITION * state_stride + at)
             token = tl.load(state + _TOKEN * state_stride + at)
-            tl.store(texts + row * width + position, token.to(tl.int32), mask=position < width)
+            tl.store(line_start + position, token.to(tl.int32))
             drawn = tl.load(state + _DRAWN * state_stride + at) - 1
             for kind in tl.static_range(3):
-                line = results + (kind * STEPS + drawn) * (C + E)
+                line = results + (kind * STEPS + drawn) * (base + room)
                 tl.store(line + row, tl.load(line + at))
     if accepted > 0:
         for field in tl.static_range(_FIELDS):
@@ -283,14 +304,19 @@ def propose(
     draft.best.zero_()
     width = draft.texts.shape[1]
     _find[(base, PEERS + 2)](
-        state, state.stride(0), draft.texts, width, draft.peers, draft.archive, len(draft.archive),
+        state, state.stride(0), draft.texts, width, draft.offsets, draft.peers, draft.archive,
         draft.spans, draft.best, BLOCK=BLOCK, num_warps=4,
     )  # fmt: skip
     _share[(extra,)](
         state, state.stride(0), draft.texts, width, draft.peers, draft.archive, draft.best, draft.fed,
         rows, rows.stride(0), *buffers, buffers[-1].shape[1], vocabulary,
-        C=base, C_2=triton.next_power_of_2(base), E=extra, PAGES=page, num_warps=1,
+        draft.offsets, base, extra, C_2=_width_of(base), PAGES=page, num_warps=1,
     )  # fmt: skip
+
+
+def _width_of(base: int) -> int:
+    """Rows that a program counts over: few sizes, since each is compiled anew."""
+    return 64 if base <= 64 else triton.next_power_of_2(max(base, 512))
 
 
 def accept(draft: DraftState, state: Tensor, before: Tensor, results: Tensor) -> None:
@@ -299,6 +325,6 @@ def accept(draft: DraftState, state: Tensor, before: Tensor, results: Tensor) ->
     base, extra = len(draft.best), len(draft.fed)
     _accept[(base,)](
         state, state.stride(0), before, draft.texts, draft.texts.shape[1], draft.best, draft.fed,
-        draft.counts, draft.spans, results,
-        C=base, C_2=triton.next_power_of_2(base), E=extra, STEPS=results.shape[1], num_warps=1,
+        draft.counts, draft.spans, results, draft.offsets, base, extra,
+        C_2=_width_of(base), STEPS=results.shape[1], num_warps=1,
     )  # fmt: skip
