@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 
 from graft.config import ConfigError
-from graft.models.io.hub import split_name
+from graft.models.io.hub_names import split_name
 from graft.models.io.load import read_config, shape_of
 from graft.models.parallel.layout import check_sizes
 from graft.models.shape import ModelShape, UnsupportedModel

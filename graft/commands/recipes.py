@@ -100,8 +100,8 @@ def _missing(header: RecipeHeader, config: Config) -> Iterator[str]:
 def _absent_files(config: Config) -> Iterator[str]:
     """Files that the recipe names, without those that are elsewhere by design (names on the hub)."""
     from graft.data.location import parse_location
-    from graft.models.io.hub import split_name
-    from graft.train.memory.frozen_shapes import teacher_paths
+    from graft.models.io.hub_names import split_name
+    from graft.train.teachers.paths import teacher_paths
 
     for model in (config.model.path, *teacher_paths(config).values()):
         if model and not Path(model).exists() and split_name(model) is None:

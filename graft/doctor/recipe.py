@@ -35,7 +35,6 @@ from graft.train.build import build_run, is_chatty
 from graft.train.components import RunComponents
 from graft.train.learner import Learner
 from graft.train.learner_build import make_learner
-from graft.train.memory.frozen_shapes import REFERENCE
 from graft.train.model import (
     is_transformers_only,
     load_tokenizer,
@@ -58,6 +57,7 @@ from graft.train.monitor.run_check import (
 from graft.train.monitor.settings_check import positions_check, settings_checks
 from graft.train.rollouts.agents import EXTERNAL
 from graft.train.step_metrics import commonest_failure
+from graft.train.teachers.paths import REFERENCE
 from graft.types import Episode, Task, Trajectory
 
 QUICK, ASKING, LOADING = 60.0, 300.0, 1800.0

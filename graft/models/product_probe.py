@@ -120,8 +120,8 @@ def _search(decoder: Decoder) -> tuple[RowOrder | None, str]:
 
 
 def _compile(by_shape: Mapping[tuple[int, int], list[Rivals]], device: torch.device) -> None:
-    """Launch our own kernel for few rows with each tile, in threads: where it was never compiled for these
-    shapes, that takes longer than the search."""
+    """Launch our own kernel for few rows with each tile, in threads: kernels that were never compiled for
+    these shapes take longer than the search."""
     from graft.models.kernels.fixed_product import tile_of
 
     def launch(rivals: Rivals, count: int) -> None:

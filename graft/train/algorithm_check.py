@@ -8,8 +8,8 @@ from graft.algos.credits.table import CREDITS, FROM_ADVANTAGES
 from graft.algos.parts import is_users_part, part_name
 from graft.algos.preset import Preset, kl_in_reward_of
 from graft.config import Config, ConfigError
-from graft.train.memory.frozen_shapes import REFERENCE
 from graft.train.rollouts.truncation import truncation_of
+from graft.train.teachers.paths import REFERENCE
 
 CRITICS = ("gae", "gae_returns")
 """Credits that read a critic's values."""

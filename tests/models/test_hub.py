@@ -15,7 +15,8 @@ from graft import cli
 from graft.config import check, dump_config
 from graft.models.decoder import Decoder
 from graft.models.io import hub as hub_module
-from graft.models.io.hub import HubError, find_model, origin_of, split_name
+from graft.models.io.hub import HubError, find_model, origin_of
+from graft.models.io.hub_names import split_name
 from graft.models.io.load import load_model
 from graft.models.io.model_card import read_origin
 from graft.models.io.save import ids_of, save_model

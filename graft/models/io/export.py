@@ -23,7 +23,8 @@ import torch
 from graft.files import free_megabytes, new_folder
 from graft.models.extra_actions import ACTIONS, read_rows
 from graft.models.io.gguf_read import load_gguf
-from graft.models.io.hub import HubError, find_model, split_name
+from graft.models.io.hub import HubError, find_model
+from graft.models.io.hub_names import split_name
 from graft.models.io.load import (
     INDEX,
     WEIGHTS,

@@ -17,12 +17,10 @@ from functools import lru_cache
 from pathlib import Path
 
 from graft.data.hub import cache_folder, endpoint
+from graft.models.io.hub_names import split_name
 from graft.models.io.load import INDEX, WEIGHTS, read_json
 from graft.models.io.tensors import first_line
 
-NAME = re.compile(r"([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:@([^@\s]+))?")
-FILES = re.compile(r"config\.json|.*\.(gguf|safetensors|ya?ml|json|jsonl)")
-"""Names after the slash that are a file's rather than a model's."""
 READ = re.compile(
     r"[^/]+\.(json|jinja|model|tiktoken)|(merges|vocab)\.txt|README\.md"
     r"|(actions|adapter_model)\.safetensors|additional_chat_templates/[^/]+\.jinja"
@@ -33,20 +31,6 @@ SHARD = re.compile(r"model-\d+-of-\d+\.safetensors")
 
 class HubError(RuntimeError):
     """A download or upload failed; the message says why and what to do."""
-
-
-def split_name(path: str) -> tuple[str, str] | None:
-    """(name, revision) of what may be a name on the hub, None of a path.
-
-    >>> split_name("Qwen/Qwen3-0.6B"), split_name("Qwen/Qwen3-0.6B@v1.0")
-    (('Qwen/Qwen3-0.6B', 'main'), ('Qwen/Qwen3-0.6B', 'v1.0'))
-    >>> [split_name(path) for path in ("./x", "/x/y", "a/b/c", "models/x.gguf", "x")]
-    [None, None, None, None, None]
-    """
-    found = NAME.fullmatch(path)
-    if found is None or path.startswith("runs/") or FILES.fullmatch(found[1].partition("/")[2]):
-        return None
-    return found[1], found[2] or "main"
 
 
 def find_model(path: str, weights: bool = True) -> Path:

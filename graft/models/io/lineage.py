@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from graft.files import read_object
-from graft.models.io.hub import cached_copy, origin_of, split_name
+from graft.models.io.hub import cached_copy, origin_of
+from graft.models.io.hub_names import split_name
 from graft.models.lora.files import named_base
 from graft.trust.bounds import MAX_YAML, check_yaml, read_text
 from graft.trust.links import check_links

@@ -244,14 +244,14 @@ def find_floors(
             goal = top_k
             if OF_MASS:
                 goal = top_p * _reach(logits, allowed, num_actions, scale, top, least, True, BLOCK)
-            found = tl.full([], -2147483648, tl.int32)
+            rank = tl.full([], -2147483648, tl.int32)
             for step in range(BITS):
                 bit = tl.full([], 1, tl.int32) << (31 - step)
-                trial = tl.where(step == 0, 0, found + bit)
+                trial = tl.where(step == 0, 0, rank + bit)
                 lowest = tl.maximum(trial, least)
                 total = _reach(logits, allowed, num_actions, scale, top, lowest, OF_MASS, BLOCK)
-                found = tl.where(total >= goal, trial, found)
-            least = tl.maximum(found, least)
+                rank = tl.where(total >= goal, trial, rank)
+            least = tl.maximum(rank, least)
     floor = highest
     for start in range(0, num_actions, BLOCK):
         columns = start + tl.arange(0, BLOCK)

@@ -10,7 +10,7 @@ import torch
 
 from graft.files import sync, write_json
 from graft.models.extra_actions import ACTIONS, ROWS
-from graft.models.io.hub import split_name
+from graft.models.io.hub_names import split_name
 from graft.models.io.load import ModelFileError, open_tensors, read_json
 from graft.models.io.save import save_rows, save_tensors
 from graft.models.io.tensors import check_finite

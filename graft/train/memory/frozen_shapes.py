@@ -14,9 +14,7 @@ from graft.models.io.load import read_config, shape_of
 from graft.models.io.tensors import ModelFileError
 from graft.models.shape import ModelShape
 from graft.train.run_dir.checkpoint import latest_model
-
-REFERENCE = "reference"
-"""In `rollout.frozen`: the weights that RL starts from; also the name of their folder in the run."""
+from graft.train.teachers.paths import REFERENCE, teacher_paths
 
 
 def frozen_shapes(config: Config, policy: ModelShape) -> dict[str, ModelShape]:
@@ -27,20 +25,6 @@ def frozen_shapes(config: Config, policy: ModelShape) -> dict[str, ModelShape]:
     seats = {seat: _shape_of(name, policy, "rollout.frozen") for seat, name in frozen}
     models = dict.fromkeys(config.agent.frozen.values())
     return seats | {name: _shape_of(name, policy, "agent.models") for name in models}
-
-
-def is_server(teacher: str) -> bool:
-    """Whether a teacher is the address of a server."""
-    return teacher.startswith(("http://", "https://"))
-
-
-def teacher_paths(config: Config) -> dict[str, str]:
-    """The teachers that are other models in this process, by name."""
-    if not config.train.steps:
-        return {}
-    own = ("policy", REFERENCE)
-    found = config.distill.teachers.items()
-    return {name: value for name, value in found if value not in own and not is_server(value)}
 
 
 def teacher_shapes(config: Config, policy: ModelShape) -> dict[str, ModelShape]:

@@ -43,7 +43,7 @@ from graft.train.memory.footprint import (
     optimizer_state_bytes,
     sums_in_place,
 )
-from graft.train.memory.frozen_shapes import REFERENCE, frozen_shapes, teacher_shapes
+from graft.train.memory.frozen_shapes import frozen_shapes, teacher_shapes
 from graft.train.memory.workload import (
     largest_micro,
     page_size,
@@ -52,6 +52,7 @@ from graft.train.memory.workload import (
     wanted_pool,
     workload_of,
 )
+from graft.train.teachers.paths import REFERENCE
 
 RUNTIME = {"cuda": 1 << 30, "cpu": 1 << 28}
 """The CUDA context, cuBLAS's workspace and compiled kernels; on a CPU, threads and libraries."""

@@ -9,7 +9,6 @@ from graft.train.algorithm import preset_of
 from graft.train.errors import RunStopped
 from graft.train.learner import Learner
 from graft.train.learner_build import make_learner
-from graft.train.memory.frozen_shapes import REFERENCE
 from graft.train.memory.plan import has_reference
 from graft.train.monitor.check import FAIL, PASS
 from graft.train.monitor.labels import PHASE_WORDS
@@ -25,6 +24,7 @@ from graft.train.rollouts.collected_rollouts import CollectedRollouts
 from graft.train.rollouts.frozen_players import has_frozen_reference
 from graft.train.run_dir.checkpoint import Checkpoint
 from graft.train.tasks import TaskStream, probe_of
+from graft.train.teachers.paths import REFERENCE
 from graft.types import Author, Episode
 
 CHECKED_TASKS = 2

@@ -20,11 +20,11 @@ from graft.protocols import Context, Engine, Env
 from graft.rollout.match import check_frozen, match_of
 from graft.text.tokenizer import FastTokenizer
 from graft.train.distributed.process_group import ALONE, ProcessGroup
-from graft.train.memory.frozen_shapes import REFERENCE
 from graft.train.model import refuse_family
 from graft.train.rollouts.rollout_engine import make_engine
 from graft.train.run_dir.checkpoint import latest_model
 from graft.train.tasks import probe_of
+from graft.train.teachers.paths import REFERENCE
 from graft.types import Task
 
 

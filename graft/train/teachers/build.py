@@ -18,10 +18,10 @@ from graft.models.shape import ARCHITECTURES
 from graft.text.tokenizer import FastTokenizer
 from graft.train.actions import allowed_table
 from graft.train.components import RunComponents
-from graft.train.memory.frozen_shapes import is_server, teacher_paths
 from graft.train.model import load_reference
 from graft.train.run_dir.checkpoint import latest_model
 from graft.train.teachers.check import DEFAULT, OWN, SAMPLED, has_users_part, readers
+from graft.train.teachers.paths import is_server, teacher_paths
 from graft.train.teachers.teacher_prompt import TeacherPrompt, read_context
 from graft.train.teachers.teachers import Teachers
 from graft.types import Task

@@ -11,9 +11,9 @@ from graft.models.io.load import read_config
 from graft.recipe.learning_keys import DistillSection
 from graft.text.tokenizer import FastTokenizer
 from graft.train.distributed.process_group import ProcessGroup
-from graft.train.memory.frozen_shapes import is_server, teacher_paths
 from graft.train.rollouts.frozen_players import is_same_vocabulary
 from graft.train.run_dir.checkpoint import latest_model
+from graft.train.teachers.paths import is_server, teacher_paths
 from graft.train.teachers.teachers import POLICY, REFERENCE
 
 OWN = (POLICY, REFERENCE)

@@ -12,8 +12,8 @@ from graft.config import Config
 from graft.files import write_json
 from graft.models.io.hub import origin_of
 from graft.models.io.load import read_json
-from graft.train.memory.frozen_shapes import teacher_paths
 from graft.train.run_dir.checkpoint import latest_model
+from graft.train.teachers.paths import teacher_paths
 
 TEACHER_FILE = "teachers.json"
 """In a run's folder: {"given": teachers of the recipe by name, "used": checkpoint or commit of each}."""
