@@ -1,7 +1,6 @@
 """Rows in eight bits (`models.kv_slots`) in kernels: the same codes and scales, made and read.
 
-Bytes are integers here, and their numbers are made from bits: no hardware rounds differently, and Triton's
-interpreter, which does not round to e4m3 as hardware does, gives the same.
+Numbers are made from bits: Triton's interpreter does not round to e4m3 as hardware does.
 """
 
 from __future__ import annotations
@@ -14,60 +13,21 @@ from graft.models.kv_slots import CARRY, HIGHEST, LARGEST, LOWEST
 _CARRY, _LARGEST = tl.constexpr(CARRY), tl.constexpr(LARGEST)
 _LOWEST, _HIGHEST = tl.constexpr(LOWEST), tl.constexpr(HIGHEST)
 _NOT_FINITE = tl.constexpr(255)
-_COMPILED = tl.constexpr(not triton.knobs.runtime.interpret)
+COMPILED = tl.constexpr(not triton.knobs.runtime.interpret)
 
-TO_BF16 = tl.constexpr(
-    """
-    {
-    .reg .b32 pair, sign, power;
-    mov.b32 power, 0x7B807B80;
-    prmt.b32 pair, $2, 0, 0x1404;
-    and.b32 sign, pair, 0x80008000;
-    shr.b32 pair, pair, 4;
-    lop3.b32 pair, pair, 0x07F007F0, sign, 0xEA;
-    mul.rn.bf16x2 $0, pair, power;
-    prmt.b32 pair, $2, 0, 0x3424;
-    and.b32 sign, pair, 0x80008000;
-    shr.b32 pair, pair, 4;
-    lop3.b32 pair, pair, 0x07F007F0, sign, 0xEA;
-    mul.rn.bf16x2 $1, pair, power;
-    }
-    """
-)
+TO_BF16 = tl.constexpr("""
+{   .reg .b32 pair, sign, power;        mov.b32 power, 0x7B807B80;
+    prmt.b32 pair, $2, 0, 0x1404;       and.b32 sign, pair, 0x80008000;    shr.b32 pair, pair, 4;
+    lop3.b32 pair, pair, 0x07F007F0, sign, 0xEA;    mul.rn.bf16x2 $0, pair, power;
+    prmt.b32 pair, $2, 0, 0x3424;       and.b32 sign, pair, 0x80008000;    shr.b32 pair, pair, 4;
+    lop3.b32 pair, pair, 0x07F007F0, sign, 0xEA;    mul.rn.bf16x2 $1, pair, power;   }
+""")
 """Four codes to bfloat16: a code shifted into a bfloat16 is its number times 2 ** -120, subnormals too."""
-
-LOW_TO_BF16 = tl.constexpr(
-    """
-    {
-    .reg .b32 pair, sign, power;
-    mov.b32 power, 0x7B807B80;
-    shl.b32 sign, $1, 8;
-    and.b32 sign, sign, 0x80008000;
-    shl.b32 pair, $1, 4;
-    lop3.b32 pair, pair, 0x07F007F0, sign, 0xEA;
-    mul.rn.bf16x2 $0, pair, power;
-    }
-    """
-)
-"""The same of the lower bytes of two pairs of codes."""
-
-HIGH_TO_BF16 = tl.constexpr(
-    """
-    {
-    .reg .b32 pair, sign, power;
-    mov.b32 power, 0x7B807B80;
-    and.b32 sign, $1, 0x80008000;
-    shr.b32 pair, $1, 4;
-    lop3.b32 pair, pair, 0x07F007F0, sign, 0xEA;
-    mul.rn.bf16x2 $0, pair, power;
-    }
-    """
-)
 
 
 @triton.jit
 def exponent_of(first, second):
-    """Exponents plus 127 [rows] of the scales of rows; first and second [rows, n] are their halves, float32."""
+    """Exponents plus 127 [rows] of the scales of rows whose halves are [rows, n] in float32."""
     bits = tl.maximum(
         first.to(tl.int32, bitcast=True) & 0x7FFFFFFF,
         second.to(tl.int32, bitcast=True) & 0x7FFFFFFF,
@@ -93,7 +53,7 @@ def encode(x, exponent):
 @triton.jit
 def widen(codes, dtype: tl.constexpr):
     """The numbers of codes [...], bytes, before their scale."""
-    if dtype == tl.bfloat16 and _COMPILED:
+    if dtype == tl.bfloat16 and COMPILED:
         return tl.inline_asm_elementwise(
             TO_BF16, "=r,=r,r", [codes], dtype=tl.bfloat16, is_pure=True, pack=4
         )
@@ -102,22 +62,6 @@ def widen(codes, dtype: tl.constexpr):
     small = (code & 7).to(tl.float32) * 0.001953125
     size = tl.where((code & 0x78) == 0, small, normal)
     return tl.where(code >= 0x80, -size, size).to(dtype)
-
-
-@triton.jit
-def widen_pairs(pairs, dtype: tl.constexpr):
-    """The numbers of the lower codes of pairs [...], int16, and of the higher ones."""
-    if dtype == tl.bfloat16 and _COMPILED:
-        low = tl.inline_asm_elementwise(
-            LOW_TO_BF16, "=r,r", [pairs], dtype=tl.bfloat16, is_pure=True, pack=2
-        )
-        high = tl.inline_asm_elementwise(
-            HIGH_TO_BF16, "=r,r", [pairs], dtype=tl.bfloat16, is_pure=True, pack=2
-        )
-    else:
-        codes = pairs.to(tl.int32)
-        low, high = widen(codes & 0xFF, dtype), widen((codes >> 8) & 0xFF, dtype)
-    return low, high
 
 
 @triton.jit

@@ -30,7 +30,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from graft.models.kernels import interval
 from graft.models.kernels.interval_kernels import sink_weight
-from graft.models.kernels.kv_rounding import widen, widen_pairs
+from graft.models.kernels.kv_rounding import widen
 from graft.models.tree.block_lists import QUERIES, BlockLists
 from graft.models.tree.path_blocks import BLOCK, SEGMENT, PathBlocks
 
@@ -56,7 +56,7 @@ def fold_block(
     if k_scale is not None:
         score *= k_scale.to(tl.float32)[None, :]
     new_top, weight, fade = weigh_block(top, score, is_seen, SCALE, values.dtype)
-    sums = _add_weights(sums, weight, fade)
+    sums = add_weights(sums, weight, fade)
     if v_scale is not None:
         weight = (weight.to(tl.float32) * v_scale.to(tl.float32)[None, :]).to(values.dtype)
     acc = tl.dot(weight, values, acc * fade, input_precision="ieee")
@@ -64,24 +64,7 @@ def fold_block(
 
 
 @triton.jit
-def fold_pairs(
-    top, sums, acc, odd, query, keys, pairs, is_seen, SCALE: tl.constexpr, k_scale, v_scale
-):
-    """`fold_block` of codes, where two neighbouring numbers of a value are a pair, int16 [BLOCK, W / 2], and
-    `acc` and `odd` are the outputs at even and odd places: instructions transpose pairs, but no bytes."""
-    score = tl.dot(query, tl.trans(widen(keys, query.dtype)), input_precision="ieee")
-    score *= k_scale.to(tl.float32)[None, :]
-    new_top, weight, fade = weigh_block(top, score, is_seen, SCALE, query.dtype)
-    sums = _add_weights(sums, weight, fade)
-    weight = (weight.to(tl.float32) * v_scale.to(tl.float32)[None, :]).to(query.dtype)
-    low, high = widen_pairs(pairs, query.dtype)
-    acc = tl.dot(weight, low, acc * fade, input_precision="ieee")
-    odd = tl.dot(weight, high, odd * fade, input_precision="ieee")
-    return new_top, sums, acc, odd
-
-
-@triton.jit
-def _add_weights(sums, weight, fade):
+def add_weights(sums, weight, fade):
     ones = tl.full([weight.shape[1], sums.shape[1]], 1.0, weight.dtype)
     return tl.dot(weight, ones, sums * fade, input_precision="ieee")
 

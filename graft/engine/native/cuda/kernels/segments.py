@@ -26,13 +26,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from graft.engine.native.cuda.kernels.code_pairs import fold_pairs
 from graft.engine.native.cuda.kernels.decode import first_position
 from graft.models.kernels.interval_kernels import sink_weight
 from graft.models.kernels.launch import after_previous, chained
 from graft.models.kernels.path_attention import (
     empty_segment,
     fold_block,
-    fold_pairs,
     merge_segment,
     sizes,
 )
