@@ -48,7 +48,7 @@ def fold_block(
     is -inf before the first key that a row sees; the columns of `sums` are equal.
 
     k_scale, v_scale   [BLOCK] of keys and values that are codes (`models.kv_slots`): powers of two, so
-                       that scores and weights can be multiplied by them instead, with the same bits
+                       that scores and weights can be multiplied by them instead
     """
     if k_scale is not None:
         keys, values = widen(keys, query.dtype), widen(values, query.dtype)

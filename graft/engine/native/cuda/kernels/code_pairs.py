@@ -2,7 +2,11 @@
 
 On their way from shared memory to a product numbers of 16 bits can be transposed, but no bytes. So two
 neighbouring numbers of a value are a pair, and a product of the lower codes gives the output at even places,
-one of the higher codes that at odd places. Neither changes the order in which keys are added.
+one of the higher codes that at odd places.
+
+On an H200 decoding over codes has other bits than over the rows they stand for, and takes 1.5 times as long:
+operands that were bytes are arranged differently for a product. So recipes refuse `engine.kv: fp8` on a GPU
+(`train.rollouts.rollout_engine`), and `benchmarks.exact --kv fp8` measures what is missing.
 """
 
 from __future__ import annotations
