@@ -32,8 +32,8 @@ class PolicyEngine(ExplainedAttributes):
     policy     the model to sample from
     seed       of tasks and draws: two engines with one seed draw the same from the same weights
     kv_tokens  tokens that the key-value cache holds; 0: chosen by the free memory
-    kv         "fp8": keys and values in eight bits, in this engine and wherever the policy computes from
-               now on; None: as the policy does already, which that of a run with `engine.kv: fp8` does
+    kv         "fp8", on a CPU: keys and values in eight bits, in this engine and wherever the policy
+               computes from now on; None: as it does already, like one of a run with `engine.kv: fp8`
     """
 
     @explain_arguments

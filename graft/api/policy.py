@@ -177,6 +177,7 @@ def load(
     from graft.recipe.admission import admit
     from graft.train.distributed.process_group import ALONE
     from graft.train.model import load_tokenizer, make_chat, open_policy
+    from graft.train.rollouts.rollout_engine import why_not_rounded
     from graft.trust.ownership import settings_from
 
     if source is not None and not isinstance(source, str | PathLike):
@@ -223,11 +224,10 @@ def load(
             )
         model, _, listed = open_policy(config, path, tokenizer, where, kind, ALONE, True, True)
         if recipe is not None and recipe.engine.rounds_kv:
-            if model.order is None:
+            if why := why_not_rounded(model):
                 warnings.warn(
-                    f"'{source}' was trained with keys and values in eight bits (engine.kv=fp8), and here "
-                    "engine and learner have no order of adding in common (model.exact): it is loaded "
-                    "without rounding, and log-probs differ slightly",
+                    f"'{source}' was trained with keys and values in eight bits (engine.kv=fp8), and is "
+                    f"loaded without rounding, so that log-probs differ slightly: {why}",
                     stacklevel=2,
                 )
             else:

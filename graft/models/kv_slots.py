@@ -3,8 +3,8 @@
 pool [layers, 2, pages, K, page, d]; table [rows, P] page numbers; of T new tokens: rows, positions
 
 A row is the key or value of one token and head. Rounded, its numbers are e4m3 (a sign, four bits of exponent,
-three of fraction) times one power of two, the row's scale, stored as e8m0 (its exponent plus 127, 255 for
-NaN). The scale puts the largest number, after rounding, between 128 and 240:
+three of fraction) times one power of two, the row's scale, stored as bfloat16. The scale puts the largest
+number, after rounding, between 128 and 240:
 
     row      3.1    -0.02     0.0001      largest 3.1 -> 3.0, scale 2 ** -6
     scaled   198.4  -1.28     0.0064
@@ -24,32 +24,33 @@ from typing import Any
 import torch
 from torch import Tensor
 
+SCALE_DTYPE = torch.bfloat16
+
 LARGEST = 240.0
 """Of scaled numbers: what rounds above it would leave bfloat16 where the row's scale is the largest."""
 
-LOWEST, HIGHEST, NOT_FINITE = 67, 247, 255
-"""Of the stored scales. The lowest keeps products of weights and scales in the range of bfloat16: rows of
-numbers below 2 ** -53 are rounded in steps of 2 ** -69."""
+LOWEST, HIGHEST = 67, 247
+"""Of the exponents of scales, plus 127. The lowest keeps products of weights and scales in the range of
+bfloat16: rows of numbers below 2 ** -53 are rounded in steps of 2 ** -69."""
 
 CARRY = 1 << 19
 """Added to the bits of the largest number, it changes the exponent where rounding does: from 1.9375 on."""
 
 
 def quantise(rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Codes [..., d] and scales [...], bytes, of rows [..., d] in float32 or bfloat16."""
+    """Codes [..., d], bytes, and scales [...] of rows [..., d] in float32 or bfloat16."""
     wide = rows.float()
     largest = (wide.view(torch.int32) & 0x7FFFFFFF).amax(-1)
-    scales = (((largest + CARRY) >> 23) - 7).clamp(LOWEST, HIGHEST)
-    scaled = wide * ((254 - scales) << 23).view(torch.float32)[..., None]
+    exponents = (((largest + CARRY) >> 23) - 7).clamp(LOWEST, HIGHEST)
+    scaled = wide * ((254 - exponents) << 23).view(torch.float32)[..., None]
     codes = scaled.clamp(-LARGEST, LARGEST).to(torch.float8_e4m3fn).view(torch.uint8)
-    return codes, scales.masked_fill(largest >= 0x7F800000, NOT_FINITE).to(torch.uint8)
+    scales = (exponents << 23).view(torch.float32).masked_fill(largest >= 0x7F800000, torch.nan)
+    return codes, scales.to(SCALE_DTYPE)
 
 
 def dequantise(codes: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
     """The rows that codes and scales stand for; NaN where a number of the row was not finite."""
-    exponents = scales.to(torch.int32)
-    factors = (exponents << 23).view(torch.float32).masked_fill(exponents == NOT_FINITE, torch.nan)
-    return (codes.view(torch.float8_e4m3fn).float() * factors[..., None]).to(dtype)
+    return (codes.view(torch.float8_e4m3fn).float() * scales.float()[..., None]).to(dtype)
 
 
 class _Rounded(torch.autograd.Function):

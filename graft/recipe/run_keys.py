@@ -101,8 +101,8 @@ class EngineSection(Section):
     kv_tokens: int = Field(default=0, ge=0)
     """Tokens in the KV pool; 0: chosen by the free memory."""
     kv: Literal["model", "fp8"] = "model"
-    """Keys and values: model, in the dtype of the weights; fp8, in eight bits, so the pool holds twice the
-    tokens. The learner then rounds them in the same way; model.exact has to hold."""
+    """Keys and values: model, in the dtype of the weights; fp8, in eight bits, so the pool holds more tokens.
+    The learner then rounds them in the same way. Only on a CPU, where model.exact holds."""
     page_size: int = Field(default=0, ge=0)
     """Tokens per KV page; 0: 64 with kernels (on a GPU), else 16."""
 

@@ -84,10 +84,7 @@ def exact(heads: int, kv_heads: int, size: int) -> None:
     index = zeros(640, dtype=torch.long)
     path: Any = SimpleNamespace(index=index, tiles=tiles, table=zeros(10, dtype=torch.int32))
     numbers, space = zeros(4, dtype=torch.long), decode.scratch(4, 9, heads, size, CPU)
-    codes, scales = (
-        zeros(*pool.shape, dtype=torch.uint8),
-        zeros(*pool.shape[:-1], dtype=torch.uint8),
-    )
+    codes, scales = zeros(*pool.shape, dtype=torch.uint8), zeros(*pool.shape[:-1])
     for window in (0, WINDOW):
         path_attention.attend_pages(q, pool, pool, table, tiles, window)
         path_attention.attend_pages(q, codes, codes, table, tiles, window, scales=(scales, scales))

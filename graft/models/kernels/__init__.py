@@ -15,6 +15,7 @@
     chained   launches that overlap
     start     whether Triton starts
 
+    kv_rounding    keys and values in eight bits        kv_slots.quantise, kv_slots.dequantise
     path_attention, fixed_product    attention and products in one order of adding (`model.exact`)
 
 Tests compare the two on random ragged shapes, on a GPU or, without one, in Triton's interpreter. The

@@ -30,7 +30,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from graft.models.kernels import interval
 from graft.models.kernels.interval_kernels import sink_weight
-from graft.models.kernels.kv_rounding import factor_of, widen
+from graft.models.kernels.kv_rounding import widen
 from graft.models.tree.block_lists import QUERIES, BlockLists
 from graft.models.tree.path_blocks import BLOCK, SEGMENT, PathBlocks
 
@@ -48,13 +48,30 @@ def fold_block(
     is -inf before the first key that a row sees; the columns of `sums` are equal.
 
     k_scale, v_scale   [BLOCK] of keys and values that are codes (`models.kv_slots`): powers of two, so
-                       that scores and weights can be multiplied by them instead, with the same bits
+                       that scores and weights can be multiplied by them instead
     """
     if k_scale is not None:
         keys, values = widen(keys, query.dtype), widen(values, query.dtype)
     score = tl.dot(query, tl.trans(keys), input_precision="ieee")
     if k_scale is not None:
-        score *= factor_of(k_scale)[None, :]
+        score *= k_scale.to(tl.float32)[None, :]
+    new_top, weight, fade = weigh_block(top, score, is_seen, SCALE, values.dtype)
+    sums = add_weights(sums, weight, fade)
+    if v_scale is not None:
+        weight = (weight.to(tl.float32) * v_scale.to(tl.float32)[None, :]).to(values.dtype)
+    acc = tl.dot(weight, values, acc * fade, input_precision="ieee")
+    return new_top, sums, acc
+
+
+@triton.jit
+def add_weights(sums, weight, fade):
+    ones = tl.full([weight.shape[1], sums.shape[1]], 1.0, weight.dtype)
+    return tl.dot(weight, ones, sums * fade, input_precision="ieee")
+
+
+@triton.jit
+def weigh_block(top, score, is_seen, SCALE: tl.constexpr, dtype: tl.constexpr):
+    """The new maximum, the keys' weights [rows, BLOCK], and the factor on what was added before."""
     if is_seen is not None:
         score = tl.where(is_seen, score, float("-inf"))
     # an integer: changing it multiplies by a power of two, which rounds nothing
@@ -65,14 +82,7 @@ def fold_block(
     weight = tl.exp2(
         tl.fma(score, SCALE + tl.zeros_like(score), -base[:, None] + tl.zeros_like(score))
     )
-    weight = weight.to(values.dtype)
-    fade = tl.exp2(top - base)[:, None]
-    ones = tl.full([keys.shape[0], sums.shape[1]], 1.0, values.dtype)
-    sums = tl.dot(weight, ones, sums * fade, input_precision="ieee")
-    if v_scale is not None:
-        weight = (weight.to(tl.float32) * factor_of(v_scale)[None, :]).to(values.dtype)
-    acc = tl.dot(weight, values, acc * fade, input_precision="ieee")
-    return new_top, sums, acc
+    return new_top, weight.to(dtype), tl.exp2(top - base)[:, None]
 
 
 @triton.jit

@@ -20,7 +20,7 @@ import triton.language as tl
 from torch import Tensor
 
 from graft.models.angles import HeadRotation
-from graft.models.kernels.kv_rounding import encode, factor_of, scale_of, widen
+from graft.models.kernels.kv_rounding import encode, exponent_of, scale_of, widen
 from graft.models.kernels.launch import after_previous, chained
 from graft.models.kernels.norm import looping_programs
 from graft.models.kv_slots import KVSlots
@@ -73,15 +73,15 @@ def _store(rows, across, scales, first, second, is_stored, real, ROUNDS: tl.cons
     if ROUNDS:
         dtype = first.dtype
         first, second = first.to(tl.float32), second.to(tl.float32)
-        scale = scale_of(first, second)
-        first, second = encode(first, scale[:, None]), encode(second, scale[:, None])
+        exponent = exponent_of(first, second)
+        first, second = encode(first, exponent[:, None]), encode(second, exponent[:, None])
         if scales is None:
-            factor = factor_of(scale)[:, None]
-            first = (widen(first, tl.float32) * factor).to(dtype)
-            second = (widen(second, tl.float32) * factor).to(dtype)
+            scale = scale_of(exponent)[:, None]
+            first = (widen(first, tl.float32) * scale).to(dtype)
+            second = (widen(second, tl.float32) * scale).to(dtype)
         else:
             first, second = first.to(tl.uint8), second.to(tl.uint8)
-            tl.store(scales, scale.to(tl.uint8), mask=is_stored)
+            tl.store(scales, scale_of(exponent).to(tl.bfloat16), mask=is_stored)
     tl.store(rows, first, mask=is_stored[:, None] & real)
     tl.store(rows + across, second, mask=is_stored[:, None] & real)
 

@@ -20,7 +20,6 @@ from graft.engine.remote.top_entropy import TOP_K, known_tokens
 from graft.models.decoder import Decoder
 from graft.models.io.save import ids_of
 from graft.models.policy import save_policy
-from graft.models.product_probe import why_not
 from graft.models.shape import ModelShape
 from graft.protocols import Engine, Stateful
 from graft.registry import resolve
@@ -132,21 +131,32 @@ def make_engine(
 
 
 def round_kv(config: Config, policy: Decoder) -> None:
-    """Round keys and values of the policy as `engine.kv` says; refused where its engine could read them in
-    another order than the learner."""
+    """Round keys and values of the policy as `engine.kv` says; refused where its engine and the learner would
+    compute different numbers with them."""
     if not config.engine.rounds_kv:
         return
-    if policy.order is None:
-        why = "model.exact=false" if not config.model.exact else why_not(policy)
-        if policy.device.type == "cpu" and config.model.exact:
-            why = f"on a CPU it needs model.dtype=float32, here {policy.dtype}, and a library that keeps it"
+    why = "model.exact is false" if not config.model.exact else why_not_rounded(policy)
+    if why:
         raise ConfigError(
-            f"engine.kv={config.engine.kv}: engine and learner round keys and values alike, and only with "
-            f"one order of adding (model.exact) do they compute the same with them, which is not so here: "
-            f"{why or 'the engine is split over processes, or has pages of its own size'}. Leave engine.kv "
-            "out, or set it to model"
+            f"engine.kv={config.engine.kv}: engine and learner have to compute the same with rounded keys "
+            f"and values, bit for bit, and here they do not: {why}. Leave engine.kv out, or set it to model"
         )
     policy.round_kv()
+
+
+def why_not_rounded(policy: Decoder) -> str:
+    """Why engine and learner would not compute the same with rounded keys and values; empty: they do."""
+    if policy.device.type != "cpu":
+        return (
+            "on a GPU the engine's kernels for them do not have the learner's bits (measured on an H200: a "
+            "mean gap of 6e-3), so it is for CPUs only"
+        )
+    if policy.order is None:
+        return (
+            "there is no order of adding in common, which needs float32, an engine that is not split, and a "
+            f"library that keeps one; the weights are {policy.dtype}"
+        )
+    return ""
 
 
 def refuse_external(config: Config, branch: str) -> None:

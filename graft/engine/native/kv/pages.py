@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from graft.models.device import has_kernels
-from graft.models.kv_slots import dequantise, quantise
+from graft.models.kv_slots import SCALE_DTYPE, dequantise, quantise
 from graft.models.shape import ModelShape
 
 PAD_PAGE = 0
@@ -50,7 +50,9 @@ class Pages:
             device=device,
             dtype=torch.uint8 if rounds else dtype,
         )
-        self.scales = self.pool.new_zeros(self.pool.shape[:-1]) if rounds else None
+        self.scales = None
+        if rounds:
+            self.scales = self.pool.new_zeros(self.pool.shape[:-1], dtype=SCALE_DTYPE)
         self._rows = self.pool.view(shape.layers, 2, -1, shape.head_dim)
         self._tiles = self.pool.view(shape.layers, 2, -1, page_size * shape.head_dim)
         self._free = list(range(num_pages, 0, -1))  # pop() takes low numbers first
@@ -146,8 +148,8 @@ class Pages:
 
 
 def kv_bytes(shape: ModelShape, dtype: torch.dtype, rounds: bool = False) -> int:
-    """Bytes of one token's keys and values in all layers; rounded: a byte for each number and each row."""
-    row = shape.head_dim + 1 if rounds else shape.head_dim * dtype.itemsize
+    """Bytes of one token's keys and values in all layers; rounded: a byte for each number, two for a row."""
+    row = shape.head_dim + SCALE_DTYPE.itemsize if rounds else shape.head_dim * dtype.itemsize
     return 2 * shape.layers * shape.kv_heads * row
 
 

@@ -26,6 +26,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from graft.engine.native.cuda.kernels.code_pairs import fold_pairs
 from graft.engine.native.cuda.kernels.decode import first_position
 from graft.models.kernels.interval_kernels import sink_weight
 from graft.models.kernels.launch import after_previous, chained
@@ -51,7 +52,7 @@ LARGE_TILE_STAGES = 2
 def _attend(
     q,  # [B, H, d]
     k_pool,  # [pages, K, BLOCK, d]
-    v_pool,
+    v_pool,  # of codes: pairs of them
     k_scales,  # [pages, K, BLOCK] of pools that hold codes (`models.kv_slots`), or None
     v_scales,
     table,  # [B, P]
@@ -116,6 +117,9 @@ def _attend(
     query = tl.load(q + at, mask=inside, other=0.0)
     key = tl.arange(0, BLOCK)
     tile = key[:, None] * D + column[None, :]
+    PAIRED: tl.constexpr = 1 if k_scales is None else 2
+    column_v = tl.arange(0, W // PAIRED)
+    tile_v = key[:, None] * (D // PAIRED) + column_v[None, :]
     for segment in tl.range(start, stop, step):
         pages = tl.minimum(longest - segment * SEGMENT, SEGMENT)
         count = shared + rows * (pages - shared)
@@ -125,7 +129,8 @@ def _attend(
             apart = tl.maximum(shared, place)
             count = apart - place + rows * (pages - apart)
         at_pages = table + row.to(tl.int64) * table_stride + segment * SEGMENT
-        top, sums, acc = empty_segment(ROWS, ONES, W)
+        top, sums, acc = empty_segment(ROWS, ONES, W // PAIRED)
+        odd = acc
         # the number of the next page is read a turn ahead, so that pages can be fetched ahead
         page = tl.load(at_pages + place)
         for _ in tl.range(0, count, num_stages=NUM_STAGES):
@@ -144,11 +149,11 @@ def _attend(
             # what is not there yet costs no memory traffic
             is_read = is_past[:, None] if D == W else is_past[:, None] & in_size
             keys = tl.load(k_pool + base + tile, mask=is_read, other=0)
-            values = tl.load(v_pool + base + tile, mask=is_read, other=0)
-            k_scale = None
-            v_scale = None
+            if PAIRED == 2 and D != W:
+                is_read = is_past[:, None] & (column_v < D // PAIRED)[None, :]
+            values = tl.load(v_pool + base // PAIRED + tile_v, mask=is_read, other=0)
             if k_scales is not None:
-                row_of_key = (page.to(tl.int64) * HEADS + head) * BLOCK + key
+                row_of_key = base // D + key
                 k_scale = tl.load(k_scales + row_of_key, mask=is_past, other=0)
                 v_scale = tl.load(v_scales + row_of_key, mask=is_past, other=0)
             place += 1
@@ -158,9 +163,14 @@ def _attend(
             is_seen = is_past[None, :] & is_its[:, None]
             if WINDOW:
                 is_seen &= position + key[None, :] >= oldest[:, None]
-            top, sums, acc = fold_block(
-                top, sums, acc, query, keys, values, is_seen, SCALE, k_scale, v_scale
-            )
+            if k_scales is None:
+                top, sums, acc = fold_block(top, sums, acc, query, keys, values, is_seen, SCALE)
+            else:
+                top, sums, acc, odd = fold_pairs(
+                    top, sums, acc, odd, query, keys, values, is_seen, SCALE, k_scale, v_scale
+                )
+        if PAIRED == 2:
+            acc = tl.interleave(acc, odd)
         at_slot = (sequence * slots + segment) * (HEADS * GROUP) + query_head
         is_mine = is_used & (tail <= segment)
         at_acc = at_slot[:, None] * D + column[None, :]
@@ -228,6 +238,8 @@ def decode_segments(
     out = torch.empty_like(q)
     shared = sizes(q, kv_heads)
     stages = NUM_STAGES if tile_rows < 64 else LARGE_TILE_STAGES
+    if scales[0] is not None:
+        v_pool = v_pool.view(torch.int16)
     _attend[(kv_heads, len(items) + triton.cdiv(batch, tail_rows) * splits)](
         q, k_pool, v_pool, *scales, table, table.stride(0), lengths, tails, items, batch, len(items), splits,
         tail_rows, slots, partial, stats, HEADS=kv_heads, ROWS=tile_rows, NUM_STAGES=stages, **shared,
