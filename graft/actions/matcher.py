@@ -66,7 +66,7 @@ class StructureCompiler:
         answer."""
 
     def _check(self, structure: Structure) -> None:
-        rows = MaskRows()  # its own: this may run on a thread beside the engine
+        rows = MaskRows(self._rows.num_words)  # its own: this may run on a thread beside the engine
         matcher = StructureMatcher(self, structure, rows, frozenset(), self._ends)
         matcher.force()
         if not matcher.is_over:

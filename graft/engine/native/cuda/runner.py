@@ -61,8 +61,7 @@ MIN_SLOTS = 8
 PLAIN_STEPS = 8
 """Steps after which rows without a structure are read, beside rows that the host follows step by step."""
 MAX_DRAFT_BASE = 64
-"""Rows of a burst, at most, beside which tokens are drafted: with more of them a step is products, which grow by
-every drafted token."""
+"""Rows of a burst, at most, beside which tokens are drafted: with more, products grow by every drafted token."""
 MAX_TEXT = 4096
 """Tokens of a row that are searched, the latest."""
 MAX_ARCHIVE = 1 << 18
