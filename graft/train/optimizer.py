@@ -1,12 +1,9 @@
 """AdamW with warm-up and schedules, on fp32 master weights.
 
-A model in fp32 is its own master. A model in bf16 gets fp32 copies that collect the gradients of all
-micro-batches and take the step; the bf16 weights are then overwritten in place, so the engine, which
-holds the same tensors, has the new weights at once.
-
-With several processes there are two cases. Where each holds all weights, their gradients are added up
-before the step. Where weights are split (`models.parallel.decoder`), gradients arrive added up and split
-alike; each process then steps its own part, since AdamW is elementwise, and only the norm is common.
+A model in fp32 is its own master. One in bf16 gets fp32 copies that collect gradients and take the step, and
+is then overwritten in place, so the engine has the new weights at once. Processes that hold all weights add
+up their gradients before the step. Where weights are split, gradients arrive added up, and each process steps
+its own part: AdamW is elementwise, and only the norm is common.
 """
 
 from __future__ import annotations
@@ -71,15 +68,13 @@ class AdamW:
 
     def __init__(self, masters: list[Tensor], decay: float, betas: tuple[float, float]) -> None:
         matrices = [master for master in masters if master.ndim >= 2]
-        others = [master for master in masters if master.ndim < 2]
-        self.groups = [(matrices, decay), (others, 0.0)]
-        self.betas, self.eps = betas, 1e-8
-        self.state: dict[Tensor, Moments] = {}
+        self.groups = [(matrices, decay), ([m for m in masters if m.ndim < 2], 0.0)]
+        self.betas, self.state = betas, dict[Tensor, Moments]()
 
     def moments(self, master: Tensor) -> Moments:
         if master not in self.state:
-            step = torch.zeros((), dtype=torch.float32, device=master.device)
-            self.state[master] = Moments(step, torch.zeros_like(master), torch.zeros_like(master))
+            mean, square = torch.zeros_like(master), torch.zeros_like(master)
+            self.state[master] = Moments(master.new_zeros(()), mean, square)
         return self.state[master]
 
     @torch.no_grad()
@@ -91,7 +86,7 @@ class AdamW:
                 weights, grads, steps, means, squares = map(list, zip(*stepped, strict=True))
                 torch._foreach_add_(steps, 1)  # pyright: ignore[reportPrivateImportUsage]
                 torch._fused_adamw_(  # pyright: ignore[reportPrivateImportUsage]
-                    weights, grads, means, squares, [], steps, lr=lr, weight_decay=decay, eps=self.eps,
+                    weights, grads, means, squares, [], steps, lr=lr, weight_decay=decay, eps=1e-8,
                     beta1=self.betas[0], beta2=self.betas[1], amsgrad=False, maximize=False,
                 )  # fmt: skip
 
@@ -119,9 +114,7 @@ class Optimizer:
         self.masters = [_master(weight) for weight in self.weights]
         pairs = list(zip(self.weights, self.masters, strict=True))
         self._split = [(w, m) for w, m in pairs if is_sharded(w)]  # a master is this process's part
-        self._copied = [  # weights with a master of their own
-            (w, m) for w, m in pairs if m is not w and not is_sharded(w)
-        ]
+        self._copied = [(w, m) for w, m in pairs if m is not w and not is_sharded(w)]
         for weight, master in self._copied:
             if weight.ndim == 2 and has_kernels(weight.device):
                 # our kernels add a matrix's gradients up here, in fp32
@@ -209,8 +202,7 @@ class Optimizer:
             for w, m in self._split
             if m.grad is not None
         ]
-        device = self.masters[0].device
-        square = torch.stack(shares).sum() if shares else torch.zeros((), device=device)
+        square = torch.stack(shares).sum() if shares else self.masters[0].new_zeros(())
         self.processes.add([square], "the norm of the gradients")
         return square.sqrt()
 

@@ -24,8 +24,6 @@ from graft.models.kernels.launch import after_previous, chained
 ROUTE_ROWS = 4
 GROUP_ROWS = 4096
 """Rows of a step, of one program."""
-APART = 4
-"""Experts for each row, at least, where rows are not grouped."""
 
 
 class Groups(NamedTuple):

@@ -87,13 +87,12 @@ class ExpertMLP(Sublayer):
     def _mix_in_kernels(self, x: Tensor, weights_Tk: Tensor, chosen_Tk: Tensor) -> Tensor:
         from graft.models.kernels.experts import mix_experts
         from graft.models.kernels.gate import Clamp
-        from graft.models.kernels.routing import APART, group_rows, rows_apart
+        from graft.models.kernels.routing import group_rows, rows_apart
 
         learns, count = torch.is_grad_enabled(), self.experts.count
-        is_small = not learns and chosen_Tk.numel() * APART <= count
-        groups = rows_apart(chosen_Tk, count) if is_small else group_rows(chosen_Tk, count)
-        if learns:
-            assert groups.starts is not None
+        is_small = not learns and 4 * chosen_Tk.numel() <= count  # two rows of one expert are rare
+        groups = (rows_apart if is_small else group_rows)(chosen_Tk, count)
+        if learns and groups.starts is not None:
             self._count(groups.starts.diff())
         first, last = self.gate_up, self.down
         how = first.bias, last.bias, Clamp(self.experts.swiglu_limit, self.experts.swiglu_alpha)
