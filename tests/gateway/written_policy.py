@@ -23,6 +23,7 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from graft.engine.native.context import NativeContext
 from graft.engine.native.cpu.runner import CpuRunner
+from graft.engine.native.drafts.verification import DrawPlace
 from graft.engine.native.engine import NativeEngine
 from graft.engine.native.request import SampleRequest
 from graft.engine.native.sampling import sampler
@@ -94,7 +95,10 @@ class WrittenPolicy:
             max_positions=MAX_CONTEXT,
         )
         self.engine = NativeEngine(
-            Decoder(shape).initialise(3), tokenizer=self.tokenizer, kv_tokens=kv_tokens
+            Decoder(shape).initialise(3),
+            tokenizer=self.tokenizer,
+            kv_tokens=kv_tokens,
+            drafts="off",  # what it draws is written, whatever came before
         )
         self._patch(patch)
 
@@ -140,8 +144,8 @@ class WrittenPolicy:
                 whole = self.encoded(turn.removeprefix(told))
             return whole[len(written)]
 
-        def uniforms(runner: CpuRunner, requests: list[SampleRequest]) -> torch.Tensor:
-            return torch.from_numpy(np.array([wanted(one) for one in requests], np.float32))
+        def uniforms(runner: CpuRunner, places: list[DrawPlace]) -> torch.Tensor:
+            return torch.from_numpy(np.array([wanted(p.request) for p in places], np.float32))
 
         def invert(probs: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:
             return uniform.long()
