@@ -46,6 +46,12 @@ from graft.models.tree.block_lists import BlockLists
 SPAN = BLOCK * SEGMENT
 
 
+def skip_on_gpu(rounds: bool, device: torch.device) -> None:
+    """Leave out keys and values in eight bits where runs refuse them."""
+    if rounds and device.type == "cuda":
+        pytest.skip("attention over codes has other bits on a GPU, where engine.kv: fp8 is refused")
+
+
 class Fork:
     """A prompt and two answers, packed for the learner and in pages of the engine; with a window heads have
     sinks too. `rounds`: the engine stores keys and values in eight bits, and the learner rounds them."""
@@ -112,6 +118,7 @@ def test_decoding_has_the_learners_bits(
     kernel_device: torch.device,
 ) -> None:
     """Two rows at different positions, a shared segment and tails; and a row that is over."""
+    skip_on_gpu(rounds, kernel_device)
     if rounds and splits != tail_rows:
         pytest.skip("the work is spread as without rounding")
     fork = fork_of(SPAN + 10, 70, dtype, kernel_device, window, rounds)
@@ -200,6 +207,7 @@ def test_prompts_in_pages_have_the_learners_bits(
     window: int, rounds: bool, kernel_device: torch.device
 ) -> None:
     """The answers' tokens in two pieces, which begin where no tile of the learner does."""
+    skip_on_gpu(rounds, kernel_device)
     fork = Fork(SPAN - 30, 60, torch.float32, kernel_device, window, rounds)
     pieces = [
         (row, start, start + 30) for row in (0, 1) for start in range(fork.start, fork.length, 30)
@@ -223,6 +231,7 @@ def in_order(
 ) -> Decoder:
     """A decoder as `model.exact` makes it; in the interpreter all products are our own."""
     decoder = small_decoder(**changes)
+    skip_on_gpu(rounds_kv, device)
     if rounds_kv:
         decoder.round_kv()
     torch.manual_seed(1)
