@@ -247,15 +247,17 @@ class AgentAttempt:
         info = dict(outcome.info)
         status = Status.DONE
         if failure is not None:
-            info["error"] = str(failure)
             # an agent that gives up because a limit or a fault refused its call: the session knows which
             is_refused = session.is_cut or session.fault is not None
+            if session.refusal and not is_refused and is_crash(failure):
+                failure.add(f"the gateway had refused its last request: {session.refusal}")
+            info["error"] = str(failure)
             is_cause = is_refused and failure.status is Status.ENV_ERROR
             status = Status.DONE if is_cause else failure.status
             if not is_refused and is_crash(failure) and session.history.answers:
                 session.counts["crashes"] += 1
                 info["output"] = failure.trace[-MAX_SHOWN_OUTPUT:]
-                status = self._status_of_crash(session, info)
+                status = self._status_of_crash(session)
         if self.is_given_up:  # its spans are those of another attempt: nothing is written into them
             return session.end(Status.ABORTED)
         leaf = session.end(status, last_info(info))
@@ -270,12 +272,9 @@ class AgentAttempt:
                 failure.write(self._tips(leaf)[-1].span.info)
         return leaf
 
-    def _status_of_crash(self, session: AgentSession, info: dict[str, Any]) -> Status:
+    def _status_of_crash(self, session: AgentSession) -> Status:
         """What becomes of an attempt that crashed; a refused request is no fault of the policy."""
-        if session.refusal:
-            info["error"] += f"; the gateway had refused its last request: {session.refusal}"
-            return Status.ENV_ERROR
-        if self.group.agents.on_crash == "drop":
+        if session.refusal or self.group.agents.on_crash == "drop":
             return Status.ENV_ERROR
         session.forfeit()
         return Status.CRASHED

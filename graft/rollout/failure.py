@@ -44,6 +44,10 @@ class RolloutFailure(Exception):
             return cause
         return None
 
+    def add(self, reason: str) -> None:
+        """Say more of what was seen."""
+        self.args = (clean(f"{self}; {reason}"),)
+
     def write(self, info: dict[str, Any]) -> None:
         """Write it into the info of the span where it happened."""
         info["error"] = str(self)

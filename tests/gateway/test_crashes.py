@@ -86,6 +86,15 @@ def test_a_refused_request_is_no_crash_of_the_policys_making():
     assert episode.leaves[0].status is Status.ENV_ERROR
 
 
+def test_a_refused_first_request_is_told_where_the_run_ends():
+    at_once = PROGRAM.replace('{"messages": [{"role": "user", "content": "first"}]}', "{}")
+    (episode,), _ = attempts([sys.executable, "-c", at_once, "{}"], samples=1)
+    assert episode.leaves[0].status is Status.ENV_ERROR and at_once != PROGRAM
+    with pytest.raises(RunStopped) as told:
+        refuse_unusable([episode], trajectories_of([episode]))
+    assert "messages" in str(told.value) and "exit code 1" in str(told.value)
+
+
 def test_crashes_beside_good_attempts_go_on():
     assert not is_dead(["done", "crashed", "crashed"])
     assert not is_dead(["truncated", "crashed"])
