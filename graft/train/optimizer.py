@@ -69,7 +69,7 @@ class AdamW:
     def __init__(self, masters: list[Tensor], decay: float, betas: tuple[float, float]) -> None:
         matrices = [master for master in masters if master.ndim >= 2]
         self.groups = [(matrices, decay), ([m for m in masters if m.ndim < 2], 0.0)]
-        self.betas, self.state = betas, dict[Tensor, Moments]()
+        self.betas, self.eps, self.state = betas, 1e-8, dict[Tensor, Moments]()
 
     def moments(self, master: Tensor) -> Moments:
         if master not in self.state:
@@ -86,7 +86,7 @@ class AdamW:
                 weights, grads, steps, means, squares = map(list, zip(*stepped, strict=True))
                 torch._foreach_add_(steps, 1)  # pyright: ignore[reportPrivateImportUsage]
                 torch._fused_adamw_(  # pyright: ignore[reportPrivateImportUsage]
-                    weights, grads, means, squares, [], steps, lr=lr, weight_decay=decay, eps=1e-8,
+                    weights, grads, means, squares, [], steps, lr=lr, weight_decay=decay, eps=self.eps,
                     beta1=self.betas[0], beta2=self.betas[1], amsgrad=False, maximize=False,
                 )  # fmt: skip
 
