@@ -26,6 +26,7 @@ HEAD = (
     "GGUF",
 )
 
+
 def render() -> str:
     """The table as Markdown."""
     rows = [HEAD, ("---",) * len(HEAD)]

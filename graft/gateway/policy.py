@@ -59,7 +59,8 @@ class ServedPolicy:
                     `sampling` says are then recorded and not trained
     trained_roles   of main, sub-agent, summary, user: whose answers are trained
     main            what the main agent's conversation has; see `speakers.main_choice`
-    formats         enforce: answers have the format that a client asks for; prompt: the prompt asks for it
+    formats         enforce: answers have the format that a client asks for; strict: calls of strict tools
+                    too; prompt: the prompt asks for it
     provider_tools  drop: tools that a provider would run are not shown; refuse: such requests are refused
     routes          which model answers which name; None: the policy answers all
     frozen          engines of the frozen models among them, by path
@@ -164,7 +165,7 @@ class ServedPolicy:
 
     def with_format(self, request: AgentRequest) -> AgentRequest:
         """The request whose prompt asks for the format, where formats are not enforced."""
-        if request.format is None or request.is_plain or self.formats == "enforce":
+        if request.format is None or request.is_plain or self.formats != "prompt":
             return request
         asked = f"{ASKED[request.format.kind]}\n{request.format.source}"
         first, *others = request.messages
@@ -253,7 +254,7 @@ class ServedPolicy:
 
     def _held_calls(self, request: AgentRequest) -> list[str]:
         """The rules of calls, where strict tools are offered and their arguments can be enforced."""
-        may_call = request.tool_choice != "none" and self.formats == "enforce"
+        may_call = request.tool_choice != "none" and self.formats == "strict"
         functions = [tool["function"] for tool in request.tools]
         allowed = [f for f in functions if not request.allowed or f["name"] in request.allowed]
         if not may_call or not any(f["name"] in request.strict_tools for f in allowed):

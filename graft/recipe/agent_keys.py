@@ -43,10 +43,10 @@ class AgentSection(Section):
     provider_tools: Literal["drop", "refuse"] = "drop"
     """Tools that a provider would run, such as web_search, which programs offer by default: drop shows the
     policy the others and says so once; refuse answers such requests with an error."""
-    formats: Literal["enforce", "prompt"] = "enforce"
+    formats: Literal["enforce", "strict", "prompt"] = "enforce"
     """Formats that programs ask for, such as response_format with a JSON schema: enforce allows the policy
-    only tokens that go on with one, in training too; prompt writes the format into the prompt and leaves the
-    policy's distribution alone."""
+    only tokens that go on with one, in training too; strict does the same for the arguments of tools that are
+    marked as strict; prompt writes the format into the prompt and leaves the policy's distribution alone."""
     client_sampling: bool = False
     """Sample with the temperature, top_p and top_k that the agent asks for; answers drawn otherwise than
     rollout says are then not trained. false: always as rollout says."""

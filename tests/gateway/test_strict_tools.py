@@ -98,7 +98,12 @@ def marked_gateway(*, special: bool, template: str | None = None, **settings: An
     add(["<tool_call>", "</tool_call>"])
     names = {"eos_token": "<|im_end|>", "pad_token": "<pad>"}
     tokenizer = FastTokenizer(backend, names, {"default": TEMPLATES["chatml"]})
-    how = {"sampling": Sampling(max_tokens=300), "max_context": 8192, **settings}
+    how = {
+        "formats": "strict",
+        "sampling": Sampling(max_tokens=300),
+        "max_context": 8192,
+        **settings,
+    }
     return Gateway(tiny_engine(tokenizer), Chat(tokenizer, template), **how)
 
 
@@ -161,6 +166,7 @@ def policy(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def talk(policy: WrittenPolicy, *requests: Any, **settings: Any) -> tuple[Any, list[Any]]:
+    settings = {"formats": "strict", **settings}
     gateway = policy.gateway(max_context=9999, sampling=Sampling(max_tokens=999), **settings)
     session = gateway.open(TASK)
 
@@ -215,6 +221,7 @@ def test_stop_strings_and_budgets_count_over_the_whole_turn(policy: WrittenPolic
     ("settings", "request_"),
     [
         ({"formats": "prompt"}, STRICT),
+        ({"formats": "enforce"}, STRICT),
         ({}, {**STRICT, "tool_choice": "none"}),
         ({}, {**STRICT, "allowed": ("add",)}),
         ({}, {"tools": TOOLS}),
