@@ -103,7 +103,8 @@ _PACKAGES = ("evaluate", "rollout", "train")
 def __getattr__(name: str) -> Any:
     if name in _PACKAGES:
         return import_module(f"graft.{name}")
-    from graft.registry import load, nearest
+    from graft.registry import load
+    from graft.spelling import nearest
 
     if name not in _LAZY:
         hint = None if name.startswith("_") else nearest(name, [*__all__])

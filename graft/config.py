@@ -49,8 +49,8 @@ from graft.recipe.run_keys import (
 )
 from graft.recipe.section import Section
 from graft.recipe.yaml_errors import explain_override, explain_yaml
-from graft.registry import nearest
 from graft.signatures import explain_arguments
+from graft.spelling import nearest
 from graft.trust.bounds import read_yaml
 from graft.trust.masking import mask, masked
 

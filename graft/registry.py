@@ -6,31 +6,18 @@ import importlib
 import inspect
 import sys
 from collections.abc import Callable, Iterable, Mapping
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
 from graft.deadlines import short_file
 from graft.plugins import Table, entries
+from graft.spelling import suggestion
 from graft.trust import check_name
 from graft.user_code import UserCodeError, raised, user_frame
 
 
 class UnknownName(ValueError):
     """A name that is not in its table; the message lists the known ones."""
-
-
-def nearest(name: str, known: Mapping[str, Any] | list[str], cutoff: float = 0.6) -> str | None:
-    """The known name that is spelled most like `name`, whatever its case: "GRPO" -> "grpo"."""
-    spelled = {one.lower(): one for one in reversed(list(known))}  # the first of equal ones
-    close = get_close_matches(name.lower(), spelled, n=1, cutoff=cutoff)
-    return spelled[close[0]] if close else None
-
-
-def suggestion(name: str, known: Mapping[str, Any] | list[str]) -> str:
-    """ " did you mean 'grpo'?" for "grop"; "" where no known name is similar."""
-    hint = nearest(name, known)
-    return f" did you mean {hint!r}?" if hint else ""
 
 
 def load(path: str, what: str = "object") -> Any:

@@ -86,7 +86,7 @@ def _public_name(function: Callable[..., Any], args: Sequence[Any]) -> str:
 
 def _meant(option: str, known: Sequence[str]) -> str:
     """The argument that was meant, by the names of other libraries too; else the functions that have it."""
-    from graft.registry import nearest
+    from graft.spelling import nearest
 
     takes = f"t takes {', '.join(known) or 'none'}"
     peer = synonyms.get(option, "").split(" ")[0].rpartition(".")[2]

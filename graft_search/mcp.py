@@ -19,7 +19,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from graft.http import is_loopback
-from graft.registry import suggestion
+from graft.spelling import suggestion
 from graft.tools.errors import ERROR
 from graft.tools.schema import arguments_in, tidy
 from graft.trust import check_address, check_program

@@ -28,7 +28,7 @@ LOOKS_AT: dict[str, set[str]] = {}
 """Room -> the rooms it may import from. A room is a file or folder directly under graft/."""
 
 GROUND = {
-    "serving", "types", "protocols", "registry", "config", "recipe", "version", "files", "http",
+    "serving", "types", "protocols", "registry", "spelling", "config", "recipe", "version", "files", "http",
     "deadlines", "tolerances", "user_code", "user_tasks", "trust", "callable_package", "garbage",
     "ours", "plugins", "signatures", "structure",
 }  # fmt: skip

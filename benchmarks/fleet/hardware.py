@@ -24,7 +24,7 @@ from graft.models.io.load import read_config, shape_of
 from graft.models.parallel.layout import check_sizes
 from graft.models.shape import ModelShape, UnsupportedModel
 from graft.planning.step_time import ROOFS
-from graft.registry import nearest
+from graft.spelling import nearest
 from graft.train.memory.device_memory import DeviceMemory
 
 NODE = 8

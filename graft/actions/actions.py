@@ -22,7 +22,7 @@ from graft.actions.listing import read_listing
 from graft.actions.space import ActionSpace
 from graft.actions.tags import build_tags
 from graft.protocols import Tokenizer
-from graft.registry import nearest
+from graft.spelling import nearest
 from graft.types import NO_ACTION
 
 

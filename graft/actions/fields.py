@@ -11,7 +11,7 @@ from io import StringIO
 from pathlib import Path
 from typing import Any, cast
 
-from graft.registry import nearest
+from graft.spelling import nearest
 from graft.trust.bounds import read_yaml
 
 

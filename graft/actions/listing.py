@@ -32,7 +32,7 @@ from typing import Any, NamedTuple, cast
 
 from graft.actions import earl
 from graft.actions.fields import ActionsError, fields, load_fields, required, several, text
-from graft.registry import nearest
+from graft.spelling import nearest
 
 FILES = Path(__file__).parent / "files"
 COMMON = ("name", "entry", "words", "syntax", "groups")

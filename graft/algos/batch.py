@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from graft.algos.masked import number
-from graft.registry import suggestion
+from graft.spelling import suggestion
 from graft.transfer import transfer
 from graft.types import Trajectory
 

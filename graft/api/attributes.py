@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from graft.registry import suggestion
+from graft.spelling import suggestion
 
 MEANT = {
     "train": "learner.step(episodes) learns",

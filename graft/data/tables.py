@@ -22,7 +22,7 @@ from graft.data.arrow import RowGroups, arrow_rows, parquet_rows, table_rows
 from graft.data.arrow_values import plain_rows
 from graft.data.errors import DataError, NoSuchData
 from graft.data.rows import ENDINGS, ending_of, parsed, scan_rows, text_rows
-from graft.registry import suggestion
+from graft.spelling import suggestion
 
 NOT_ROWS = {"dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json"}
 SPLIT_FOLDERS = {"train", "test", "validation", "valid", "val", "dev"}

@@ -22,8 +22,9 @@ from graft.envs.wrappers import Wrappers, wrap
 from graft.ours import is_ours
 from graft.plugins import Table, entries
 from graft.protocols import Env
-from graft.registry import UnknownName, check_options, load, load_named, nearest
+from graft.registry import UnknownName, check_options, load, load_named
 from graft.signatures import explain_arguments
+from graft.spelling import nearest
 from graft.trust import check_name
 from graft.user_code import UserCodeError, describe_value, named, naming, place_of, source_of
 

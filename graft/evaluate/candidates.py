@@ -17,7 +17,7 @@ from graft.models.io.gguf_read import open_gguf
 from graft.models.io.hub import origin_of
 from graft.models.io.load import INDEX, ModelFileError, hub_hint, read_config, read_index, shape_of
 from graft.models.shape import ARCHITECTURES
-from graft.registry import nearest, suggestion
+from graft.spelling import nearest, suggestion
 from graft.train.run_dir.checkpoint import checkpoints
 from graft.train.run_dir.names import RUNS, is_run
 from graft.train.run_dir.trackers import PHASES

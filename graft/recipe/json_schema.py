@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from graft.registry import nearest
+from graft.spelling import nearest
 
 OF_ONE = [
     "additionalItems", "additionalProperties", "contains", "contentSchema", "else", "if",

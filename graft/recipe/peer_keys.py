@@ -7,7 +7,7 @@ from difflib import SequenceMatcher
 from typing import Any
 
 from graft.recipe.peer_table import read_table
-from graft.registry import nearest
+from graft.spelling import nearest
 
 PEER_KEYS = {name: row.entry for row in read_table() for name in (*row.trl, *row.verl, *row.others)}
 """Their names -> graft's key, and what differs."""

@@ -8,7 +8,7 @@ from typing import Any, Literal
 from pydantic import Field, field_validator
 
 from graft.recipe.section import Section
-from graft.registry import suggestion
+from graft.spelling import suggestion
 
 
 class RunSection(Section):

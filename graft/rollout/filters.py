@@ -18,7 +18,7 @@ from itertools import pairwise
 from typing import Any
 
 from graft.config import ConfigError
-from graft.registry import nearest
+from graft.spelling import nearest
 from graft.types import Status
 
 Attempt = Mapping[str, Any]

@@ -20,7 +20,7 @@ import jinja2.meta
 from jinja2 import nodes
 from jinja2.parser import Parser
 
-from graft.registry import nearest
+from graft.spelling import nearest
 from graft.text.gem_templates import GEM_TEMPLATES
 from graft.text.template_limits import LimitedEnvironment, TemplateLimit, check_source
 from graft.trust import check_program

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 import graft
-from graft.registry import nearest
 from graft.signatures import explain_arguments
+from graft.spelling import nearest
 
 PUBLIC = [name for name in graft.__all__ if name != "__version__"]
 OPEN = {"make", "make_vec", "register", "tool"}

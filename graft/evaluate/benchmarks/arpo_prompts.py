@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from graft.config import ConfigError
-from graft.registry import suggestion
+from graft.spelling import suggestion
 
 MAX_FILE = 2**20  # bytes
 
