@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from importlib import import_module
 from typing import Any, Protocol
 
 import torch
@@ -56,12 +57,28 @@ BIAS_COLUMNS = 8
 """Inputs that carry the bias, of which one is used: rows of the head stay aligned."""
 
 
+MIXERS = {
+    "delta": "graft.models.layers.delta_net:GatedDeltaNet",
+    "mamba": "graft.models.layers.mamba:Mamba",
+    "conv": "graft.models.layers.short_conv:ShortConvolution",
+}
+"""What recurrent layers have in place of attention, by the kind of their recurrence."""
+
+
+def make_mixer(shape: ModelShape, index: int) -> Any:
+    """The mixer of a layer, with the parameters of `Attention.forward`."""
+    if shape.recurrence is None or not shape.is_recurrent(index):
+        return Attention(shape, index)
+    module, _, name = MIXERS[shape.recurrence.kind].partition(":")
+    return getattr(import_module(module), name)(shape, index)
+
+
 class Block(nn.Module):
-    """Attention, and an MLP or experts, as the shape says of this layer."""
+    """Attention or a recurrence, and an MLP or experts, as the shape says of this layer."""
 
     def __init__(self, shape: ModelShape, index: int) -> None:
         super().__init__()
-        self.attention = Attention(shape, index)
+        self.attention = make_mixer(shape, index)
         experts = shape.experts_of(index)
         self.mlp = GatedMLP(shape) if experts is None else ExpertMLP(shape, experts)
 
@@ -352,6 +369,9 @@ class Decoder(nn.Module):
             if self.shape.extra and drawn is self.head_weight:
                 drawn = drawn[:vocab_size]
             _draw(drawn, scale, generator)
+        for module in self.modules():
+            if (draw := getattr(module, "draw", None)) is not None:
+                draw(generator)
         if self.shape.extra:
             extra = self.head_weight[vocab_size : vocab_size + self.shape.extra]
             _draw(extra, 1 / math.sqrt(self.shape.width), generator)

@@ -10,6 +10,7 @@ dtype of the weights.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -148,6 +149,23 @@ class _Gate(torch.autograd.Function):
         torch.mul(grads[0], F.silu(gate), out=grad_up)
         torch.ops.aten.silu_backward.grad_input(grads[0] * up, gate, grad_input=grad_gate)
         return grad
+
+
+VECTORS, SERIAL = 32, 1 << 15
+"""Numbers to which a CPU applies a function in a turn of its loop, and those that one thread takes alone."""
+
+
+def elementwise(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    """`function` of each number of x, so that its bits depend on that number alone.
+
+    A CPU computes what is left over of a row of vectors by other instructions, and the sigmoid of a number
+    then differs with its place. Here nothing is left over.
+    """
+    if x.device.type != "cpu":
+        return function(x)
+    flat = F.pad(x.reshape(-1), (0, -x.numel() % VECTORS))
+    parts = [function(part) for part in flat.split(SERIAL)]
+    return (parts[0] if len(parts) == 1 else torch.cat(parts))[: x.numel()].view(x.shape)
 
 
 def silu_gate(gate_up: Tensor) -> Tensor:

@@ -60,6 +60,7 @@ class RowOrder:
         def attend_first(layer: int, q: Tensor, k: Any, v: Any, *sinks: Tensor) -> Tensor:
             return self.padded(attend(layer, q[:count], k[:count], v[:count], *sinks))
 
+        attend_first.inside = attend  # type: ignore[attr-defined]
         return attend_first
 
     def product(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:

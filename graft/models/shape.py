@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+from graft.models.recurrence import Recurrence
+
 ARCHITECTURES = {
     "llama": "LlamaForCausalLM",
     "mistral": "MistralForCausalLM",
@@ -19,6 +21,9 @@ ARCHITECTURES = {
     "granitemoe": "GraniteMoeForCausalLM",
     "gpt_oss": "GptOssForCausalLM",
     "gemma3_text": "Gemma3ForCausalLM",
+    "qwen3_next": "Qwen3NextForCausalLM",
+    "qwen3_5_text": "Qwen3_5ForCausalLM",
+    "qwen3_5_moe_text": "Qwen3_5MoeForCausalLM",
 }
 """Families with a native decoder: model_type -> Hugging Face class."""
 
@@ -80,6 +85,8 @@ class Experts:
     top_groups: int = 1
     shared_ff: int = 0
     """Width of an MLP that every token passes through beside its experts; 0: none."""
+    shared_gate: bool = False
+    """Whether the result of that MLP is multiplied by a number from 0 to 1 of each token."""
     biased: bool = False
     """Whether router and experts have biases."""
     swiglu_limit: float = 0.0
@@ -141,6 +148,11 @@ class ModelShape:
     experts: Experts | None = None
     """In place of the MLP, in all layers but `dense_layers`."""
     dense_layers: tuple[int, ...] = ()
+    recurrence: Recurrence | None = None
+    """In place of attention, in `recurrent_layers`."""
+    recurrent_layers: tuple[int, ...] = ()
+    attention_gate: bool = False
+    """Whether the result of attention is multiplied by the sigmoid of a gate, number by number."""
     windows: tuple[int, ...] = ()
     """How many positions each layer's tokens see, their own included; 0: all. Empty: all, in every layer."""
     sinks: bool = False
@@ -203,12 +215,30 @@ class ModelShape:
             raise UnsupportedModel("joint_norm=True: only with qk_norm are queries and keys normed")
         if self.activation not in ("silu", "gelu_tanh"):
             raise UnsupportedModel(f"activation={self.activation!r}: must be silu or gelu_tanh")
+        self._check_recurrence()
         outside = [layer for layer in self.dense_layers if not 0 <= layer < self.layers]
         if outside or (self.dense_layers and self.experts is None):
             raise UnsupportedModel(
                 f"dense_layers={list(self.dense_layers)}: name layers from 0 to {self.layers - 1} of a "
                 "model with experts"
             )
+
+    def _check_recurrence(self) -> None:
+        layers = self.recurrent_layers
+        if (self.recurrence is None) != (not layers):
+            raise UnsupportedModel(
+                f"recurrent_layers={list(layers)[:20]}, recurrence={self.recurrence}: give both, or neither"
+            )
+        if sorted(set(layers)) != list(layers) or not all(0 <= i < self.layers for i in layers):
+            raise UnsupportedModel(
+                f"recurrent_layers={list(layers)[:20]}: name layers from 0 to {self.layers - 1}, in order"
+            )
+        if len(layers) == self.layers:
+            raise UnsupportedModel(
+                f"recurrent_layers are all {self.layers} layers: at least one must attend"
+            )
+        if layers and (any(self.windows) or self.sinks):
+            raise UnsupportedModel("windows and sinks: not beside recurrent layers")
 
     @property
     def head_rows(self) -> int:
@@ -227,11 +257,27 @@ class ModelShape:
         """How many positions the tokens of a layer see; 0: all."""
         return self.windows[layer] if self.windows else 0
 
+    def is_recurrent(self, layer: int) -> bool:
+        return layer in self.recurrent_layers
+
+    def ordinal(self, layer: int) -> int:
+        """The number of the layer among those with the same kind of mixer: its place in a cache."""
+        before = sum(i < layer for i in self.recurrent_layers)
+        return before if self.is_recurrent(layer) else layer - before
+
+    @property
+    def attention_layers(self) -> int:
+        """The number of layers that keep keys and values."""
+        return self.layers - len(self.recurrent_layers)
+
+    def kind_of(self, layer: int) -> tuple[Any, ...]:
+        """What distinguishes a layer from others of this model."""
+        return self.experts_of(layer), self.window_of(layer), self.is_recurrent(layer)
+
     @property
     def kinds(self) -> list[int]:
         """The first layer of each kind: what holds for these holds for all."""
-        layers = reversed(range(self.layers))
-        return list({(self.experts_of(i), self.window_of(i)): i for i in layers}.values())
+        return list({self.kind_of(i): i for i in reversed(range(self.layers))}.values())
 
     @property
     def active_ff(self) -> int:
@@ -245,8 +291,11 @@ class ModelShape:
     @property
     def layer_key(self) -> str:
         """The same text for shapes whose layers are of the same kinds."""
-        kinds = [(self.experts_of(layer), self.window_of(layer)) for layer in self.kinds]
-        return f"{replace(self, layers=1, dense_layers=(), windows=())} {kinds}"
+        kinds = [self.kind_of(layer) for layer in self.kinds]
+        alike = replace(
+            self, layers=1, dense_layers=(), windows=(), recurrence=None, recurrent_layers=()
+        )
+        return f"{alike} {kinds} {self.recurrence}"
 
     @property
     def rotary_dim(self) -> int:
@@ -271,9 +320,11 @@ class ModelShape:
         return self._num_params(lambda experts: experts.top_k)
 
     def _num_params(self, used: Callable[[Experts], int]) -> int:
-        attention = self.width * (2 * self.q_size + 2 * self.kv_size)
+        attention = self.width * ((2 + self.attention_gate) * self.q_size + 2 * self.kv_size)
         ends = self.head_rows + (0 if self.tied else self.vocab_size)
-        total = self.layers * attention + ends * self.width
+        total = self.attention_layers * attention + ends * self.width
+        if self.recurrence is not None:
+            total += len(self.recurrent_layers) * self.recurrence.num_products(self.width)
         for layer in range(self.layers):
             experts = self.experts_of(layer)
             if experts is None:
@@ -282,6 +333,14 @@ class ModelShape:
                 width = used(experts) * experts.ff + experts.shared_ff
                 total += self.width * (experts.count + 3 * width)
         return total
+
+
+def make_recurrence(**sizes: Any) -> Recurrence:
+    """A recurrence of these sizes; those that cannot be are refused as other sizes of a model."""
+    try:
+        return Recurrence(**sizes)
+    except ValueError as error:
+        raise UnsupportedModel(str(error)) from None
 
 
 def rope_frequencies(shape: ModelShape) -> tuple[list[float], float]:

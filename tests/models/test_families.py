@@ -38,7 +38,7 @@ from graft.train.memory.footprint import num_parameters
 from tests.trees import random_tree
 
 CONFIGS = range(30)
-VOCABULARY, LENGTH = 53, 24
+VOCABULARY, LENGTH = 53, 40
 CPU = torch.device("cpu")
 
 
@@ -167,6 +167,40 @@ def ministral(draw: random.Random) -> dict[str, Any]:
     }
 
 
+def deltas(draw: random.Random) -> dict[str, Any]:
+    layers, kinds = draw.choice([2, 3, 4]), ["linear_attention", "full_attention"]
+    chosen = [draw.choice(kinds) for _ in range(layers - 2)]
+    key_heads = draw.choice([1, 2])
+    return {
+        "num_hidden_layers": layers,
+        "layer_types": [kinds[0], *chosen, kinds[1]],
+        "attention_bias": draw.random() < 0.3,
+        "partial_rotary_factor": draw.choice([0.5, 1.0]),
+        "linear_num_key_heads": key_heads,
+        "linear_num_value_heads": key_heads * draw.choice([1, 2]),
+        "linear_key_head_dim": draw.choice([4, 6]),
+        "linear_value_head_dim": draw.choice([4, 8]),
+        "linear_conv_kernel_dim": draw.choice([2, 4]),
+    }
+
+
+def deltas_with_experts(draw: random.Random) -> dict[str, Any]:
+    count = draw.choice([2, 5, 8])
+    return deltas(draw) | {
+        "num_experts": count,
+        "num_experts_per_tok": draw.randint(1, count),
+        "moe_intermediate_size": draw.choice([8, 12]),
+        "shared_expert_intermediate_size": draw.choice([8, 12]),
+    }
+
+
+def qwen3_next(draw: random.Random) -> dict[str, Any]:
+    return deltas_with_experts(draw) | {
+        "norm_topk_prob": draw.random() < 0.5,
+        "mlp_only_layers": draw.choice([[], [0]]),
+    }
+
+
 OWN = {
     "llama": biased,
     "mistral": lambda draw: {"sliding_window": draw.choice([None, 5, 13, 128, 4096])},
@@ -179,6 +213,9 @@ OWN = {
     "granitemoe": granite,
     "gpt_oss": gpt_oss,
     "gemma3_text": gemma,
+    "qwen3_next": qwen3_next,
+    "qwen3_5_text": deltas,
+    "qwen3_5_moe_text": deltas_with_experts,
 }
 """The entries of each family, drawn at random."""
 
@@ -190,9 +227,11 @@ def peer(family: str, number: int) -> Any:
     config = AutoConfig.for_model(family, **common(draw) | OWN[family](draw))
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
     generator = torch.Generator().manual_seed(number)
+    # states sum rounding errors up over all tokens, and large weights multiply them
+    recurrent = bool(FAMILIES[family].recurrence)
     with torch.no_grad():
         for parameter in model.parameters():
-            parameter.normal_(0.0, 0.4, generator=generator)
+            parameter.normal_(0.0, 0.25 if recurrent else 0.4, generator=generator)
         for name, buffer in model.named_buffers():
             if "correction" in name:  # part of the choice, not trained by gradients
                 buffer.normal_(0.0, 0.4, generator=generator)
@@ -243,7 +282,7 @@ def test_logits_and_gradients_are_transformers(family: str, number: int, tmp_pat
     theirs = folder_names(model, {name: p.grad for name, p in model.named_parameters()})
     assert set(ours) == set(theirs)
     for name, grad in theirs.items():
-        scale = float(grad.abs().max()) + 0.02  # some are 0 but for rounding
+        scale = float(grad.abs().max()) + 0.05  # some are 0 but for rounding
         torch.testing.assert_close(ours[name], grad, atol=2e-4 * scale, rtol=1e-3)
 
 
@@ -274,7 +313,8 @@ def test_parameters_are_counted(family: str, number: int) -> None:
     decoder = Decoder(shape)
     assert num_parameters(shape) == sum(p.numel() for p in decoder.parameters())
     assert shape.num_active_params <= shape.num_params
-    targets = [name for name in TARGETS if name != "lm_head"]
+    names = [name for name in hf_rows(shape, split_experts=True) if name != "lm_head.weight"]
+    targets = [target for target in TARGETS if any(f".{target}." in name for name in names)]
     lora = Lora(decoder, rank=2, alpha=2, targets=targets)
     assert num_trained(shape, 2, targets) == sum(p.numel() for p in lora.parameters())
 

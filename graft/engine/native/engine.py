@@ -20,6 +20,7 @@ from graft.engine.native.drafts.attempts import BurstDrafter
 from graft.engine.native.drafts.drafter import Drafter
 from graft.engine.native.kv.pages import Pages, pool_tokens
 from graft.engine.native.kv.sequences import SequenceTree
+from graft.engine.native.kv.states import States
 from graft.engine.native.loop import EngineLoop
 from graft.engine.native.mirror import CallMirror
 from graft.engine.native.request import SampleRequest
@@ -104,7 +105,15 @@ class NativeEngine:
         num_pages = kv_tokens // page_size
         stored = decoder.device, decoder.dtype, decoder.rounds_kv
         pages = Pages(decoder.own_shape, num_pages, page_size, *stored)
-        self._tree = SequenceTree(pages)
+        states = None
+        if decoder.shape.recurrence is not None:
+            if kernels:
+                raise EngineError(
+                    "models with recurrent layers are computed on a CPU: there are no kernels for them yet; "
+                    "use engine.name=vllm on a GPU"
+                )
+            states = States(decoder.own_shape, kv_tokens, decoder.device)
+        self._tree = SequenceTree(pages, states)
         self._scheduler = Scheduler(
             self._tree,
             prefill_chunk=prefill_chunk,
@@ -114,6 +123,7 @@ class NativeEngine:
         if drafts not in ("auto", "off"):
             raise ValueError(f"drafts={drafts!r}: must be 'auto' or 'off'")
         has_drafts = drafts == "auto" and decoder.order is not None and group is None
+        has_drafts = has_drafts and states is None  # a wrong draft would be in the states
         drafter: Drafter | BurstDrafter | None = None
         if kernels:
             from graft.engine.native.cuda.runner import CudaRunner

@@ -317,6 +317,8 @@ class EngineLoop:
         for sequence in self.tree.sequences:
             self.tree.drop(sequence)
         self.tree.pages.wipe()
+        if self.tree.states is not None:
+            self.tree.states.wipe()
 
 
 def find_rows(requests: Sequence[SampleRequest]) -> None:

@@ -229,7 +229,7 @@ class Scheduler:
         pages = self.tree.pages
         while not self.tree.reserve(sequence, length):
             short = self.tree.missing_pages(sequence, length) - pages.free
-            if self._evict(self._idle(), short):
+            if self._evict(self._idle(), max(short, 1)):  # 1: state slots are short
                 continue
             youngest = self.running[-1]
             if youngest is not request:
@@ -240,7 +240,7 @@ class Scheduler:
                 continue
             if len(self.running) > 1:
                 return False
-            if self._evict(self._adopted_stems(sequence), short):
+            if self._evict(self._adopted_stems(sequence), max(short, 1)):
                 continue
             request.fail(
                 EngineError(

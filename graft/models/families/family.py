@@ -35,5 +35,7 @@ class Family:
     """Whether checkpoints may hold layers after the last one, for predicting several tokens: left out."""
     positions: int = 32_768
     """transformers' default of max_position_embeddings."""
+    recurrence: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """Fields of Recurrence that this family decides, for a shape from a recipe; empty: it has none."""
     switches: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """Fields of ModelShape whose value in this family is not the default, for a shape from a recipe."""

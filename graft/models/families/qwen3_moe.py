@@ -19,15 +19,20 @@ def read(config: Config) -> dict[str, Any]:
         ff=read_count(config, "moe_intermediate_size", 768),
         renormalise=read_switch(config, "norm_topk_prob"),
     )
+    return {
+        **{name: value for name, value in qwen3.read(config).items() if name != "head_dim"},
+        "experts": experts,
+        "dense_layers": read_dense_layers(config),
+    }
+
+
+def read_dense_layers(config: Config) -> tuple[int, ...]:
+    """The layers that have a plain MLP."""
     plain, step = config.get("mlp_only_layers") or [], read_count(config, "decoder_sparse_step", 1)
     layers = read_count(config, "num_hidden_layers")
     if not isinstance(plain, list) or not all(isinstance(layer, int) for layer in plain):
         raise wrong_entry("mlp_only_layers", plain, "need a list of layer numbers")
-    return {
-        **{name: value for name, value in qwen3.read(config).items() if name != "head_dim"},
-        "experts": experts,
-        "dense_layers": tuple(i for i in range(layers) if i in plain or (i + 1) % step),
-    }
+    return tuple(i for i in range(layers) if i in plain or (i + 1) % step)
 
 
 def write(shape: ModelShape) -> dict[str, Any]:

@@ -17,7 +17,9 @@ from graft.models.families import (
     olmoe,
     qwen2,
     qwen3,
+    qwen3_5,
     qwen3_moe,
+    qwen3_next,
 )
 from graft.models.families.entries import (
     read_count,
@@ -28,14 +30,19 @@ from graft.models.families.entries import (
     wrong_entry,
 )
 from graft.models.families.family import Config, Family
+from graft.models.recurrence import Recurrence
 from graft.models.shape import (
     ARCHITECTURES,
     Experts,
     ModelShape,
     UnsupportedModel,
     is_number,
+    make_recurrence,
     rope_frequencies,
 )
+
+ATTENDS_EVERY = 4
+"""In a shape from a recipe that does not name its recurrent layers, every fourth and the last attend."""
 
 FAMILIES: dict[str, Family] = {
     "llama": llama.FAMILY,
@@ -49,6 +56,9 @@ FAMILIES: dict[str, Family] = {
     "granitemoe": granitemoe.FAMILY,
     "gpt_oss": gpt_oss.FAMILY,
     "gemma3_text": gemma3.FAMILY,
+    "qwen3_next": qwen3_next.FAMILY,
+    "qwen3_5_text": qwen3_5.FAMILY,
+    "qwen3_5_moe_text": qwen3_5.EXPERTS,
 }
 
 
@@ -136,12 +146,34 @@ def make_shape(given: Mapping[str, Any], **more: Any) -> ModelShape:
         values["experts"] = experts = _make_experts(values.get("experts"), family)
         if family.ff_is_of_experts:
             values["ff"] = experts.ff
-    for name in ("dense_layers", "windows"):
+    if family is not None and family.recurrence:
+        values = _with_recurrence(values, family)
+    for name in ("dense_layers", "windows", "recurrent_layers"):
         if name in values:
             values[name] = _read_numbers(name, values[name])
     shape = ModelShape(**values)
     check_described(shape, config_of(shape))
     return shape
+
+
+def _with_recurrence(values: Mapping[str, Any], family: Family) -> dict[str, Any]:
+    """Sizes of the recurrence, as large as those of attention unless given, and the layers that have it."""
+    plain = ModelShape()
+    sizes = {
+        name: values.get(name, getattr(plain, name)) for name in ("heads", "kv_heads", "head_dim")
+    }
+    given, layers = values.get("recurrence", {}), values.get("layers", plain.layers)
+    known = set(Recurrence.__dataclass_fields__) - set(family.recurrence)
+    if not isinstance(given, Mapping) or not set(given) <= known or not isinstance(layers, int):
+        raise UnsupportedModel(
+            f"recurrence={given!r:.80}: may have {', '.join(sorted(known))}, such as "
+            "{key_heads: 2, key_dim: 16, value_heads: 4, value_dim: 16}"
+        )
+    alike = {"key_heads": sizes["kv_heads"], "key_dim": sizes["head_dim"]}
+    alike |= {"value_heads": sizes["heads"], "value_dim": sizes["head_dim"]}
+    chosen = [i for i in range(layers - 1) if (i + 1) % ATTENDS_EVERY]
+    recurrence = make_recurrence(**{**alike, **given, **family.recurrence})
+    return {"recurrent_layers": chosen, **values, "recurrence": recurrence}
 
 
 def _read_numbers(name: str, given: Any) -> tuple[int, ...]:
@@ -161,7 +193,8 @@ def _make_experts(given: Any, family: Family) -> Experts:
             f"experts={given}: need {', '.join(sorted(needed))}, and may have "
             f"{', '.join(sorted(known - needed))}; such as {{count: 8, top_k: 2, ff: 64}}"
         )
-    return Experts(**{**family.experts, **given})
+    shared = {"shared_ff": given["ff"]} if family.experts.get("shared_gate") else {}
+    return Experts(**{**shared, **family.experts, **given})
 
 
 def check_described(shape: ModelShape, config: Config) -> None:

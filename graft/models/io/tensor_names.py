@@ -111,16 +111,8 @@ def hf_rows(shape: ModelShape, split_experts: bool = False) -> dict[str, Paramet
 
 
 def _block_rows(shape: ModelShape, layer: int, split_experts: bool) -> dict[str, ParameterRows]:
-    q, k = shape.q_size, shape.q_size + shape.kv_size
     rows = {"input_layernorm.weight": ParameterRows("attention.norm.weight")}
-    for name, start, stop in (("q", 0, q), ("k", q, k), ("v", k, None)):
-        rows |= _linear(f"self_attn.{name}_proj", "attention.qkv", start, stop, shape.qkv_bias)
-    rows |= _linear("self_attn.o_proj", "attention.out", None, None, shape.out_bias)
-    if shape.qk_norm:
-        rows["self_attn.q_norm.weight"] = ParameterRows("attention.q_norm.weight")
-        rows["self_attn.k_norm.weight"] = ParameterRows("attention.k_norm.weight")
-    if shape.sinks:
-        rows["self_attn.sinks"] = ParameterRows("attention.sinks")
+    rows |= _recurrent_rows(shape) if shape.is_recurrent(layer) else _attention_rows(shape)
     if shape.sandwich:
         rows["post_attention_layernorm.weight"] = ParameterRows("attention.post_norm.weight")
         rows["pre_feedforward_layernorm.weight"] = ParameterRows("mlp.norm.weight")
@@ -135,7 +127,10 @@ def _block_rows(shape: ModelShape, layer: int, split_experts: bool) -> dict[str,
     if experts.router == "sigmoid":
         rows["mlp.gate.e_score_correction_bias"] = ParameterRows("mlp.correction")
     if experts.shared_ff:
-        rows |= _mlp_rows("mlp.shared_experts", 0, shape.width, experts.shared_ff, own="shared_")
+        shared = "mlp.shared_expert" if experts.shared_gate else "mlp.shared_experts"
+        rows |= _mlp_rows(shared, 0, shape.width, experts.shared_ff, own="shared_")
+    if experts.shared_gate:
+        rows["mlp.shared_expert_gate.weight"] = ParameterRows("mlp.shared_gate.weight")
     if names.gate_up and not split_experts:
         for name, parameter in ((names.gate_up, "mlp.gate_up"), (names.down, "mlp.down")):
             of_all = ParameterRows(f"{parameter}.weight", experts=experts.count)
@@ -151,6 +146,39 @@ def _block_rows(shape: ModelShape, layer: int, split_experts: bool) -> dict[str,
             matrices |= _alternating_rows(name, number, experts.ff)
         rows |= matrices
     return rows
+
+
+def _attention_rows(shape: ModelShape) -> dict[str, ParameterRows]:
+    q = (1 + shape.attention_gate) * shape.q_size
+    k = q + shape.kv_size
+    rows: dict[str, ParameterRows] = {}
+    for name, start, stop in (("q", 0, q), ("k", q, k), ("v", k, None)):
+        rows |= _linear(f"self_attn.{name}_proj", "attention.qkv", start, stop, shape.qkv_bias)
+    rows |= _linear("self_attn.o_proj", "attention.out", None, None, shape.out_bias)
+    if shape.qk_norm:
+        rows["self_attn.q_norm.weight"] = ParameterRows("attention.q_norm.weight")
+        rows["self_attn.k_norm.weight"] = ParameterRows("attention.k_norm.weight")
+    if shape.sinks:
+        rows["self_attn.sinks"] = ParameterRows("attention.sinks")
+    return rows
+
+
+def _recurrent_rows(shape: ModelShape) -> dict[str, ParameterRows]:
+    sizes = shape.recurrence
+    assert sizes is not None
+    rows: dict[str, ParameterRows] = {}
+    start = 0
+    for name, (count, _) in sizes.products(shape.width).items():
+        if name.startswith("in_proj"):
+            part = ParameterRows("attention.inputs.weight", start, start + count)
+            rows[f"linear_attn.{name}.weight"] = part
+            start += count
+    own = {"conv1d.weight": "conv", "dt_bias": "dt_bias", "A_log": "a_log"}
+    own |= {"norm.weight": "head_norm.weight", "out_proj.weight": "out.weight"}
+    return rows | {
+        f"linear_attn.{name}": ParameterRows(f"attention.{parameter}")
+        for name, parameter in own.items()
+    }
 
 
 def _mlp_rows(

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from graft.models.angles import HeadRotation
 from graft.models.kv_slots import KVSlots
 from graft.models.layers.sublayer import Norm, Sublayer
-from graft.models.ops import attend_qkv, gather_rows, qk_rotate_to_slots
+from graft.models.ops import attend_qkv, elementwise, gather_rows, qk_rotate_to_slots
 from graft.models.shape import ModelShape
 
 Attend = Callable[..., Tensor]
@@ -28,8 +28,9 @@ class Attention(Sublayer):
 
     def __init__(self, shape: ModelShape, index: int) -> None:
         super().__init__(shape)
-        self.index, self.shape, self.rounds_kv = index, shape, False
-        qkv_size = shape.q_size + 2 * shape.kv_size
+        self.index, self.shape, self.rounds_kv = shape.ordinal(index), shape, False
+        # with a gate each query head is followed by its gate
+        qkv_size = (1 + shape.attention_gate) * shape.q_size + 2 * shape.kv_size
         self.qkv = nn.Linear(shape.width, qkv_size, bias=shape.qkv_bias)
         self.q_norm = self.k_norm = None
         if shape.qk_norm:
@@ -51,10 +52,21 @@ class Attention(Sublayer):
     ) -> tuple[Tensor, Tensor | None]:
         """The stream and its pending addition; with `rows` [R] only theirs, in this order."""
         x, qkv = self.norm_linear(x, delta, self.qkv)
+        gate = None
+        if self.shape.attention_gate:
+            qkv, gate = self._split_gate(qkv)
         attended = self._attend(qkv, cos, sin, attend, kv_slots)
+        if gate is not None:
+            attended = attended * elementwise(torch.sigmoid, gate)
         if rows is not None:
             x, attended = gather_rows(x, rows), gather_rows(attended, rows)
         return self.add_linear(x, attended, self.out)
+
+    def _split_gate(self, mixed: Tensor) -> tuple[Tensor, Tensor]:
+        """q|k|v and the gate [T, H*d] of rows in which every query head is followed by its gate."""
+        size, head_dim = self.shape.q_size, self.shape.head_dim
+        q, gate = mixed[:, : 2 * size].unflatten(1, (-1, 2, head_dim)).unbind(2)
+        return torch.cat([q.flatten(1), mixed[:, 2 * size :]], 1), gate.flatten(1)
 
     def _attend(
         self, qkv: Tensor, cos: Tensor, sin: Tensor, attend: Attend, kv_slots: KVSlots | None

@@ -22,7 +22,14 @@ from torch import Tensor, nn
 
 from graft.models.device import has_kernels
 from graft.models.layers.sublayer import Sublayer
-from graft.models.ops import clamped_gate, gather_rows, linear, router_logits, silu_gate
+from graft.models.ops import (
+    clamped_gate,
+    elementwise,
+    gather_rows,
+    linear,
+    router_logits,
+    silu_gate,
+)
 from graft.models.shape import Experts, ModelShape
 
 
@@ -41,6 +48,8 @@ class ExpertMLP(Sublayer):
         if experts.shared_ff:
             self.shared_gate_up = nn.Linear(shape.width, 2 * experts.shared_ff, bias=False)
             self.shared_down = nn.Linear(experts.shared_ff, shape.width, bias=False)
+        if experts.shared_gate:
+            self.shared_gate = nn.Linear(shape.width, 1, bias=False)
         self.load: Tensor | None = None
         """[E] rows of each expert in training, since `take_loads`."""
         self.is_watched = False
@@ -71,6 +80,7 @@ class ExpertMLP(Sublayer):
         if not len(x):  # every weight still gets a gradient, of zeros, as in other layers
             used = [self.gate_up, self.down]
             used += [self.shared_gate_up, self.shared_down] if self.experts.shared_ff else []
+            used += [self.shared_gate] if self.experts.shared_gate else []
             weights = [weight for layer in used for weight in (layer.weight, layer.bias)]
             sums = (weight.sum() for weight in weights if weight is not None)
             return x + sum(sums, weights_Tk.sum()) * 0.0
@@ -78,7 +88,11 @@ class ExpertMLP(Sublayer):
         mixed = mix(x, weights_Tk, chosen_Tk)
         if self.experts.shared_ff:
             inner = linear(x, self.shared_gate_up.weight, order=self.order)
-            mixed = mixed + linear(inner, self.shared_down.weight, gate="silu", order=self.order)
+            shared = linear(inner, self.shared_down.weight, gate="silu", order=self.order)
+            if self.experts.shared_gate:
+                share = router_logits(x, self.shared_gate.weight, self.order)
+                shared = shared * elementwise(torch.sigmoid, share).to(shared.dtype)
+            mixed = mixed + shared
         return mixed
 
     def _count(self, load_E: Tensor) -> None:

@@ -37,8 +37,21 @@ from graft.models.shape import ModelShape
 PREFIX = "base_model.model."
 """PEFT's prefix of module names."""
 HEAD = "lm_head"
-TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", HEAD)
+DENSE = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", HEAD)
 """Modules that can have an adapter: the matrices of a block, and a head that is not tied."""
+
+RECURRENT = (
+    "in_proj_qkv",
+    "in_proj_z",
+    "in_proj_b",
+    "in_proj_a",
+    "in_proj_qkvz",
+    "in_proj_ba",
+    "out_proj",
+)
+"""Those of recurrent layers, by family."""
+
+TARGETS = DENSE + RECURRENT
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +106,17 @@ class Lora(nn.Module):
             Target(name, weight, rows, _host_copy(source.detach()[rows], weight.device))
             for name, weight, source, rows in _find(decoder, base or decoder, self.names)
         ]
+        named = {target.name.rpartition(".")[2] for target in self.targets}
+        if missing := [name for name in self.names if name not in named]:
+            known = [
+                name
+                for name in TARGETS
+                if any(f".{name}." in each for each in hf_rows(decoder.shape))
+            ]
+            raise ValueError(
+                f"target {missing[0]!r}: no layer of this {decoder.shape.family} model has it; "
+                f"it has {', '.join(known)}"
+            )
         kind = torch.promote_types(decoder.dtype, torch.float32)
         generator = torch.Generator().manual_seed(seed)
         self.down, self.up = nn.ParameterList(), nn.ParameterList()  # A and B
@@ -211,13 +235,17 @@ def target_sizes(shape: ModelShape, targets: Sequence[str]) -> list[tuple[int, i
     """(out, in) of every matrix that has an adapter, without creating any."""
     width, q, kv = shape.width, shape.q_size, shape.kv_size
     sizes = {
-        "q_proj": (q, width),
+        "q_proj": ((1 + shape.attention_gate) * q, width),
         "k_proj": (kv, width),
         "v_proj": (kv, width),
         "o_proj": (width, q),
     }
     names = list(dict.fromkeys(targets))
-    found = [sizes[name] for name in names if name in sizes] * shape.layers
+    found = [sizes[name] for name in names if name in sizes] * shape.attention_layers
+    if shape.recurrence is not None:
+        products = shape.recurrence.products(width)
+        of_layer = [products[name] for name in names if name in products]
+        found += of_layer * len(shape.recurrent_layers)
     for layer in range(shape.layers):
         experts = shape.experts_of(layer)
         count, ff = (1, shape.ff) if experts is None else (experts.count, experts.ff)

@@ -54,7 +54,7 @@ class KernelAttention:
         in_order: bool = False,
         windows: tuple[int, ...] = (),
     ) -> None:
-        self.windows = windows
+        self.windows, self.runs = windows, runs
         self.blocks = {
             window: BlockLists.of(ends, device, window, runs) for window in set(windows or (0,))
         }
@@ -120,7 +120,7 @@ class TreeAttention:
         device: torch.device,
         windows: tuple[int, ...] = (),
     ) -> None:
-        self.groups, self.windows = heads // kv_heads, windows
+        self.groups, self.windows, self.runs = heads // kv_heads, windows, runs
         total = sum(run.stop - run.start for run in runs)
         self.buckets: list[tuple[Tensor, Tensor, dict[int, Tensor]]] = []
         order: list[Tensor] = []

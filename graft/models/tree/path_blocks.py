@@ -54,7 +54,7 @@ class PathBlocks:
             own = -(-(odd + length) // BLOCK)
             rows = np.zeros(own * BLOCK, np.int64)
             if odd:
-                rows[:odd] = _last(path, odd)
+                rows[:odd] = last_tokens(path, odd)
             rows[odd : odd + length] = np.arange(run.start, run.stop)
             index.append(rows)
             before = tables[path[-1][0]][:known] if known else []
@@ -73,7 +73,7 @@ class PathBlocks:
         return cls(**transfer(small, device))
 
 
-def _last(path: list[tuple[int, int]], count: int) -> np.ndarray:
+def last_tokens(path: list[tuple[int, int]], count: int) -> np.ndarray:
     """The last `count` tokens of a path."""
     parts: list[np.ndarray] = [np.zeros(0, dtype=np.int64)]
     for start, stop in reversed(path):

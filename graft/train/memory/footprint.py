@@ -49,12 +49,18 @@ def adapter_gradient_bytes(
     kinds = [shape.experts_of(layer) for layer in shape.kinds]
     stored = max(shape.ff if kind is None else kind.count * kind.ff for kind in kinds)
     whole = {
-        "qkv": (shape.q_size + 2 * shape.kv_size) * shape.width,
+        "qkv": ((1 + shape.attention_gate) * shape.q_size + 2 * shape.kv_size) * shape.width,
         "gate_up": 2 * stored * shape.width,
         "o_proj": shape.q_size * shape.width,
         "down_proj": stored * shape.width,
         "lm_head": shape.head_rows * shape.width,
     }
+    if shape.recurrence is not None:
+        products = shape.recurrence.products(shape.width)
+        first = tuple(name for name in products if name != "out_proj")
+        fused["inputs"] = first
+        whole["inputs"] = sum(out * into for out, into in (products[name] for name in first))
+        whole["out_proj"] = shape.recurrence.value_size * shape.width
     trained = {next((w for w, parts in fused.items() if name in parts), name) for name in targets}
     if shape.extra:
         trained.add("lm_head")  # rows beyond the vocabulary are trained
@@ -68,17 +74,20 @@ def adapter_gradient_bytes(
 def num_parameters(shape: ModelShape) -> int:
     """All weights, norms and biases included."""
     width, q, kv = shape.width, shape.q_size, shape.kv_size
-    small = (4 if shape.sandwich else 2) * width
-    small += (q + kv if shape.joint_norm else 2 * shape.head_dim) * shape.qk_norm
-    small += (q + 2 * kv) * shape.qkv_bias + width * shape.out_bias
-    small += (2 * shape.ff + width) * shape.mlp_bias
-    small += shape.heads * shape.sinks
+    small = (4 if shape.sandwich else 2) * width + (2 * shape.ff + width) * shape.mlp_bias
+    mixer = (q + kv if shape.joint_norm else 2 * shape.head_dim) * shape.qk_norm
+    mixer += ((1 + shape.attention_gate) * q + 2 * kv) * shape.qkv_bias + width * shape.out_bias
+    mixer += shape.heads * shape.sinks
+    mixers = shape.attention_layers * mixer
+    if shape.recurrence is not None:
+        mixers += len(shape.recurrent_layers) * shape.recurrence.num_others
     experts, routed = shape.experts, shape.layers - len(shape.dense_layers)
     of_experts = 0
     if experts is not None:
         of_experts = experts.count * (experts.router == "sigmoid")
         of_experts += experts.count * (1 + 2 * experts.ff + width) * experts.biased
-    return shape.num_params + shape.layers * small + routed * of_experts + width
+        of_experts += width * experts.shared_gate
+    return shape.num_params + shape.layers * small + mixers + routed * of_experts + width
 
 
 def activation_bytes(

@@ -22,6 +22,7 @@ from torch import Tensor
 from graft.engine.native.kv.pages import PAD_PAGE, Pages
 from graft.engine.native.kv.sequences import Sequence, SequenceTree
 from graft.models.decoder import Attend
+from graft.models.layers.paths import Paths
 from graft.models.tile_attention import LANES, attend_rows
 
 Ints = NDArray[np.int64]
@@ -37,8 +38,13 @@ class Bucket(Protocol):
     ) -> Tensor: ...
 
 
-def paged(pages: Pages, write_rows: Tensor, buckets: list[Bucket]) -> Attend:
-    """The `attend` of a step: store the new keys and values, then attend bucket by bucket."""
+def paged(
+    pages: Pages, write_rows: Tensor, buckets: list[Bucket], paths: Paths | None = None
+) -> Attend:
+    """The `attend` of a step: store the new keys and values, then attend bucket by bucket.
+
+    paths   of the step's tokens, in models with recurrent layers
+    """
     sizes = [bucket.tokens for bucket in buckets]
 
     def attend(layer: int, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None = None) -> Tensor:
@@ -49,6 +55,7 @@ def paged(pages: Pages, write_rows: Tensor, buckets: list[Bucket]) -> Attend:
         paired = zip(buckets, parts, strict=True)
         return torch.cat([bucket.attend(pages, layer, *qkv, sinks) for bucket, qkv in paired])
 
+    attend.paths = paths  # type: ignore[attr-defined]
     return attend
 
 

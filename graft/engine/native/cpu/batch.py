@@ -10,6 +10,7 @@ from torch import Tensor
 
 from graft.engine.native.cpu.attention import Bucket, Extend, PageLayout
 from graft.engine.native.cpu.decode_batch import DecodeCache
+from graft.engine.native.cpu.recurrence import StepPaths
 from graft.engine.native.drafts.verification import DrawPlace, places_of
 from graft.engine.native.kv.sequences import Sequence, SequenceTree
 from graft.engine.native.kv.siblings import split_by_pages, split_by_size
@@ -27,6 +28,8 @@ class StepBatch:
     buckets: list[Bucket]
     last: Tensor
     places: list[DrawPlace]
+    paths: StepPaths | None = None
+    """In models with recurrent layers."""
 
 
 class StepBatcher:
@@ -71,7 +74,11 @@ class StepBatcher:
             if work.request is not None:
                 places += places_of(work.request, work.draft)
                 last += range(stop - 1 - work.num_tokens + work.count, stop)
+        paths = None
+        if self.tree.states is not None:
+            paths = StepPaths(self.tree.states, order, count.tolist())
         return StepBatch(
+            paths=paths,
             tokens=self.layout.tensor(np.array(tokens)),
             positions=self.layout.tensor(position),
             write_rows=self.layout.tensor(write.ravel()),

@@ -56,7 +56,9 @@ class CpuRunner:
         batch = self.batcher.build(works)
         pages = self.tree.pages
         pages.flush_copies()
-        attend = paged(pages, batch.write_rows, batch.buckets)
+        if self.tree.states is not None:
+            self.tree.states.flush_copies()
+        attend = paged(pages, batch.write_rows, batch.buckets, batch.paths)
         is_decoding = len(batch.last) == len(batch.tokens)  # no token but those drawn after
         rows = None if is_decoding else batch.last
         hidden = self.decoder(batch.tokens, batch.positions, attend, rows=rows)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from graft.engine.native.kv.slots import Slots
 from graft.models.device import has_kernels
 from graft.models.kv_slots import SCALE_DTYPE, dequantise, quantise
 from graft.models.shape import ModelShape
@@ -24,11 +25,8 @@ CPU_BYTES = 2 << 30
 GPU_SHARE = 0.4  # of the memory free when the engine starts: the trainer needs the rest
 
 
-class Pages:
-    """Free list, reference counts and the tensor behind them.
-
-    take(2) -> [1, 2]; share([1]) -> page 1 has two references; release([1, 2]) -> 2 is free, 1 is not.
-    """
+class Pages(Slots):
+    """Slots of a page each, and the tensor behind them."""
 
     def __init__(
         self,
@@ -39,53 +37,28 @@ class Pages:
         dtype: torch.dtype,
         rounds: bool = False,
     ) -> None:
-        self.size, self.total, self.dtype = page_size, num_pages, dtype
+        super().__init__(num_pages)
+        self.size, self.dtype = page_size, dtype
         self.kv_heads, self.head_dim = shape.kv_heads, shape.head_dim
         self.windows = shape.windows
         self.horizon = max(shape.windows) if shape.windows and all(shape.windows) else 0
         """How many positions a token sees in the layer that sees most; 0: all."""
         # zeros, not empty: a masked key has weight 0, and 0 * NaN would still be NaN
         self.pool = torch.zeros(
-            (shape.layers, 2, num_pages + 1, shape.kv_heads, page_size, shape.head_dim),
+            (shape.attention_layers, 2, num_pages + 1, shape.kv_heads, page_size, shape.head_dim),
             device=device,
             dtype=torch.uint8 if rounds else dtype,
         )
         self.scales = None
         if rounds:
             self.scales = self.pool.new_zeros(self.pool.shape[:-1], dtype=SCALE_DTYPE)
-        self._rows = self.pool.view(shape.layers, 2, -1, shape.head_dim)
-        self._tiles = self.pool.view(shape.layers, 2, -1, page_size * shape.head_dim)
-        self._free = list(range(num_pages, 0, -1))  # pop() takes low numbers first
-        self._ref_counts = [0] * (num_pages + 1)
+        self._rows = self.pool.view(shape.attention_layers, 2, -1, shape.head_dim)
+        self._tiles = self.pool.view(shape.attention_layers, 2, -1, page_size * shape.head_dim)
         self._copies: list[tuple[int, int]] = []
 
     def window(self, layer: int) -> int:
         """How many positions the tokens of a layer see; 0: all."""
         return self.windows[layer] if self.windows else 0
-
-    @property
-    def free(self) -> int:
-        return len(self._free)
-
-    def ref_count(self, page: int) -> int:
-        return self._ref_counts[page]
-
-    def take(self, count: int) -> list[int]:
-        """`count` new pages with one reference each; the caller has checked `free`."""
-        taken = [self._free.pop() for _ in range(count)]
-        for page in taken:
-            self._ref_counts[page] = 1
-        return taken
-
-    def share(self, pages: list[int]) -> None:
-        for page in pages:
-            self._ref_counts[page] += 1
-
-    def release(self, pages: list[int]) -> None:
-        for page in pages:
-            self._ref_counts[page] -= 1
-            if self._ref_counts[page] == 0:
-                self._free.append(page)
 
     def copy_later(self, source: int, target: int) -> None:
         """Copy a page before the next write; `flush_copies` does all copies of a step in one call."""
@@ -150,7 +123,7 @@ class Pages:
 def kv_bytes(shape: ModelShape, dtype: torch.dtype, rounds: bool = False) -> int:
     """Bytes of one token's keys and values in all layers; rounded: a byte for each number, two for a row."""
     row = shape.head_dim + SCALE_DTYPE.itemsize if rounds else shape.head_dim * dtype.itemsize
-    return 2 * shape.layers * shape.kv_heads * row
+    return 2 * shape.attention_layers * shape.kv_heads * row
 
 
 def pool_tokens(

@@ -15,6 +15,9 @@ first, so that siblings share again.
 
 Where every layer has a window, pages that no later token sees are released as a sequence grows, and are
 PAD_PAGE in it; a fork from so early that it would see them is computed again.
+
+In models with recurrent layers a sequence has slots for their states and rows too (`states`), which are
+taken, shared and released with its pages.
 """
 
 from __future__ import annotations
@@ -24,6 +27,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from graft.engine.native.kv.pages import PAD_PAGE, Pages
+from graft.engine.native.kv.states import Carried, States
+from graft.models.recurrence import CHUNK
 from graft.models.tree.path_blocks import SEGMENT
 
 ROWS = 1024
@@ -48,13 +53,15 @@ class Sequence:
     freed: int = 0  # first pages, which no token after `cached` sees
     num_children: int = 0  # sequences whose stem this is
     last_used: int = 0  # the step that last computed or adopted it
+    carried: Carried = field(default_factory=Carried)
 
 
 class SequenceTree:
     """All open sequences, and the table of their pages, one row each, which batches index."""
 
-    def __init__(self, pages: Pages) -> None:
-        self.pages = pages
+    def __init__(self, pages: Pages, states: States | None = None) -> None:
+        """`states` of models with recurrent layers."""
+        self.pages, self.states = pages, states
         self.sequences: dict[Sequence, None] = {}  # an ordered set
         # [rows, longest sequence in pages]; both grow by doubling
         self.table = np.full((ROWS, 16), PAD_PAGE, dtype=np.int64)
@@ -123,7 +130,7 @@ class SequenceTree:
         """
         self._free_unseen(sequence)
         missing = self.missing_pages(sequence, length)
-        if missing > self.pages.free:
+        if missing > self.pages.free or not self._reserve_states(sequence, length):
             return False
         tail = self._shared_tail(sequence)
         if tail is not None:  # half-full, and another sequence may write here: take a copy
@@ -136,7 +143,18 @@ class SequenceTree:
         if missing:
             self._extend(sequence, self.pages.take(missing))
         sequence.writable = len(sequence.pages) * self.pages.size
+        if self.states is not None:  # the next chunk needs slots of its own
+            sequence.writable = min(sequence.writable, -(-length // CHUNK) * CHUNK)
         return True
+
+    def _reserve_states(self, sequence: Sequence, length: int) -> bool:
+        """Slots for the states; those that nobody goes on from are dropped for it."""
+        if self.states is None:
+            return True
+        if not self.states.states.free:
+            oldest = sorted(self.sequences, key=lambda each: each.last_used)
+            self.states.make_room(each.carried for each in oldest)
+        return self.states.reserve(sequence.carried, sequence.cached, length)
 
     def drop(self, sequence: Sequence) -> None:
         """Release its pages; keys and values are computed again on next use."""
@@ -144,12 +162,14 @@ class SequenceTree:
             self.pages.release(sequence.pages[sequence.freed :])
             self.table[sequence.row, : len(sequence.pages)] = PAD_PAGE
             sequence.pages = []
+        if self.states is not None:
+            self.states.drop(sequence.carried)
         sequence.cached = sequence.writable = sequence.freed = 0
 
     def truncate(self, sequence: Sequence, length: int) -> None:
         """Remove the tokens after `length`, and their pages."""
         del sequence.tokens[length:]
-        cached = min(sequence.cached, length - 1)
+        cached = self._reach(sequence, sequence, min(sequence.cached, length - 1))
         if sequence.freed > self._num_unseen(cached):
             self.drop(sequence)
             return
@@ -159,6 +179,9 @@ class SequenceTree:
         del sequence.pages[keep:]
         sequence.cached = cached
         sequence.writable = min(sequence.writable, keep * self.pages.size)
+        if self.states is not None:
+            sequence.writable = 0
+            self.states.rewind(sequence.carried, cached)
 
     def _insert_stem(self, above: Sequence, length: int) -> Sequence:
         """A stem of the first `length` tokens, inserted between `above` and its stem."""
@@ -201,10 +224,22 @@ class SequenceTree:
         see some that are released."""
         if other.freed > self._num_unseen(cached):
             return
+        cached = self._reach(sequence, other, cached)
+        if self.states is not None:
+            self.states.share(sequence.carried, other.carried, cached)
         shared = other.pages[: -(-cached // self.pages.size)]
         self.pages.share(shared[other.freed :])
         self._extend(sequence, shared)
         sequence.cached, sequence.freed = cached, other.freed
+
+    def _reach(self, sequence: Sequence, other: Sequence, wanted: int) -> int:
+        """With how many of the first `wanted` tokens of `other` the sequence can begin: as many as have a
+        state; 0 if these are fewer than its stem has."""
+        if self.states is None:
+            return wanted
+        found = self.states.reach(other.carried, other.cached, wanted)
+        stem = 0 if sequence.stem is None else len(sequence.stem.tokens)
+        return found if found >= stem else 0
 
     def _extend(self, sequence: Sequence, pages: list[int]) -> None:
         start, stop = len(sequence.pages), len(sequence.pages) + len(pages)

@@ -1,0 +1,205 @@
+"""The paths of a step's tokens, for layers that carry a state: the engine's form of `models.layers.paths`.
+
+    sequence   cached   tokens of the step   parts in chunks of 4
+    0          10       1                    row 2
+    1          2        7                    rows 2 3 | rows 0 1 2 3 | row 0
+
+Part i of all sequences makes round i. A round reads the states at the beginning of its chunks and the rows so
+far, writes its rows one after the other, and computes the states at the ends of chunks that are then full.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from graft.engine.native.kv.sequences import Sequence
+from graft.engine.native.kv.states import States, StepSlots
+from graft.models.layers.chunks import ScanInputs, next_state, write_rows
+from graft.models.recurrence import CHUNK
+
+
+@dataclass(slots=True)
+class Part:
+    """The tokens of one sequence that lie in one chunk."""
+
+    owner: int
+    """The number of the sequence in the step."""
+    first: int
+    """Its first token among those of the step."""
+    at: int
+    """The row of this token in its chunk."""
+    count: int
+    rows: int
+    """The slot of the rows before; 0: there are none."""
+    written: int
+    """The slot that takes the rows; 0: the chunk ends, and nobody reads them."""
+    end: int
+    """The slot of the state at the end of the chunk; 0: it is not kept, or the chunk goes on."""
+
+    @property
+    def is_full(self) -> bool:
+        return self.at + self.count == CHUNK
+
+
+class Round:
+    """Parts of different sequences, the longest first, as indices."""
+
+    def __init__(self, parts: list[Part], device: torch.device) -> None:
+        self.parts = sorted(parts, key=lambda part: -part.count)
+
+        def index(values: list[int]) -> Tensor:
+            return torch.tensor(values, dtype=torch.long, device=device)
+
+        self.owners = index([part.owner for part in self.parts])
+        self.rows = index([part.rows for part in self.parts])
+        self.at = index([part.at for part in self.parts])
+        self.longest = self.parts[0].count
+        self.active = [sum(part.count > i for part in self.parts) for i in range(self.longest)]
+        self.tokens = [
+            index([part.first + i for part in self.parts[:active]])
+            for i, active in enumerate(self.active)
+        ]
+        self.writers = [number for number, part in enumerate(self.parts) if part.written]
+        self.written = index([part.written for part in self.parts])
+        full = [number for number, part in enumerate(self.parts) if part.is_full]
+        self.full = index(full)
+        kept = [number for number, row in enumerate(full) if self.parts[row].end]
+        self.kept, self.ends = index(kept), index([self.parts[full[n]].end for n in kept])
+
+
+class StepPaths:
+    """What the recurrent layers read and write in one step."""
+
+    def __init__(self, states: States, order: list[Sequence], counts: list[int]) -> None:
+        """The tokens of a sequence follow each other, in this order; its slots advance by them."""
+        self.states, self.count = states, sum(counts)
+        device = states.k.device
+        rounds: list[list[Part]] = []
+        firsts = np.cumsum([0, *counts])
+        slots: list[StepSlots] = []
+        self._line: list[np.ndarray] = []
+        for owner, (sequence, count) in enumerate(zip(order, counts, strict=True)):
+            cached = sequence.cached
+            own = states.step(sequence.carried, cached, count)
+            slots.append(own)
+            for number, (start, stop) in enumerate(_parts(cached, count)):
+                is_last = stop == cached + count
+                at, is_full = start % CHUNK, stop % CHUNK == 0
+                part = Part(
+                    owner=owner,
+                    first=int(firsts[owner]) + start - cached,
+                    at=at,
+                    count=stop - start,
+                    rows=own.rows if number == 0 and at else 0,
+                    written=own.written if is_last and not is_full else 0,
+                    end=own.ends[number] if is_full else 0,
+                )
+                if number == len(rounds):
+                    rounds.append([])
+                rounds[number].append(part)
+        self.rounds = [Round(parts, device) for parts in rounds]
+        self.first_states = torch.tensor([each.state for each in slots], device=device)
+        self._index_inputs(order, counts, slots, firsts)
+
+    def _index_inputs(
+        self, order: list[Sequence], counts: list[int], slots: list[StepSlots], firsts: np.ndarray
+    ) -> None:
+        """Where the inputs of the convolution come from, and where those that later steps need go.
+
+        All are rows of one list: those before the step, `earlier` of each sequence, then the step's own.
+        """
+        earlier, device = self.states.tails.shape[2], self.states.k.device
+        offset = len(order) * earlier
+        windows: list[np.ndarray] = []
+        kept: list[tuple[int, int, np.ndarray]] = []  # row slot, first place, rows of the list
+        tails: list[tuple[int, np.ndarray]] = []
+        for owner, (sequence, count, own) in enumerate(zip(order, counts, slots, strict=True)):
+            cached, stop = sequence.cached, sequence.cached + count
+            new = offset + firsts[owner] + np.arange(count)
+            line = np.concatenate([owner * earlier + np.arange(earlier), new])
+            windows.append(line[np.arange(count)[:, None] + np.arange(earlier)])
+            for number, slot in enumerate(own.ends, start=cached // CHUNK + 1):
+                if slot:
+                    before = number * CHUNK - cached
+                    tails.append((slot, line[before : before + earlier]))
+            if own.written:
+                begin = max(stop - stop % CHUNK - cached, 0)  # tokens of the step in earlier chunks
+                place = 0 if begin or not cached % CHUNK else earlier + cached % CHUNK
+                rows = line[begin:] if place == 0 else new
+                kept.append((own.written, place, rows))
+        self.windows = torch.from_numpy(np.concatenate(windows)).to(device)
+        at = [sequence.cached % CHUNK for sequence in order]
+        self.heads = torch.tensor(at, device=device)[:, None] + torch.arange(earlier, device=device)
+        self.head_rows = torch.tensor([own.rows for own in slots], device=device)
+        self.inside = self.head_rows > 0
+        self.kept = [
+            torch.from_numpy(np.concatenate(parts)).to(device)
+            for parts in (
+                [np.zeros(0, np.int64), *(np.full(len(rows), slot) for slot, _, rows in kept)],
+                [np.zeros(0, np.int64), *(first + np.arange(len(rows)) for _, first, rows in kept)],
+                [np.zeros(0, np.int64), *(rows for _, _, rows in kept)],
+            )
+        ]
+        self.tails = torch.tensor([slot for slot, _ in tails], dtype=torch.long, device=device)
+        lines = [rows for _, rows in tails] or [np.zeros(0, np.int64)]
+        self.tail_rows = torch.from_numpy(np.concatenate(lines)).to(device)
+
+    def before(self, layer: int, x: Tensor, count: int) -> Tensor:
+        """[T, count, channels] the rows of the tokens before each; those of later steps are stored."""
+        states = self.states
+        heads = states.inputs[layer][self.head_rows[:, None], self.heads]
+        tails = states.tails[layer].index_select(0, self.first_states)
+        heads = torch.where(self.inside[:, None, None], heads, tails)
+        everything = torch.cat([heads.flatten(0, 1), x])
+        slots, places, rows = self.kept
+        states.inputs[layer].index_put_((slots, places), everything.index_select(0, rows))
+        tail = everything.index_select(0, self.tail_rows)
+        states.tails[layer].index_copy_(0, self.tails, tail.view(-1, count, x.shape[1]))
+        return everything.index_select(0, self.windows.flatten()).view(len(x), count, -1)
+
+    def scan(self, layer: int, new: ScanInputs, in_order: bool) -> Tensor:
+        """[T, H, dv] what each token reads of its state; row after row, whatever the order."""
+        del in_order
+        states = self.states
+        carried = states.state[layer].index_select(0, self.first_states)
+        found = new.v.new_empty(new.v.shape)
+        for part in self.rounds:
+            rows = states.read_rows(layer, part.rows)
+            state = carried.index_select(0, part.owners)
+            for number, (active, tokens) in enumerate(zip(part.active, part.tokens, strict=True)):
+                few = rows if active == len(state) else type(rows)(*(x[:active] for x in rows))
+                at = part.at[:active] + number
+                inputs = (None if x is None else x.index_select(0, tokens) for x in new)
+                row = ScanInputs(*inputs)  # type: ignore[arg-type]
+                found.index_copy_(0, tokens, write_rows(state[:active], few, at, row))
+            self._store(layer, part, rows)
+            if len(part.full):
+                ends = next_state(
+                    state.index_select(0, part.full),
+                    type(rows)(*(x.index_select(0, part.full) for x in rows)),
+                )
+                states.state[layer].index_copy_(0, part.ends, ends.index_select(0, part.kept))
+                carried.index_copy_(0, part.owners.index_select(0, part.full), ends)
+        return found
+
+    def _store(self, layer: int, part: Round, rows: tuple[Tensor, Tensor, Tensor]) -> None:
+        """Keep the rows of chunks that go on."""
+        for pool, new in zip((self.states.k, self.states.u, self.states.log), rows, strict=True):
+            if part.longest > 1 or len(part.writers) < len(part.parts):
+                chosen = torch.tensor(part.writers, dtype=torch.long, device=new.device)
+                pool[layer].index_copy_(0, part.written[chosen], new.index_select(0, chosen))
+            else:  # decoding: one row of each
+                number = torch.arange(len(new), device=new.device)
+                pool[layer][part.written, :, part.at] = new[number, :, part.at]
+
+
+def _parts(cached: int, count: int) -> list[tuple[int, int]]:
+    """Positions `cached` to `cached + count` in chunks: 2, 7 in chunks of 4 -> (2, 4), (4, 8), (8, 9)."""
+    stop = cached + count
+    borders = [cached, *range((cached // CHUNK + 1) * CHUNK, stop, CHUNK), stop]
+    return list(pairwise(borders))
