@@ -11,6 +11,7 @@ No probe tries every number of rows. `sampling/sampling_logp_difference` compare
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -18,7 +19,9 @@ import torch
 from torch import Tensor
 
 from graft.models.decoder import Decoder
+from graft.models.layers.chunks import ChunkRows, ScanInputs, empty_rows, write_rows
 from graft.models.product_probe import find_kernel_order
+from graft.models.recurrence import CHUNK
 from graft.models.row_order import RowOrder
 from graft.models.tile_attention import attend_rows, padded_length
 
@@ -30,8 +33,8 @@ CANDIDATES = (
 COUNTS = (*range(1, 18), 23, 24, 31, 32, 33, 48, 64, 100, 129, 255)
 """Numbers of rows that are compared with all of them at once."""
 
-MAX_FLOPS = 1e9
-"""Of one pass over all rows: they are at most 400, and fewer for large models."""
+MAX_ROWS, MAX_FLOPS = 400, 1e9
+"""Of one pass over all rows; there are fewer of large models."""
 
 _found: dict[tuple[str, int, bool], RowOrder | None] = {}
 
@@ -67,7 +70,7 @@ def _try(decoder: Decoder, order: RowOrder) -> RowOrder | None:
 
 
 def _num_rows_of(parameters: int) -> int:
-    return max(24, min(400, int(MAX_FLOPS / (2 * parameters))))
+    return max(24, min(MAX_ROWS, int(MAX_FLOPS / (2 * parameters))))
 
 
 def _num_rows(decoder: Decoder, layer: int) -> int:
@@ -115,12 +118,38 @@ def _block_rows(decoder: Decoder, layer: int) -> Callable[[int, int], Tensor]:
             found = attend_rows(rows.flatten(1, 2)[None], keys, values, *how)
             return found[0].unflatten(1, (group, -1)).permute(2, 0, 1, 3).flatten(1, 2)
 
+        if shape.is_recurrent(layer):
+            attend.paths = _ProbePaths(start, stop)  # type: ignore[attr-defined]
         x = order.padded(stream[start:stop])
         cos, sin = decoder.rope(order.padded(positions), layer)
         x, delta = block(x, None, cos, sin, order.padded_attend(attend, stop - start))
         return torch.cat(decoder.norm(x, delta), dim=1)[: stop - start]
 
     return compute
+
+
+class _ProbePaths:
+    """`layers.paths.Paths` of rows that each are in a chunk of their own, after rows of noise."""
+
+    def __init__(self, start: int, stop: int) -> None:
+        self.start, self.stop, self.count = start, stop, stop - start
+
+    def before(self, layer: int, x: Tensor, count: int) -> Tensor:
+        del layer
+        return self._noise(count, x.shape[1], seed=4)
+
+    def scan(self, layer: int, new: ScanInputs, in_order: bool) -> Tensor:
+        del layer, in_order
+        heads, value_dim = new.v.shape[1:]
+        rows = ChunkRows(*(self._noise(*x.shape[1:], seed=5) for x in empty_rows(1, new)))
+        rows.log.abs_().neg_()
+        state = self._noise(heads, value_dim, new.k.shape[2], seed=6)
+        return write_rows(state, rows, torch.arange(self.start, self.stop) % CHUNK, new)
+
+    def _noise(self, *size: int, seed: int) -> Tensor:
+        """Rows `start` to `stop` of noise."""
+        rows = _noise(MAX_ROWS, math.prod(size), seed)[self.start : self.stop]
+        return rows.view(-1, *size).clone()
 
 
 def _head_rows(decoder: Decoder) -> Callable[[int, int], Tensor]:

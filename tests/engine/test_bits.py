@@ -20,6 +20,7 @@ from graft.engine.native.engine import NativeEngine
 from graft.models import order_probe, tile_attention
 from graft.models.decoder import Decoder
 from graft.models.order_probe import find_order
+from graft.models.recurrence import Recurrence
 from graft.models.row_order import RowOrder
 from graft.models.shape import Experts
 from graft.models.tree.forest import Forest
@@ -166,6 +167,25 @@ SHAPES: list[dict[str, Any]] = [
         "norm_offset": True,
         "sandwich": True,
         "scales_embedding": True,
+    },
+    {
+        "family": "qwen3_next",
+        "recurrence": Recurrence("delta", 4, 2, 8, 4, 12, by_key_head=True),
+        "recurrent_layers": (0,),
+        "experts": Experts(6, 2, 20, renormalise=True, shared_ff=20, shared_gate=True),
+        "attention_gate": True,
+        "norm_offset": True,
+        "rotary_share": 0.25,
+    },
+    {
+        "family": "qwen3_5_text",
+        "layers": 3,
+        "recurrence": Recurrence("delta", 3, 3, 6, 3, 10),
+        "recurrent_layers": (0, 1),
+        "attention_gate": True,
+        "norm_offset": True,
+        "rotary_share": 0.5,
+        "tied": False,
     },
 ]
 

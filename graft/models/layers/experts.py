@@ -90,7 +90,8 @@ class ExpertMLP(Sublayer):
             inner = linear(x, self.shared_gate_up.weight, order=self.order)
             shared = linear(inner, self.shared_down.weight, gate="silu", order=self.order)
             if self.experts.shared_gate:
-                share = router_logits(x, self.shared_gate.weight, self.order)
+                # no product: with one column a library adds by the number of rows
+                share = (x.float() * self.shared_gate.weight[0].float()).sum(1, keepdim=True)
                 shared = shared * elementwise(torch.sigmoid, share).to(shared.dtype)
             mixed = mixed + shared
         return mixed
