@@ -240,7 +240,8 @@ def is_transformers_only(config: Config, source: Path | None) -> bool:
     """Whether only transformers computes the model's family."""
     if source is None or not source.is_dir():
         return False
-    return is_external(config) and bool(why_not_native(read_config(source)))
+    device = choose_device(config.model.device)
+    return is_external(config) and bool(why_not_native(read_config(source), device))
 
 
 def sampling_only(config: Config, source: Path) -> Config:
@@ -392,7 +393,8 @@ def recipe_shape(config: Config, weights: Path | None = None) -> ModelShape:
 def refuse_family(source: Path, config: Config) -> None:
     """Refuse models that our decoder does not compute where the engine is native."""
     described = read_config(source) if source.is_dir() else {}
-    if described.get("model_type") and (why := why_not_native(described)):
+    device = choose_device(config.model.device)
+    if described.get("model_type") and (why := why_not_native(described, device)):
         raise ConfigError(
             f"'{source}' is {why}; engine.name=vllm (or sglang) can train it, as transformers computes it"
         )

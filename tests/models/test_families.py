@@ -399,12 +399,14 @@ def test_adapters_of_experts_are_merged_with_the_base_folder(family: str, tmp_pa
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_family_is_native(family: str) -> None:
-    assert not why_not_native(config_of(drawn_shape(family)))
+def test_where_a_family_is_native(family: str) -> None:
+    config = config_of(drawn_shape(family))
+    assert not why_not_native(config, CPU)
+    assert bool(why_not_native(config, torch.device("cuda"))) == bool(FAMILIES[family].recurrence)
 
 
 def test_an_unknown_family_is_named() -> None:
-    assert "mamba" in why_not_native({"model_type": "mamba"})
+    assert "mamba" in why_not_native({"model_type": "mamba"}, CPU)
 
 
 def test_the_worked_case_of_loads() -> None:

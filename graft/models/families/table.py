@@ -6,6 +6,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+import torch
+
 from graft.models.families import (
     gemma3,
     glm4_moe,
@@ -62,11 +64,13 @@ FAMILIES: dict[str, Family] = {
 }
 
 
-def why_not_native(config: Config) -> str:
-    """Why our decoder does not compute the model of a `config.json`; empty if it does."""
+def why_not_native(config: Config, device: torch.device) -> str:
+    """Why our decoder does not compute the model of a `config.json` on this device; empty if it does."""
     name = str(config.get("model_type", ""))
     if name in FAMILIES:
-        return ""
+        if device.type == "cpu" or not FAMILIES[name].recurrence:
+            return ""
+        return f"a {name} model, whose recurrent layers the native decoder computes on a CPU only"
     return f"a {name} model, and the native decoder computes {', '.join(FAMILIES)}"
 
 

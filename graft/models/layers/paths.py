@@ -43,9 +43,11 @@ class Paths(Protocol):
 def paths_of(attend: Callable[..., Any], count: int) -> Paths:
     """The paths along which `attend` looks back; of a plain function: `count` tokens of one sequence."""
     inside: Any = getattr(attend, "inside", attend)
-    if getattr(inside, "paths", None) is None:
-        runs = getattr(inside, "runs", None)
-        inside.paths = TreePaths([TokenRun(0, count, [])] if runs is None else runs)
+    if getattr(inside, "paths", None) is not None:
+        return inside.paths
+    if getattr(inside, "runs", None) is None:
+        return TreePaths([TokenRun(0, count, [])])
+    inside.paths = TreePaths(inside.runs)
     return inside.paths
 
 

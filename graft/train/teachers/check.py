@@ -5,6 +5,7 @@ from __future__ import annotations
 from graft.algos.parts import is_users_part, part_name
 from graft.algos.preset import Preset
 from graft.config import Config, ConfigError
+from graft.models.device_choice import choose_device
 from graft.models.families.table import why_not_native
 from graft.models.io.gguf_read import open_tokenizer
 from graft.models.io.load import read_config
@@ -195,7 +196,8 @@ def check_tokenizers(config: Config, tokenizer: FastTokenizer) -> None:
     for name, given in teacher_paths(config).items():
         path = latest_model(given)
         described = read_config(path) if path.is_dir() else {}
-        if described.get("model_type") and (why := why_not_native(described)):
+        device = choose_device(config.model.device)
+        if described.get("model_type") and (why := why_not_native(described, device)):
             raise ConfigError(
                 f"distill.teacher {name!r} ('{given}') is {why}; serve it with vLLM and give its address"
             )

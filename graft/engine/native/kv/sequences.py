@@ -28,7 +28,6 @@ import numpy as np
 
 from graft.engine.native.kv.pages import PAD_PAGE, Pages
 from graft.engine.native.kv.states import Carried, States
-from graft.models.recurrence import CHUNK
 from graft.models.tree.path_blocks import SEGMENT
 
 ROWS = 1024
@@ -143,8 +142,8 @@ class SequenceTree:
         if missing:
             self._extend(sequence, self.pages.take(missing))
         sequence.writable = len(sequence.pages) * self.pages.size
-        if self.states is not None:  # the next chunk needs slots of its own
-            sequence.writable = min(sequence.writable, -(-length // CHUNK) * CHUNK)
+        if self.states is not None:
+            sequence.writable = min(sequence.writable, self.states.reserved(sequence.cached, length))
         return True
 
     def _reserve_states(self, sequence: Sequence, length: int) -> bool:

@@ -122,7 +122,7 @@ class States:
         carried.spare = carried.fresh = 0
 
     def reserve(self, carried: Carried, cached: int, length: int) -> bool:
-        """Slots to compute tokens `cached` to `length`, and on to the end of that chunk; False if short."""
+        """Slots to compute tokens `cached` to `length`; False if short."""
         begins_later = (length - 1) // CHUNK > cached // CHUNK
         is_shared = carried.rows and self.rows.ref_count(carried.rows) > 1
         missing_rows = (not carried.rows or is_shared) and (not begins_later or not cached % CHUNK)
@@ -142,6 +142,12 @@ class States:
             self._release_rows(carried)
             carried.rows = slot
         return True
+
+    def reserved(self, cached: int, length: int) -> int:
+        """Up to which token `reserve` has slots: the end of the chunk, unless the step ends in a later one,
+        whose end has no slot yet."""
+        end = (cached // CHUNK + 1) * CHUNK
+        return end if length <= end else length
 
     def make_room(self, others: Iterable[Carried]) -> bool:
         """Drop states that no sequence goes on from, until one is free; False if there is none."""
