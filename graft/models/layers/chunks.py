@@ -74,7 +74,8 @@ def write_rows(state: Tensor, rows: ChunkRows, at: Tensor, new: ScanInputs) -> T
 
     asked = torch.stack([new.k, new.q], dim=-1)  # [n, K, dk, 2]
     of_rows = torch.bmm(rows.k.flatten(0, 1), asked.flatten(0, 1)).unflatten(0, (count, -1))
-    asked, of_rows = (x.repeat_interleave(group, 1) for x in (asked, of_rows))
+    if group > 1:
+        asked, of_rows = (x.repeat_interleave(group, 1) for x in (asked, of_rows))
     of_state = torch.bmm(state.flatten(0, 1), asked.flatten(0, 1)).view(count, heads, value_dim, 2)
     of_state = of_state * log.exp()[..., None, None]
 

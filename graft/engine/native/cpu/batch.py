@@ -10,7 +10,7 @@ from torch import Tensor
 
 from graft.engine.native.cpu.attention import Bucket, Extend, PageLayout
 from graft.engine.native.cpu.decode_batch import DecodeCache
-from graft.engine.native.cpu.recurrence import StepPaths
+from graft.engine.native.cpu.recurrence import StateCache, StepPaths
 from graft.engine.native.drafts.verification import DrawPlace, places_of
 from graft.engine.native.kv.sequences import Sequence, SequenceTree
 from graft.engine.native.kv.siblings import split_by_pages, split_by_size
@@ -41,9 +41,16 @@ class StepBatcher:
         page = tree.pages.kv_heads * tree.pages.size * tree.pages.head_dim
         self.max_pages = max(gather_limit // page, 1)
         self.decode_cache = DecodeCache(self.layout, self.max_pages)
+        self.state_cache = None if tree.states is None else StateCache(tree.states)
         # lower precisions use the fused kernels, which sum in float32
         self.has_decode_batches = tree.pages.dtype == torch.float32
         self.has_windows = any(tree.pages.windows)
+
+    def clear(self) -> None:
+        """Free what is kept between steps."""
+        self.decode_cache.clear()
+        if self.state_cache is not None:
+            self.state_cache.clear()
 
     def build(self, works: list[PlannedWork]) -> StepBatch:
         work_of = {work.sequence: work for work in works}
@@ -74,11 +81,9 @@ class StepBatcher:
             if work.request is not None:
                 places += places_of(work.request, work.draft)
                 last += range(stop - 1 - work.num_tokens + work.count, stop)
-        paths = None
-        if self.tree.states is not None:
-            paths = StepPaths(self.tree.states, order, count.tolist())
+        cache = self.state_cache
         return StepBatch(
-            paths=paths,
+            paths=None if cache is None else cache.paths(order, count.tolist()),
             tokens=self.layout.tensor(np.array(tokens)),
             positions=self.layout.tensor(position),
             write_rows=self.layout.tensor(write.ravel()),

@@ -18,9 +18,12 @@ import torch
 from torch import Tensor
 
 from graft.engine.native.kv.sequences import Sequence
-from graft.engine.native.kv.states import States, StepSlots
-from graft.models.layers.chunks import ScanInputs, next_state, write_rows
+from graft.engine.native.kv.states import Carried, States, StepSlots
+from graft.models.layers.chunks import ChunkRows, ScanInputs, next_state, write_rows
 from graft.models.recurrence import CHUNK
+
+MAX_KEPT = 1 << 26
+"""Numbers that decoding may keep beside the slots, all layers together: 256 MB of float32."""
 
 
 @dataclass(slots=True)
@@ -64,20 +67,71 @@ class Round:
             index([part.first + i for part in self.parts[:active]])
             for i, active in enumerate(self.active)
         ]
-        self.writers = [number for number, part in enumerate(self.parts) if part.written]
-        self.written = index([part.written for part in self.parts])
+        writers = [number for number, part in enumerate(self.parts) if part.written]
+        self.writers, self.written = index(writers), index([self.parts[n].written for n in writers])
         full = [number for number, part in enumerate(self.parts) if part.is_full]
         self.full = index(full)
         kept = [number for number, row in enumerate(full) if self.parts[row].end]
         self.kept, self.ends = index(kept), index([self.parts[full[n]].end for n in kept])
 
 
+Kept = dict[int, tuple[Tensor, ChunkRows]]
+"""By layer: the states and the rows of all sequences of a step, side by side."""
+
+
+class StateCache:
+    """What decoding has gathered from the slots, as long as the same sequences go on: a step then only
+    writes a row of each."""
+
+    def __init__(self, states: States) -> None:
+        self.states = states
+        self._kept: Kept = {}
+        self._places: dict[Carried, tuple[int, int]] = {}  # place and changes
+
+    def paths(self, order: list[Sequence], counts: list[int]) -> StepPaths:
+        """The paths of a step; see `StepPaths`."""
+        if max(counts) > 1 or len(order) * self.states.slot_size > MAX_KEPT:
+            self.clear()
+            return StepPaths(self.states, order, counts)
+        carried = [sequence.carried for sequence in order]
+        self._kept = self._select(carried)
+        paths = StepPaths(self.states, order, counts, self._kept)
+        self._places = {each: (place, each.changes) for place, each in enumerate(carried)}
+        return paths
+
+    def clear(self) -> None:
+        """Free what is kept."""
+        self._kept, self._places = {}, {}
+
+    def _select(self, carried: list[Carried]) -> Kept:
+        """What is kept of these sequences, in their order; nothing if one of them is new or has changed."""
+        found = [self._places.get(each, (-1, -1)) for each in carried]
+        if any(changes != each.changes for (_, changes), each in zip(found, carried, strict=True)):
+            return {}
+        places = [place for place, _ in found]
+        if places == list(range(len(self._places))):
+            return self._kept
+        index = torch.tensor(places, device=self.states.k.device)
+        return {
+            layer: (
+                state.index_select(0, index),
+                ChunkRows(*(x.index_select(0, index) for x in rows)),
+            )
+            for layer, (state, rows) in self._kept.items()
+        }
+
+
 class StepPaths:
     """What the recurrent layers read and write in one step."""
 
-    def __init__(self, states: States, order: list[Sequence], counts: list[int]) -> None:
-        """The tokens of a sequence follow each other, in this order; its slots advance by them."""
-        self.states, self.count = states, sum(counts)
+    def __init__(
+        self, states: States, order: list[Sequence], counts: list[int], kept: Kept | None = None
+    ) -> None:
+        """The tokens of a sequence follow each other, in this order; its slots advance by them.
+
+        kept   of steps with one token of each; what is missing is gathered and stays there
+        """
+        self.states, self.count, self.gathered = states, sum(counts), kept
         device = states.k.device
         rounds: list[list[Part]] = []
         firsts = np.cumsum([0, *counts])
@@ -166,36 +220,49 @@ class StepPaths:
         """[T, H, dv] what each token reads of its state; row after row, whatever the order."""
         del in_order
         states = self.states
+        if self.gathered is not None:
+            return self._scan_kept(layer, new, self.gathered)
         carried = states.state[layer].index_select(0, self.first_states)
         found = new.v.new_empty(new.v.shape)
         for part in self.rounds:
             rows = states.read_rows(layer, part.rows)
             state = carried.index_select(0, part.owners)
             for number, (active, tokens) in enumerate(zip(part.active, part.tokens, strict=True)):
-                few = rows if active == len(state) else type(rows)(*(x[:active] for x in rows))
+                few = rows if active == len(state) else ChunkRows(*(x[:active] for x in rows))
                 at = part.at[:active] + number
                 inputs = (None if x is None else x.index_select(0, tokens) for x in new)
                 row = ScanInputs(*inputs)  # type: ignore[arg-type]
                 found.index_copy_(0, tokens, write_rows(state[:active], few, at, row))
-            self._store(layer, part, rows)
+            for pool, made in zip((states.k, states.u, states.log), rows, strict=True):
+                chosen = made.index_select(0, part.writers)
+                pool[layer].index_copy_(0, part.written, chosen)
             if len(part.full):
-                ends = next_state(
-                    state.index_select(0, part.full),
-                    type(rows)(*(x.index_select(0, part.full) for x in rows)),
+                carried.index_copy_(
+                    0, part.owners.index_select(0, part.full), self._end(layer, part, state, rows)
                 )
-                states.state[layer].index_copy_(0, part.ends, ends.index_select(0, part.kept))
-                carried.index_copy_(0, part.owners.index_select(0, part.full), ends)
         return found
 
-    def _store(self, layer: int, part: Round, rows: tuple[Tensor, Tensor, Tensor]) -> None:
-        """Keep the rows of chunks that go on."""
-        for pool, new in zip((self.states.k, self.states.u, self.states.log), rows, strict=True):
-            if part.longest > 1 or len(part.writers) < len(part.parts):
-                chosen = torch.tensor(part.writers, dtype=torch.long, device=new.device)
-                pool[layer].index_copy_(0, part.written[chosen], new.index_select(0, chosen))
-            else:  # decoding: one row of each
-                number = torch.arange(len(new), device=new.device)
-                pool[layer][part.written, :, part.at] = new[number, :, part.at]
+    def _scan_kept(self, layer: int, new: ScanInputs, kept: Kept) -> Tensor:
+        """`scan` of one token of each sequence, in states and rows that stay gathered."""
+        states, (part,) = self.states, self.rounds
+        if layer not in kept:
+            state = states.state[layer].index_select(0, self.first_states)
+            kept[layer] = state, states.read_rows(layer, part.rows)
+        state, rows = kept[layer]
+        found = write_rows(state, rows, part.at, new)
+        at = part.at.index_select(0, part.writers)
+        for pool, made in zip((states.k, states.u, states.log), rows, strict=True):
+            pool[layer][part.written, :, at] = made[part.writers, :, at]
+        if len(part.full):
+            state.index_copy_(0, part.full, self._end(layer, part, state, rows))
+        return found
+
+    def _end(self, layer: int, part: Round, state: Tensor, rows: ChunkRows) -> Tensor:
+        """The states after the chunks that are full, which are stored where they are kept."""
+        full = ChunkRows(*(x.index_select(0, part.full) for x in rows))
+        ends = next_state(state.index_select(0, part.full), full)
+        self.states.state[layer].index_copy_(0, part.ends, ends.index_select(0, part.kept))
+        return ends
 
 
 def _parts(cached: int, count: int) -> list[tuple[int, int]]:

@@ -134,7 +134,7 @@ class CpuRunner:
 
     def on_idle(self) -> None:
         """No request is left: free the memory that is kept between steps."""
-        self.batcher.decode_cache.clear()
+        self.batcher.clear()
 
     def _uniforms(self, places: list[DrawPlace]) -> Tensor:
         keys = np.array([place.request.key for place in places], dtype=np.uint64)

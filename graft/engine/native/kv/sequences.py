@@ -143,7 +143,9 @@ class SequenceTree:
             self._extend(sequence, self.pages.take(missing))
         sequence.writable = len(sequence.pages) * self.pages.size
         if self.states is not None:
-            sequence.writable = min(sequence.writable, self.states.reserved(sequence.cached, length))
+            sequence.writable = min(
+                sequence.writable, self.states.reserved(sequence.cached, length)
+            )
         return True
 
     def _reserve_states(self, sequence: Sequence, length: int) -> bool:

@@ -33,7 +33,7 @@ MIN_SLOTS = 8
 """Slots with which one sequence, its stems and a fork can always go on."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Carried:
     """The slots of one sequence."""
 
@@ -45,6 +45,8 @@ class Carried:
     """A state slot for the end of the chunk in progress."""
     fresh: int = 0
     """A row slot for a later chunk that the next step begins."""
+    changes: int = 0
+    """How often its tokens have changed."""
 
 
 class StepSlots(NamedTuple):
@@ -68,6 +70,7 @@ class States:
         sizes = shape.recurrence
         assert sizes is not None
         layers = len(shape.recurrent_layers)
+        self.slot_size = slot_bytes(sizes, layers) // 4
         count = max(MIN_SLOTS, min(tokens // CHUNK, STATE_BYTES // slot_bytes(sizes, layers)))
         heads, earlier = sizes.value_heads, sizes.taps - 1
 
@@ -99,6 +102,7 @@ class States:
 
     def share(self, carried: Carried, other: Carried, cached: int) -> None:
         """Let an empty sequence begin with the first `cached` tokens of another, as `reach` found them."""
+        carried.changes += 1
         carried.states = other.states[: cached // CHUNK + 1]
         self.states.share([slot for slot in carried.states if slot])
         if cached % CHUNK:
@@ -107,6 +111,7 @@ class States:
 
     def rewind(self, carried: Carried, cached: int) -> None:
         """Forget what is after the first `cached` tokens, as `reach` found them."""
+        carried.changes += 1
         after = carried.states[cached // CHUNK + 1 :]
         del carried.states[cached // CHUNK + 1 :]
         self.states.release([slot for slot in after if slot])
@@ -162,6 +167,7 @@ class States:
 
     def step(self, carried: Carried, cached: int, count: int) -> StepSlots:
         """The slots of a step over `count` tokens, which are the sequence's own from now on."""
+        carried.changes += 1
         state, rows = carried.states[-1], carried.rows if cached % CHUNK else 0
         stop = cached + count
         num_ends = stop // CHUNK - cached // CHUNK
