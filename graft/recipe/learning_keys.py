@@ -235,10 +235,11 @@ class LoraSection(Section):
     """The output of adapters is scaled by alpha / rank, so that one learning rate suits every rank."""
     targets: list[
         Literal[
-            "q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "lm_head"
+            "all-linear",
+            *("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"),
+            *("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a", "in_proj_qkvz", "in_proj_ba"),
+            *("out_proj", "lm_head"),
         ]
-    ] = Field(
-        default=["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"],
-        min_length=1,
-    )
-    """Matrices with an adapter, in every layer; also lm_head, if it is not tied to the embedding."""
+    ] = Field(default=["all-linear"], min_length=1)
+    """Matrices with an adapter, in every layer that has them: all-linear, or names such as q_proj, and
+    in_proj_qkv of recurrent layers. Also lm_head, if it is not tied to the embedding."""

@@ -246,6 +246,9 @@ def draft_note(config: Config, engine: Engine) -> str:
         return ""
     if has_drafts is None:
         return f"rollout.drafts has no effect: {config.engine.name} draws by its own rules"
+    decoder = getattr(engine, "decoder", None)
+    if isinstance(decoder, Decoder) and decoder.shape.recurrence is not None:
+        return "rollout.drafts has no effect: recurrent layers take one token in a step"
     return "rollout.drafts has no effect: a prompt does not have the bits of decoding here (model.exact)"
 
 

@@ -20,11 +20,11 @@ from graft.models.io.load import ModelFileError, load_model
 from graft.models.io.save import save_model
 from graft.models.io.tensor_names import hf_names
 from graft.models.lora.files import ADAPTER, base_of, load_adapters, save_adapters
-from graft.models.lora.training import TARGETS, Lora, num_trained, target_sizes
+from graft.models.lora.training import ALL, HEAD, Lora, num_trained, target_sizes
 from graft.models.shape import ModelShape
 
 SHAPE = ModelShape(vocab_size=30, width=32, layers=2, heads=4, kv_heads=2, head_dim=16, ff=48)
-LINEARS = TARGETS[:-1]
+LINEARS = [ALL]
 TOKENS = torch.tensor([3, 1, 4, 1, 5, 9, 2, 6])
 
 
@@ -128,7 +128,7 @@ def test_a_bf16_model_is_rounded_once_from_fp32_adapters():
 
 def test_only_adapters_are_parameters_and_they_are_counted_without_creating_them():
     shape = replace(SHAPE, tied=False)
-    for targets in (LINEARS, ["k_proj"], TARGETS):
+    for targets in (LINEARS, ["k_proj"], [ALL, HEAD]):
         lora = lora_on(Decoder(shape).initialise(0), targets)
         counted = sum(p.numel() for p in lora.parameters())
         assert counted == num_trained(shape, 3, targets)
@@ -179,7 +179,7 @@ def saved(tmp_path: Path, **changes) -> tuple[Path, Path, Decoder, Lora]:
     base = tmp_path / "base"
     decoder = Decoder(replace(SHAPE, **changes)).initialise(1)
     save_model(decoder, base)
-    targets = LINEARS if decoder.shape.tied else TARGETS
+    targets = LINEARS if decoder.shape.tied else [ALL, HEAD]
     lora = lora_on(decoder, targets, origin=str(base))
     stir(lora)
     save_adapters(lora, tmp_path / "adapter")

@@ -18,7 +18,7 @@ from graft.models.io.load import load_model
 from graft.models.io.save import save_model
 from graft.models.io.tensor_names import hf_names
 from graft.models.lora.files import ADAPTER
-from graft.models.lora.training import TARGETS, num_trained
+from graft.models.lora.training import ALL, num_trained
 from graft.models.shape import ModelShape
 from graft.rollout.batching import to_batch, trajectories_of
 from graft.train.build import build_run
@@ -124,7 +124,7 @@ def test_a_checkpoint_is_the_merged_model_and_its_adapter(base, tmp_path):
 def test_the_optimizer_holds_the_adapters_alone(base, tmp_path):
     components = build_run(recipe(base, tmp_path))
     learner = sft_learner(components, 3)
-    shape, count = components.policy.shape, num_trained(components.policy.shape, 2, TARGETS[:-1])
+    shape, count = components.policy.shape, num_trained(components.policy.shape, 2, [ALL])
     # q 32x32, k and v 16x32, o 32x32, gate, up and down 32x32; two layers
     assert count == 2 * 2 * (64 + 48 + 48 + 64 + 64 + 64 + 64)
     place = [p.data_ptr() for p in components.policy.parameters()]

@@ -32,7 +32,7 @@ from graft.models.decoder import Decoder, causal
 from graft.models.extra_actions import extend, load_rows
 from graft.models.io.load import load_model
 from graft.models.io.tensor_names import ACTION_ROWS, hf_names, weights_of, whole_views
-from graft.models.lora.training import TARGETS, Lora
+from graft.models.lora.training import ALL, Lora
 from graft.models.parallel.critic import sharded_critic
 from graft.models.parallel.decoder import shard
 from graft.models.shape import Experts
@@ -140,7 +140,7 @@ def learner_for(
     policy = laid_out(plain)
     lora = None
     if case.lora:
-        lora = Lora(policy, rank=2, alpha=4, targets=TARGETS[:-1], origin="")
+        lora = Lora(policy, rank=2, alpha=4, targets=[ALL], origin="")
     reference = None
     if case.has_reference:
         reference = laid_out(Decoder(shape).initialise(9)).requires_grad_(False)

@@ -166,17 +166,17 @@ def _with_recurrence(values: Mapping[str, Any], family: Family) -> dict[str, Any
     sizes = {
         name: values.get(name, getattr(plain, name)) for name in ("heads", "kv_heads", "head_dim")
     }
-    given, layers = values.get("recurrence", {}), values.get("layers", plain.layers)
+    section, layers = values.get("recurrence", {}), values.get("layers", plain.layers)
     known = set(Recurrence.__dataclass_fields__) - set(family.recurrence)
-    if not isinstance(given, Mapping) or not set(given) <= known or not isinstance(layers, int):
+    if not isinstance(section, Mapping) or not set(section) <= known or not isinstance(layers, int):
         raise UnsupportedModel(
-            f"recurrence={given!r:.80}: may have {', '.join(sorted(known))}, such as "
+            f"recurrence={section!r:.80}: may have {', '.join(sorted(known))}, such as "
             "{key_heads: 2, key_dim: 16, value_heads: 4, value_dim: 16}"
         )
     alike = {"key_heads": sizes["kv_heads"], "key_dim": sizes["head_dim"]}
     alike |= {"value_heads": sizes["heads"], "value_dim": sizes["head_dim"]}
     chosen = [i for i in range(layers - 1) if (i + 1) % ATTENDS_EVERY]
-    recurrence = make_recurrence(**{**alike, **given, **family.recurrence})
+    recurrence = make_recurrence(**{**alike, **section, **family.recurrence})
     return {"recurrent_layers": chosen, **values, "recurrence": recurrence}
 
 

@@ -173,11 +173,11 @@ def _recurrent_rows(shape: ModelShape) -> dict[str, ParameterRows]:
             part = ParameterRows("attention.inputs.weight", start, start + count)
             rows[f"linear_attn.{name}.weight"] = part
             start += count
-    own = {"conv1d.weight": "conv", "dt_bias": "dt_bias", "A_log": "a_log"}
-    own |= {"norm.weight": "head_norm.weight", "out_proj.weight": "out.weight"}
+    names = {"conv1d.weight": "conv", "dt_bias": "dt_bias", "A_log": "a_log"}
+    names |= {"norm.weight": "head_norm.weight", "out_proj.weight": "out.weight"}
     return rows | {
         f"linear_attn.{name}": ParameterRows(f"attention.{parameter}")
-        for name, parameter in own.items()
+        for name, parameter in names.items()
     }
 
 

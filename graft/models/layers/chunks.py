@@ -59,18 +59,24 @@ def empty_rows(count: int, new: ScanInputs) -> ChunkRows:
     )
 
 
-def write_rows(state: Tensor, rows: ChunkRows, at: Tensor, new: ScanInputs) -> Tensor:
-    """Write row `at` [n] of each chunk and return what it reads, [n, H, dv].
+def write_rows(state: Tensor, rows: ChunkRows, at: Tensor | int, new: ScanInputs) -> Tensor:
+    """Write row `at`, or `at` [n] of each, of the chunks and return what it reads, [n, H, dv].
 
     Every sum is over all C rows, with weight 0 for those after `at`: nothing but the rows decides its bits.
     """
     count, heads, _, value_dim = rows.u.shape
     group = heads // rows.k.shape[1]
-    chunk = torch.arange(count, device=at.device)
-    position = torch.arange(CHUNK, device=at.device)
-    before = torch.where(at[:, None] > 0, rows.log[chunk, :, (at - 1).clamp(min=0)], 0.0)
-    log = before + new.decay
-    rows.log[chunk, :, at], rows.k[chunk, :, at] = log, new.k
+    position = torch.arange(CHUNK, device=state.device)
+    if isinstance(at, int):  # the learner's chunks are written side by side
+        place: Any = (slice(None), slice(None), at)
+        log = rows.log[:, :, at - 1] + new.decay if at else 0.0 + new.decay
+        number = at
+    else:
+        place = (torch.arange(count, device=state.device), slice(None), at)
+        before = rows.log[place[0], :, (at - 1).clamp(min=0)]
+        log = torch.where(at[:, None] > 0, before, 0.0) + new.decay
+        number = at[:, None]
+    rows.log[place], rows.k[place] = log, new.k
 
     asked = torch.stack([new.k, new.q], dim=-1)  # [n, K, dk, 2]
     of_rows = torch.bmm(rows.k.flatten(0, 1), asked.flatten(0, 1)).unflatten(0, (count, -1))
@@ -79,15 +85,15 @@ def write_rows(state: Tensor, rows: ChunkRows, at: Tensor, new: ScanInputs) -> T
     of_state = torch.bmm(state.flatten(0, 1), asked.flatten(0, 1)).view(count, heads, value_dim, 2)
     of_state = of_state * log.exp()[..., None, None]
 
-    is_seen = (position <= at[:, None])[:, None]  # [n, 1, C]
+    is_seen = (position <= number).view(-1, 1, CHUNK)  # [n or 1, 1, C]
     since = (log[..., None] - rows.log).masked_fill(~is_seen, -torch.inf)
     weights = of_rows * since.exp()[..., None]  # [n, H, C, 2]
     u = new.v
     if new.beta is not None:
-        is_own = (position == at[:, None])[:, None]
+        is_own = (position == number).view(-1, 1, CHUNK)
         stored = _sum(weights[..., 0].masked_fill(is_own, 0.0), rows.u)
         u = (u - of_state[..., 0] - stored) * new.beta[..., None]
-    rows.u[chunk, :, at] = u
+    rows.u[place] = u
     return of_state[..., 1] + _sum(weights[..., 1], rows.u)
 
 
@@ -118,13 +124,13 @@ def whole_chunks(state: Tensor, new: ScanInputs) -> tuple[Tensor, Tensor]:
     u = v
     if new.beta is not None:
         beta = new.beta.transpose(1, 2)[..., None]
-        own = v - share * (k @ state.transpose(-1, -2))
+        missing = v - share * (k @ state.transpose(-1, -2))
         stored = (k @ k.transpose(-1, -2)) * since * beta
-        u = torch.linalg.solve_triangular(stored, own * beta, upper=False, unitriangular=True)
-    found = share * (q @ state.transpose(-1, -2)) + ((q @ k.transpose(-1, -2)) * since) @ u
+        u = torch.linalg.solve_triangular(stored, missing * beta, upper=False, unitriangular=True)
+    read = share * (q @ state.transpose(-1, -2)) + ((q @ k.transpose(-1, -2)) * since) @ u
     left = (log[..., -1:] - log).exp()[..., None]
     added = (u * left).transpose(-1, -2) @ k
-    return found.transpose(1, 2), state * share[:, :, -1:] + added
+    return read.transpose(1, 2), state * share[:, :, -1:] + added
 
 
 class _RowAfterRow(torch.autograd.Function):
@@ -134,12 +140,11 @@ class _RowAfterRow(torch.autograd.Function):
     def forward(ctx: Any, state: Tensor, *new: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
         ctx.save_for_backward(state, *new)
         inputs, rows = ScanInputs(*new), empty_rows(len(state), ScanInputs(*new))
-        found = new[2].new_empty(new[2].shape)
+        read = new[2].new_empty(new[2].shape)
         for number in range(new[0].shape[1]):
-            at = torch.full((len(state),), number, device=state.device)
             row = ScanInputs(*(None if x is None else x[:, number] for x in inputs))  # type: ignore[arg-type]
-            found[:, number] = write_rows(state, rows, at, row)
-        return found, next_state(state, rows)
+            read[:, number] = write_rows(state, rows, number, row)
+        return read, next_state(state, rows)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
@@ -150,8 +155,8 @@ class _RowAfterRow(torch.autograd.Function):
         with torch.enable_grad():
             outputs = whole_chunks(inputs[0], ScanInputs(*inputs[1:]))  # type: ignore[arg-type]
         wanted = [x for x in inputs if x is not None and x.requires_grad]
-        found = iter(torch.autograd.grad(outputs, wanted, grads, allow_unused=True))
-        return tuple(next(found) if x is not None and x.requires_grad else None for x in inputs)
+        gradients = iter(torch.autograd.grad(outputs, wanted, grads, allow_unused=True))
+        return tuple(next(gradients) if x is not None and x.requires_grad else None for x in inputs)
 
 
 def scan_chunks(state: Tensor, new: ScanInputs, in_order: bool) -> tuple[Tensor, Tensor]:

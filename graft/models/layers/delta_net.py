@@ -64,12 +64,12 @@ class GatedDeltaNet(Sublayer):
         paths = paths_of(attend, len(x))
         new = self._scan_inputs(convolve(paths, self.index, qkv, self.conv), a, b)
         new = ScanInputs(*(None if each is None else each[: paths.count] for each in new))  # type: ignore[arg-type]
-        found = paths.scan(self.index, new, in_order=self.order is not None)
-        if len(found) < len(x):
-            found = F.pad(found, (0, 0, 0, 0, 0, len(x) - len(found)))
+        read = paths.scan(self.index, new, in_order=self.order is not None)
+        if len(read) < len(x):
+            read = F.pad(read, (0, 0, 0, 0, 0, len(x) - len(read)))
         if rows is not None:
-            x, z, found = gather_rows(x, rows), gather_rows(z, rows), gather_rows(found, rows)
-        normed = add_norm(found.to(x.dtype), None, self.head_norm.weight, self.head_norm.eps)[1]
+            x, z, read = gather_rows(x, rows), gather_rows(z, rows), gather_rows(read, rows)
+        normed = add_norm(read.to(x.dtype), None, self.head_norm.weight, self.head_norm.eps)[1]
         return self.add_linear(x, normed.flatten(1) * elementwise(F.silu, z), self.out)
 
     def _split(self, mixed: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:

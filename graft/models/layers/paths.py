@@ -52,11 +52,11 @@ def paths_of(attend: Callable[..., Any], count: int) -> Paths:
 
 
 @dataclass(slots=True)
-class Level:
+class TreeLevel:
     """Chunks of the same number, counted from the beginning of their paths."""
 
     index: Tensor
-    """[n, C] tokens of the forest; their number where a path has ended."""
+    """[n, C] tokens of the forest; their number where a path has ended. No column is of ended paths alone."""
     parents: Tensor
     """[n] the chunk of the level before that each follows."""
 
@@ -87,16 +87,18 @@ class TreePaths:
                     np.pad(part, (0, CHUNK - len(part)), constant_values=self.count)
                 )
                 parents[level].append(chunks[-1] if chunks else 0)
-                own = np.arange(len(part))[part >= run.start]
-                place[part[own]] = np.stack([np.full(len(own), level), at * CHUNK + own], 1)
+                new = np.arange(len(part))[part >= run.start]
+                place[part[new]] = np.stack([np.full(len(new), level), at * CHUNK + new], 1)
                 chunks = [*chunks, at]
             chunks_of[run.start] = chunks
         self.levels = [
-            Level(torch.from_numpy(np.stack(rows)), torch.tensor(before))
+            TreeLevel(torch.from_numpy(_trimmed(np.stack(rows), self.count)), torch.tensor(before))
             for rows, before in zip(index, parents, strict=True)
         ]
+        widths = np.array([level.index.shape[1] for level in self.levels] or [0])
         sizes = np.array([0, *(level.index.numel() for level in self.levels)]).cumsum()
-        self.inverse = torch.from_numpy(sizes[place[:, 0]] + place[:, 1])
+        level, chunk, row = place[:, 0], place[:, 1] // CHUNK, place[:, 1] % CHUNK
+        self.inverse = torch.from_numpy(sizes[level] + chunk * widths[level] + row)
         self._earlier: dict[int, Tensor] = {}
 
     def before(self, layer: int, x: Tensor, count: int) -> Tensor:
@@ -125,7 +127,7 @@ class TreePaths:
         padded = [None if x is None else torch.cat([x, x.new_zeros(1, *x.shape[1:])]) for x in new]
         heads, key_dim, device = new.v.shape[1:], new.k.shape[2], new.v.device
         states = new.v.new_zeros(1, *heads, key_dim)
-        found: list[Tensor] = []
+        read: list[Tensor] = []
         for level in self.levels:
             index = level.index.to(device)
             inputs = [
@@ -134,5 +136,10 @@ class TreePaths:
             ]
             state = gather_rows(states, level.parents.to(device))
             rows, states = scan_chunks(state, ScanInputs(*inputs), in_order)  # type: ignore[arg-type]
-            found.append(rows.flatten(0, 1))
-        return gather_rows(torch.cat(found), self.inverse.to(device)) if found else new.v
+            read.append(rows.flatten(0, 1))
+        return gather_rows(torch.cat(read), self.inverse.to(device)) if read else new.v
+
+
+def _trimmed(index: np.ndarray, count: int) -> np.ndarray:
+    """Index [n, C] without the last columns, in which all paths have ended (`count`)."""
+    return index[:, : int((index < count).any(0).sum())]

@@ -36,22 +36,24 @@ from graft.models.shape import ModelShape
 
 PREFIX = "base_model.model."
 """PEFT's prefix of module names."""
+ALL = "all-linear"
+"""The target that stands for every matrix of every layer."""
 HEAD = "lm_head"
-DENSE = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", HEAD)
-"""Modules that can have an adapter: the matrices of a block, and a head that is not tied."""
-
-RECURRENT = (
-    "in_proj_qkv",
-    "in_proj_z",
-    "in_proj_b",
-    "in_proj_a",
-    "in_proj_qkvz",
-    "in_proj_ba",
-    "out_proj",
+LINEARS = (
+    *("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"),
+    # of recurrent layers, by family
+    *(
+        "in_proj_qkv",
+        "in_proj_z",
+        "in_proj_b",
+        "in_proj_a",
+        "in_proj_qkvz",
+        "in_proj_ba",
+        "out_proj",
+    ),
 )
-"""Those of recurrent layers, by family."""
-
-TARGETS = DENSE + RECURRENT
+TARGETS = (ALL, *LINEARS, HEAD)
+"""What can be named: matrices of a layer, and a head that is not tied."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +72,7 @@ class Lora(nn.Module):
     """The adapters of one decoder; its parameters are A and B of each target, and rows of actions.
 
     decoder   its target weights get gradient hooks; all other weights are frozen
-    targets   modules by the last part of their names: q_proj, ..., down_proj, lm_head
+    targets   modules by the last part of their names: q_proj, ..., lm_head; all-linear: all of the layers
     origin    the path of the model of W0, for the adapter's config
     base      a decoder that holds W0, if `decoder` is merged already; None: `decoder` itself
     """
@@ -101,22 +103,12 @@ class Lora(nn.Module):
                 f"adapters cannot change on one side alone; leave {HEAD!r} out"
             )
         self.rank, self.alpha, self.scale = rank, alpha, alpha / rank
-        self.names, self.origin, self.shape = list(dict.fromkeys(targets)), origin, decoder.shape
+        self.names, self.origin = target_names(decoder.shape, targets), origin
+        self.shape = decoder.shape
         self.targets = [
             Target(name, weight, rows, _host_copy(source.detach()[rows], weight.device))
             for name, weight, source, rows in _find(decoder, base or decoder, self.names)
         ]
-        named = {target.name.rpartition(".")[2] for target in self.targets}
-        if missing := [name for name in self.names if name not in named]:
-            known = [
-                name
-                for name in TARGETS
-                if any(f".{name}." in each for each in hf_rows(decoder.shape))
-            ]
-            raise ValueError(
-                f"target {missing[0]!r}: no layer of this {decoder.shape.family} model has it; "
-                f"it has {', '.join(known)}"
-            )
         kind = torch.promote_types(decoder.dtype, torch.float32)
         generator = torch.Generator().manual_seed(seed)
         self.down, self.up = nn.ParameterList(), nn.ParameterList()  # A and B
@@ -231,30 +223,49 @@ class Lora(nn.Module):
         return named
 
 
+def target_names(shape: ModelShape, targets: Sequence[str]) -> list[str]:
+    """The modules that targets name, in order; ValueError where no layer has one that is named."""
+    known = [name for name in LINEARS if name in _matrices(shape)]
+    names = dict.fromkeys(
+        name for target in targets for name in (known if target == ALL else [target])
+    )
+    if missing := [name for name in names if name not in known and name != HEAD]:
+        raise ValueError(
+            f"target {missing[0]!r}: no layer of this {shape.family} model has it; it has {', '.join(known)}"
+        )
+    return list(names)
+
+
 def target_sizes(shape: ModelShape, targets: Sequence[str]) -> list[tuple[int, int]]:
     """(out, in) of every matrix that has an adapter, without creating any."""
+    names, matrices = target_names(shape, targets), _matrices(shape)
+    found = [size for name in names if name != HEAD for size in matrices[name]]
+    return [*found, (shape.vocab_size, shape.width)] if HEAD in names else found
+
+
+def _matrices(shape: ModelShape) -> dict[str, list[tuple[int, int]]]:
+    """Module -> (out, in) of its matrix in every layer, and in every expert, that has it."""
     width, q, kv = shape.width, shape.q_size, shape.kv_size
-    sizes = {
-        "q_proj": ((1 + shape.attention_gate) * q, width),
-        "k_proj": (kv, width),
-        "v_proj": (kv, width),
-        "o_proj": (width, q),
-    }
-    names = list(dict.fromkeys(targets))
-    found = [sizes[name] for name in names if name in sizes] * shape.attention_layers
-    if shape.recurrence is not None:
-        products = shape.recurrence.products(width)
-        of_layer = [products[name] for name in names if name in products]
-        found += of_layer * len(shape.recurrent_layers)
+    gated = (1 + shape.attention_gate) * q
+    of_attention = {"q_proj": (gated, width), "k_proj": (kv, width), "v_proj": (kv, width)}
+    of_attention["o_proj"] = (width, q)
+    of_recurrence = {} if shape.recurrence is None else shape.recurrence.products(width)
+    found: dict[str, list[tuple[int, int]]] = {}
+
+    def add(sizes: dict[str, tuple[int, int]], count: int) -> None:
+        for name, size in sizes.items():
+            found.setdefault(name, []).extend([size] * count)
+
+    add(of_attention, shape.attention_layers)
+    add(of_recurrence, len(shape.recurrent_layers))
     for layer in range(shape.layers):
         experts = shape.experts_of(layer)
-        count, ff = (1, shape.ff) if experts is None else (experts.count, experts.ff)
-        inside = {"gate_proj": (ff, width), "up_proj": (ff, width), "down_proj": (width, ff)}
-        found += [inside[name] for name in names if name in inside] * count
-        if experts is not None and (ff := experts.shared_ff):
-            shared = {"gate_proj": (ff, width), "up_proj": (ff, width), "down_proj": (width, ff)}
-            found += [shared[name] for name in names if name in shared]
-    return [*found, (shape.vocab_size, width)] if HEAD in targets else found
+        blocks = [(shape.ff, 1)]
+        if experts is not None:
+            blocks = [(experts.ff, experts.count), (experts.shared_ff, int(experts.shared_ff > 0))]
+        for ff, count in blocks:
+            add({"gate_proj": (ff, width), "up_proj": (ff, width), "down_proj": (width, ff)}, count)
+    return {name: sizes for name, sizes in found.items() if sizes}
 
 
 def num_trained(shape: ModelShape, rank: int, targets: Sequence[str]) -> int:

@@ -12,7 +12,8 @@ from collections.abc import Sequence
 import torch
 
 from graft.models.logprobs import CHUNK_ELEMENTS
-from graft.models.lora.training import num_trained, target_sizes
+from graft.models.lora.training import num_trained, target_names, target_sizes
+from graft.models.recurrence import CHUNK
 from graft.models.shape import ModelShape
 from graft.train.memory.device_memory import DeviceMemory
 from graft.train.memory.workload import Workload
@@ -61,7 +62,8 @@ def adapter_gradient_bytes(
         fused["inputs"] = first
         whole["inputs"] = sum(out * into for out, into in (products[name] for name in first))
         whole["out_proj"] = shape.recurrence.value_size * shape.width
-    trained = {next((w for w, parts in fused.items() if name in parts), name) for name in targets}
+    names = target_names(shape, targets)
+    trained = {next((w for w, parts in fused.items() if name in parts), name) for name in names}
     if shape.extra:
         trained.add("lm_head")  # rows beyond the vocabulary are trained
     largest = max(whole[name] for name in trained)
@@ -125,6 +127,13 @@ def activation_bytes(
     # root-mean-squares (4 bytes per norm), log-sum-exps of attention (per head)
     small = 4 * (2 + (shape.heads + shape.kv_heads) * shape.qk_norm + shape.heads)
     per_block = (block + routed) * size + small
+    # a few layers keep more than others: all of them are counted as the largest
+    if (sizes := shape.recurrence) is not None:
+        inputs = sum(rows for rows, _ in sizes.products(shape.width).values()) - shape.width
+        # the tokens that a convolution sees, its result before and after its gate, q, k and v in chunks
+        mixed = inputs + (sizes.taps + 4) * sizes.channels + 4 * sizes.value_size
+        in_chunks = 2 * sizes.value_heads * CHUNK + 2 * sizes.state_size // CHUNK
+        per_block = max(per_block, (4 * shape.width + 3 * ff + mixed + in_chunks) * 4 + small)
     ends = (3 * shape.width + shape.head_dim) * size  # the last norm, the head's rows, angles
     if recompute:
         stream = shape.width * (4 if fused else size)  # kernels keep it in fp32

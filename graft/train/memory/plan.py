@@ -28,6 +28,7 @@ import torch
 from graft.algos.preset import kl_in_reward_of
 from graft.config import Config, ConfigError
 from graft.engine.native.kv.pages import CPU_BYTES, CPU_TOKENS, GPU_SHARE, kv_bytes
+from graft.engine.native.kv.states import state_bytes
 from graft.models.lora.training import num_trained, target_sizes
 from graft.models.shape import ModelShape
 from graft.train.algorithm import preset_of
@@ -148,6 +149,7 @@ class RunSizes:
             *self._frozen_players(kv_tokens),
             *self._teachers(),
             MemoryItem("KV pool", kv_tokens * self.kv_token, "always", "engine.kv_tokens"),
+            MemoryItem("recurrent states", state_bytes(shape, kv_tokens), "always", "model"),
             MemoryItem("runtime", RUNTIME.get(memory.device.type, RUNTIME["cuda"]), "always", ""),
         ]
         copies = 1

@@ -71,8 +71,8 @@ class Round:
         self.writers, self.written = index(writers), index([self.parts[n].written for n in writers])
         full = [number for number, part in enumerate(self.parts) if part.is_full]
         self.full = index(full)
-        kept = [number for number, row in enumerate(full) if self.parts[row].end]
-        self.kept, self.ends = index(kept), index([self.parts[full[n]].end for n in kept])
+        stored = [number for number, row in enumerate(full) if self.parts[row].end]
+        self.kept, self.ends = index(stored), index([self.parts[full[n]].end for n in stored])
 
 
 Kept = dict[int, tuple[Tensor, ChunkRows]]
@@ -105,13 +105,13 @@ class StateCache:
 
     def _select(self, carried: list[Carried]) -> Kept:
         """What is kept of these sequences, in their order; nothing if one of them is new or has changed."""
-        found = [self._places.get(each, (-1, -1)) for each in carried]
-        if any(changes != each.changes for (_, changes), each in zip(found, carried, strict=True)):
+        places = [self._places.get(each, (-1, -1)) for each in carried]
+        if any(changes != each.changes for (_, changes), each in zip(places, carried, strict=True)):
             return {}
-        places = [place for place, _ in found]
-        if places == list(range(len(self._places))):
+        positions = [position for position, _ in places]
+        if positions == list(range(len(self._places))):
             return self._kept
-        index = torch.tensor(places, device=self.states.k.device)
+        index = torch.tensor(positions, device=self.states.k.device)
         return {
             layer: (
                 state.index_select(0, index),
@@ -139,8 +139,8 @@ class StepPaths:
         self._line: list[np.ndarray] = []
         for owner, (sequence, count) in enumerate(zip(order, counts, strict=True)):
             cached = sequence.cached
-            own = states.step(sequence.carried, cached, count)
-            slots.append(own)
+            step = states.step(sequence.carried, cached, count)
+            slots.append(step)
             for number, (start, stop) in enumerate(_parts(cached, count)):
                 is_last = stop == cached + count
                 at, is_full = start % CHUNK, stop % CHUNK == 0
@@ -149,9 +149,9 @@ class StepPaths:
                     first=int(firsts[owner]) + start - cached,
                     at=at,
                     count=stop - start,
-                    rows=own.rows if number == 0 and at else 0,
-                    written=own.written if is_last and not is_full else 0,
-                    end=own.ends[number] if is_full else 0,
+                    rows=step.rows if number == 0 and at else 0,
+                    written=step.written if is_last and not is_full else 0,
+                    end=step.new[number] if is_full else 0,
                 )
                 if number == len(rounds):
                     rounds.append([])
@@ -163,7 +163,7 @@ class StepPaths:
     def _index_inputs(
         self, order: list[Sequence], counts: list[int], slots: list[StepSlots], firsts: np.ndarray
     ) -> None:
-        """Where the inputs of the convolution come from, and where those that later steps need go.
+        """Index the inputs of the convolution: those it reads, and those that later steps will need.
 
         All are rows of one list: those before the step, `earlier` of each sequence, then the step's own.
         """
@@ -172,24 +172,24 @@ class StepPaths:
         windows: list[np.ndarray] = []
         kept: list[tuple[int, int, np.ndarray]] = []  # row slot, first place, rows of the list
         tails: list[tuple[int, np.ndarray]] = []
-        for owner, (sequence, count, own) in enumerate(zip(order, counts, slots, strict=True)):
+        for owner, (sequence, count, step) in enumerate(zip(order, counts, slots, strict=True)):
             cached, stop = sequence.cached, sequence.cached + count
             new = offset + firsts[owner] + np.arange(count)
             line = np.concatenate([owner * earlier + np.arange(earlier), new])
             windows.append(line[np.arange(count)[:, None] + np.arange(earlier)])
-            for number, slot in enumerate(own.ends, start=cached // CHUNK + 1):
+            for number, slot in enumerate(step.new, start=cached // CHUNK + 1):
                 if slot:
                     before = number * CHUNK - cached
                     tails.append((slot, line[before : before + earlier]))
-            if own.written:
+            if step.written:
                 begin = max(stop - stop % CHUNK - cached, 0)  # tokens of the step in earlier chunks
                 place = 0 if begin or not cached % CHUNK else earlier + cached % CHUNK
                 rows = line[begin:] if place == 0 else new
-                kept.append((own.written, place, rows))
+                kept.append((step.written, place, rows))
         self.windows = torch.from_numpy(np.concatenate(windows)).to(device)
         at = [sequence.cached % CHUNK for sequence in order]
         self.heads = torch.tensor(at, device=device)[:, None] + torch.arange(earlier, device=device)
-        self.head_rows = torch.tensor([own.rows for own in slots], device=device)
+        self.head_rows = torch.tensor([step.rows for step in slots], device=device)
         self.inside = self.head_rows > 0
         self.kept = [
             torch.from_numpy(np.concatenate(parts)).to(device)
@@ -223,16 +223,18 @@ class StepPaths:
         if self.gathered is not None:
             return self._scan_kept(layer, new, self.gathered)
         carried = states.state[layer].index_select(0, self.first_states)
-        found = new.v.new_empty(new.v.shape)
+        read = new.v.new_empty(new.v.shape)
         for part in self.rounds:
             rows = states.read_rows(layer, part.rows)
             state = carried.index_select(0, part.owners)
             for number, (active, tokens) in enumerate(zip(part.active, part.tokens, strict=True)):
-                few = rows if active == len(state) else ChunkRows(*(x[:active] for x in rows))
+                active_rows = (
+                    rows if active == len(state) else ChunkRows(*(x[:active] for x in rows))
+                )
                 at = part.at[:active] + number
                 inputs = (None if x is None else x.index_select(0, tokens) for x in new)
                 row = ScanInputs(*inputs)  # type: ignore[arg-type]
-                found.index_copy_(0, tokens, write_rows(state[:active], few, at, row))
+                read.index_copy_(0, tokens, write_rows(state[:active], active_rows, at, row))
             for pool, made in zip((states.k, states.u, states.log), rows, strict=True):
                 chosen = made.index_select(0, part.writers)
                 pool[layer].index_copy_(0, part.written, chosen)
@@ -240,7 +242,7 @@ class StepPaths:
                 carried.index_copy_(
                     0, part.owners.index_select(0, part.full), self._end(layer, part, state, rows)
                 )
-        return found
+        return read
 
     def _scan_kept(self, layer: int, new: ScanInputs, kept: Kept) -> Tensor:
         """`scan` of one token of each sequence, in states and rows that stay gathered."""
@@ -249,20 +251,20 @@ class StepPaths:
             state = states.state[layer].index_select(0, self.first_states)
             kept[layer] = state, states.read_rows(layer, part.rows)
         state, rows = kept[layer]
-        found = write_rows(state, rows, part.at, new)
+        read = write_rows(state, rows, part.at, new)
         at = part.at.index_select(0, part.writers)
         for pool, made in zip((states.k, states.u, states.log), rows, strict=True):
             pool[layer][part.written, :, at] = made[part.writers, :, at]
         if len(part.full):
             state.index_copy_(0, part.full, self._end(layer, part, state, rows))
-        return found
+        return read
 
     def _end(self, layer: int, part: Round, state: Tensor, rows: ChunkRows) -> Tensor:
         """The states after the chunks that are full, which are stored where they are kept."""
         full = ChunkRows(*(x.index_select(0, part.full) for x in rows))
-        ends = next_state(state.index_select(0, part.full), full)
-        self.states.state[layer].index_copy_(0, part.ends, ends.index_select(0, part.kept))
-        return ends
+        states = next_state(state.index_select(0, part.full), full)
+        self.states.state[layer].index_copy_(0, part.ends, states.index_select(0, part.kept))
+        return states
 
 
 def _parts(cached: int, count: int) -> list[tuple[int, int]]:

@@ -234,13 +234,13 @@ class SequenceTree:
         sequence.cached, sequence.freed = cached, other.freed
 
     def _reach(self, sequence: Sequence, other: Sequence, wanted: int) -> int:
-        """With how many of the first `wanted` tokens of `other` the sequence can begin: as many as have a
+        """How many of the first `wanted` tokens of `other` the sequence can begin with: as many as have a
         state; 0 if these are fewer than its stem has."""
         if self.states is None:
             return wanted
-        found = self.states.reach(other.carried, other.cached, wanted)
+        cached = self.states.reach(other.carried, other.cached, wanted)
         stem = 0 if sequence.stem is None else len(sequence.stem.tokens)
-        return found if found >= stem else 0
+        return cached if cached >= stem else 0
 
     def _extend(self, sequence: Sequence, pages: list[int]) -> None:
         start, stop = len(sequence.pages), len(sequence.pages) + len(pages)

@@ -58,7 +58,7 @@ class StepSlots(NamedTuple):
     """Rows of this chunk so far."""
     written: int
     """For the rows of its last chunk; 0: the step ends with a chunk."""
-    ends: list[int]
+    new: list[int]
     """For the states at the ends of chunks; 0: not kept."""
 
 
@@ -71,7 +71,7 @@ class States:
         assert sizes is not None
         layers = len(shape.recurrent_layers)
         self.slot_size = slot_bytes(sizes, layers) // 4
-        count = max(MIN_SLOTS, min(tokens // CHUNK, STATE_BYTES // slot_bytes(sizes, layers)))
+        count = num_slots(sizes, layers, tokens)
         heads, earlier = sizes.value_heads, sizes.taps - 1
 
         def pool(*size: int) -> Tensor:
@@ -171,15 +171,15 @@ class States:
         state, rows = carried.states[-1], carried.rows if cached % CHUNK else 0
         stop = cached + count
         num_ends = stop // CHUNK - cached // CHUNK
-        ends = [self.states.take(1)[0] if self.is_roomy else 0 for _ in range(num_ends - 1)]
+        new = [self.states.take(1)[0] if self.is_roomy else 0 for _ in range(num_ends - 1)]
         if num_ends:
-            ends.append(carried.spare)
+            new.append(carried.spare)
             carried.spare = 0
-        carried.states += ends
+        carried.states += new
         if carried.fresh and num_ends:
             self._release_rows(carried)
             carried.rows, carried.fresh = carried.fresh, 0
-        return StepSlots(state, rows, carried.rows if stop % CHUNK else 0, ends)
+        return StepSlots(state, rows, carried.rows if stop % CHUNK else 0, new)
 
     def _release_rows(self, carried: Carried) -> None:
         if carried.rows:
@@ -204,6 +204,20 @@ class States:
         self._copies.clear()
         for tensor in (self.state, self.tails, self.inputs, self.k, self.u, self.log):
             tensor.zero_()
+
+
+def num_slots(sizes: Recurrence, layers: int, tokens: int) -> int:
+    """State slots, and as many row slots, beside a pool of so many tokens."""
+    return max(MIN_SLOTS, min(tokens // CHUNK, STATE_BYTES // slot_bytes(sizes, layers)))
+
+
+def state_bytes(shape: ModelShape, tokens: int) -> int:
+    """Bytes of all slots beside a pool of so many tokens; 0 without recurrent layers."""
+    if shape.recurrence is None:
+        return 0
+    layers = len(shape.recurrent_layers)
+    count = num_slots(shape.recurrence, layers, tokens) + 1
+    return count * slot_bytes(shape.recurrence, layers)
 
 
 def slot_bytes(sizes: Recurrence, layers: int) -> int:
