@@ -25,6 +25,8 @@ HEAD = (
     "split",
     "GGUF",
 )
+RECURRENT = {"delta": "gated delta net"}
+"""What the page calls a kind of recurrent layer."""
 
 
 def render() -> str:
@@ -44,8 +46,14 @@ def render() -> str:
             gguf = "no"
         if name == "mistral":  # llama.cpp's files say llama
             layers, gguf = "attention, window in older models, MLP", "as `llama`"
+        gpu = "exact on Hopper"
+        if family.recurrence:
+            mixers = f"{RECURRENT[family.recurrence['kind']]} and attention with an output gate"
+            layers, gguf, gpu = f"{mixers}, {layers.split(', ')[-1]}", "no", "through transformers"
+            adapters = adapters.replace("attention", "mixers")
+            split = "no: each process holds all"
         names = f"`{name}`", f"`{ARCHITECTURES[name]}`"
-        rows.append((*names, layers, "exact", "exact on Hopper", adapters, split, gguf))
+        rows.append((*names, layers, "exact", gpu, adapters, split, gguf))
     return "".join(f"| {' | '.join(row)} |\n" for row in rows)
 
 
