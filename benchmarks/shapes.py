@@ -20,16 +20,15 @@ PECULIARITIES: dict[str, dict[str, Any]] = {
     "mistral": {"windows": (300,) * 4},
     "ministral": {"windows": (300, 0, 300, 0)},
     "qwen2": {"qkv_bias": True},
-    "qwen3_moe": {"experts": EXPERTS},
     "glm4_moe": {
         "experts": {**EXPERTS, "shared_ff": 256, "scaling": 2.5, "groups": 2}, "dense_layers": (0,)
     },
-    "olmoe": {"experts": EXPERTS, "kv_heads": 8},
+    "olmoe": {"kv_heads": 8},
     "granitemoe": {
-        "experts": EXPERTS, "embedding_scale": 12.0, "residual_scale": 0.22, "query_scale": 0.125,
+        "embedding_scale": 12.0, "residual_scale": 0.22, "query_scale": 0.125,
         "logits_divisor": 6.0,
     },
-    "gpt_oss": {"experts": EXPERTS, "windows": (128, 0, 128, 0)},
+    "gpt_oss": {"windows": (128, 0, 128, 0)},
     "gemma3_text": {"windows": (300, 300, 300, 0)},
 }  # fmt: skip
 """What a family has beside the common sizes, in a form in which it can go wrong."""
@@ -37,7 +36,8 @@ PECULIARITIES: dict[str, dict[str, Any]] = {
 
 def small_shape(family: str) -> ModelShape:
     """Four layers of a family, to compare bits on."""
-    return make_shape({"family": family, **SIZES, **PECULIARITIES.get(family, {})})
+    experts = {"experts": EXPERTS} if FAMILIES[family].has_experts else {}
+    return make_shape({"family": family, **SIZES, **experts, **PECULIARITIES.get(family, {})})
 
 
 SHAPES = {

@@ -35,7 +35,7 @@ def render() -> str:
     for name, family in FAMILIES.items():
         layers, adapters, gguf = "attention, MLP", "every matrix", "yes"
         is_split = COMPUTED.issuperset(family.switches) and name not in EXPERT_NAMES
-        split = "FSDP2, tensor parallel" if is_split else "no: each process holds all"
+        split = "FSDP2, tensor parallel" if is_split else "FSDP2"
         if family.has_experts:
             layers, adapters, gguf = "attention, experts", "attention, each expert", "no"
         if name == "gpt_oss":
@@ -51,7 +51,7 @@ def render() -> str:
             mixers = f"{RECURRENT[family.recurrence['kind']]} and attention with an output gate"
             layers, gguf, gpu = f"{mixers}, {layers.split(', ')[-1]}", "no", "through transformers"
             adapters = adapters.replace("attention", "mixers")
-            split = "no: each process holds all"
+            split = "FSDP2"
         names = f"`{name}`", f"`{ARCHITECTURES[name]}`"
         rows.append((*names, layers, "exact", gpu, adapters, split, gguf))
     return "".join(f"| {' | '.join(row)} |\n" for row in rows)

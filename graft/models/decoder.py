@@ -103,6 +103,11 @@ class Block(nn.Module):
         """Round keys and values; see `Decoder.round_kv`."""
         self.attention.rounds_kv = True
 
+    def freeze_router(self) -> None:
+        """Leave the choice of experts, if there are any, out of training."""
+        if isinstance(self.mlp, ExpertMLP):
+            self.mlp.router.requires_grad_(False)
+
 
 class Decoder(nn.Module):
     """A causal language model up to its last norm; `head_weight` turns hidden states into logits."""

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -25,7 +25,6 @@ from graft.models.io.hub import find_model, origin_of
 from graft.models.io.load import hub_hint, load_model, open_model, read_config, read_json, shape_of
 from graft.models.io.tensor_names import weights_of
 from graft.models.io.tensors import ModelFileError
-from graft.models.layers.experts import ExpertMLP
 from graft.models.order_probe import find_order
 from graft.models.policy import host_copy
 from graft.models.shape import ARCHITECTURES, ModelShape, UnsupportedModel
@@ -134,9 +133,8 @@ def open_policy(
         if device.type == "cuda" and config.engine.page_size not in (0, BLOCK):
             may_hold = False  # attention adds in blocks of this size
         refuse_without_experts(config, shape)
-        for layer in policy.modules() if config.train.freeze_router else ():
-            if isinstance(layer, ExpertMLP):
-                layer.freeze_router()
+        for block in policy.blocks if config.train.freeze_router else ():
+            cast(Any, block).freeze_router()
         if may_hold and plain is not None:
             policy.use_order(find_order(plain.to(device=device, dtype=dtype)))
         round_kv(config, policy)

@@ -80,7 +80,10 @@ class ParameterRows(NamedTuple):
 
     def view(self, parameter: Tensor) -> Tensor:
         """The checkpoint's tensor, in the memory of our parameter."""
-        rows = parameter[self.rows]
+        return self.shaped(parameter[self.rows])
+
+    def shaped(self, rows: Tensor) -> Tensor:
+        """The checkpoint's tensor, of these rows of our parameter."""
         if self.experts:
             rows = rows.unflatten(0, (self.experts, -1))
         return rows.transpose(1, 2) if self.is_transposed else rows
@@ -102,7 +105,7 @@ def hf_rows(shape: ModelShape, split_experts: bool = False) -> dict[str, Paramet
         block = f"blocks.{index}"
         rows |= {
             f"model.layers.{index}.{name}": where._replace(parameter=f"{block}.{where.parameter}")
-            for name, where in _block_rows(shape, index, split_experts).items()
+            for name, where in block_rows(shape, index, split_experts).items()
         }
     rows["model.norm.weight"] = ParameterRows("norm.weight")
     if not shape.tied:
@@ -110,7 +113,10 @@ def hf_rows(shape: ModelShape, split_experts: bool = False) -> dict[str, Paramet
     return rows
 
 
-def _block_rows(shape: ModelShape, layer: int, split_experts: bool) -> dict[str, ParameterRows]:
+def block_rows(
+    shape: ModelShape, layer: int, split_experts: bool = False
+) -> dict[str, ParameterRows]:
+    """`hf_rows` of one layer, without its prefix in the names of a checkpoint and in ours."""
     rows = {"input_layernorm.weight": ParameterRows("attention.norm.weight")}
     rows |= _recurrent_rows(shape) if shape.is_recurrent(layer) else _attention_rows(shape)
     if shape.sandwich:

@@ -57,10 +57,6 @@ class ExpertMLP(Sublayer):
         self.choice: tuple[Tensor, Tensor] | None = None
         """Logits [T, E] and chosen experts [T, k] of the last pass."""
 
-    def freeze_router(self) -> None:
-        """Leave the choice of experts out of training."""
-        self.router.requires_grad_(False)
-
     def forward(self, x: Tensor, delta: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """The stream and its pending addition."""
         x, normed = self.norm(x, delta)

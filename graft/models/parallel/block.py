@@ -61,6 +61,10 @@ class ShardedBlock(nn.Module):
     def round_kv(self) -> None:
         self.rounds_kv = True
 
+    def freeze_router(self) -> None:
+        if self.mlp is not None:
+            self.mlp.gate.weight.requires_grad_(False)
+
     def use_order(self, order: RowOrder | None) -> None:
         self.order = order
         if self.mlp is not None:

@@ -36,7 +36,15 @@ from graft.models.io.tensors import ModelFileError
 from graft.models.logprobs import likeliest, score_actions
 from graft.models.ops import embed
 from graft.models.parallel.block import ShardedBlock, ShardedNorm
-from graft.models.parallel.layout import EMBEDDING, HEAD, check_mesh, our_name, placement_of
+from graft.models.parallel.joined_block import JoinedBlock
+from graft.models.parallel.layout import (
+    EMBEDDING,
+    HEAD,
+    check_mesh,
+    not_over_tp,
+    our_name,
+    placement_of,
+)
 from graft.models.parallel.module import shard_unit
 from graft.models.parallel.regions import TensorParallelGroup, enter
 from graft.models.parallel.shards import (
@@ -66,13 +74,18 @@ class ShardedDecoder(Decoder):
         tp = TensorParallelGroup(mesh.get_group("tp"), mesh["tp"].size(), mesh.get_local_rank("tp"))
         with torch.device("meta"):
             super().__init__(shape)
-            self.blocks = nn.ModuleList(ShardedBlock(shape, i, tp) for i in range(shape.layers))
+            self.is_joined = bool(not_over_tp(shape))  # then tp is 1
+            blocks = (
+                JoinedBlock(shape, i) if self.is_joined else ShardedBlock(shape, i, tp)
+                for i in range(shape.layers)
+            )
+            self.blocks = nn.ModuleList(blocks)
             self.norm = ShardedNorm(shape.width, shape.norm_eps, shape.norm_offset)
         self.mesh, self.tp, self.compute_dtype, self.offload = mesh, tp, dtype, offload
         # during a forward pass FSDP replaces the parameters by gathered tensors
         self.sharded_parameters: dict[str, nn.Parameter] = {}
         for name, parameter in self.hf_parameters().items():
-            module, _, kind = our_name(name).rpartition(".")
+            module, _, kind = our_name(name, self.is_joined).rpartition(".")
             sharded = shard_over_tp(parameter, mesh, placement_of(name))
             sharded.requires_grad_(
                 parameter.requires_grad
@@ -134,10 +147,10 @@ class ShardedDecoder(Decoder):
     def _find_parameters(self) -> dict[str, nn.Parameter]:
         has_head = self.shape.tied or self.head is not None
         names = [name for name in hf_rows(self.shape) if has_head or name != HEAD]
-        return {name: self.get_parameter(our_name(name)) for name in names}
+        return {name: self.get_parameter(our_name(name, self.is_joined)) for name in names}
 
     def full(self, name: str) -> Tensor:
-        """A whole parameter of `hf_parameters`, in every process; collective."""
+        """A whole parameter of `hf_parameters`, in every process, experts as rows; collective."""
         return gather(self.hf_parameters()[name])
 
     def hf_weights(self) -> Mapping[str, Tensor]:
@@ -154,13 +167,14 @@ class _GatheredWeights(Mapping[str, Tensor]):
         self.head = EMBEDDING if self.shape.tied else HEAD
         names = [*decoder.hf_parameters()]
         self.names = [*names, ACTION_ROWS] if self.shape.extra and self.head in names else names
+        self.rows = hf_rows(self.shape)
 
     def __getitem__(self, name: str) -> Tensor:
         vocab_size = self.shape.vocab_size
         if name == ACTION_ROWS:
             return self.decoder.full(self.head)[vocab_size : vocab_size + self.shape.extra]
         whole = self.decoder.full(name)
-        return whole[:vocab_size] if name in (EMBEDDING, HEAD) else whole
+        return whole[:vocab_size] if name in (EMBEDDING, HEAD) else self.rows[name].shaped(whole)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.names)
@@ -230,12 +244,13 @@ def shard(
     decoder = ShardedDecoder(shape, mesh, dtype, offload)
     decoder.recompute = recompute
     apply_fsdp(decoder, decoder)
-    head = EMBEDDING if shape.tied else HEAD
+    head, rows_of = EMBEDDING if shape.tied else HEAD, hf_rows(shape)
     for name, parameter in decoder.hf_parameters().items():
         size = list(parameter.shape)
         if name in (EMBEDDING, HEAD):
             size[0] = shape.vocab_size
         whole = read(name)
+        whole = None if whole is None else rows_of[name].flat(whole)
         if whole is None or list(whole.shape) != size:
             found = "missing" if whole is None else f"{list(whole.shape)}"
             raise ModelFileError(f"{name} is {found}; the model's shape says {size}")

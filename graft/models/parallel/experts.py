@@ -59,9 +59,6 @@ class ShardedExperts(ExpertMLP):
             Projections(shape.width, experts.ff) for _ in range(experts.count)
         )
 
-    def freeze_router(self) -> None:
-        self.gate.weight.requires_grad_(False)
-
     def forward(self, x: Tensor, delta: Tensor | None) -> tuple[Tensor, Tensor | None]:
         joined = self._join()
         self.__dict__.update(joined)

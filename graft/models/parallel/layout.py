@@ -14,6 +14,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Placement, Replicate, Shard
 
 from graft.models.io.tensor_names import EXPERT_NAMES
+from graft.models.parallel.joined_block import attribute_of
 from graft.models.parallel.shards import shard_range
 from graft.models.shape import ModelShape, UnsupportedModel
 
@@ -33,7 +34,7 @@ COMPUTED = {
     *("windows", "activation", "norm_offset", "sandwich", "scales_embedding"),
     *("extra", "extra_bias"),
 }
-"""Fields of a shape that a split decoder computes; another one is refused unless it has its default."""
+"""Fields of a shape whose layers can be split over tp; another one has its default there."""
 
 
 def check_mesh(shape: ModelShape, mesh: DeviceMesh) -> None:
@@ -48,15 +49,10 @@ def check_mesh(shape: ModelShape, mesh: DeviceMesh) -> None:
 
 def check_sizes(shape: ModelShape, dp: int, tp: int) -> None:
     """Raise unless `tp` processes can share a layer of this shape, and `dp` groups its weights."""
-    plain = ModelShape()
-    others = [name for name in ModelShape.__dataclass_fields__ if name not in COMPUTED]
-    parts = [name for name in others if getattr(shape, name) != getattr(plain, name)]
-    if shape.family in EXPERT_NAMES:
-        parts.append("experts in one tensor")
-    if parts:
+    if tp > 1 and (parts := not_over_tp(shape)):
         raise UnsupportedModel(
-            f"a {shape.family} model ({', '.join(parts)}) cannot be split over processes yet; leave "
-            "parallel.tp at 1 and set parallel.shard=false, so that each process has all of it"
+            f"layers of a {shape.family} model ({', '.join(parts)}) cannot be split by tensor "
+            "parallelism; leave parallel.tp and engine.tp at 1: parallel.shard (FSDP2) splits them"
         )
     sizes = {"heads": shape.heads, "KV heads": shape.kv_heads, "MLP columns": shape.ff}
     if shape.experts is not None:
@@ -86,8 +82,19 @@ def check_sizes(shape: ModelShape, dp: int, tp: int) -> None:
             )
 
 
-def our_name(name: str) -> str:
-    """The parameter of a ShardedDecoder that has this name in a checkpoint."""
+def not_over_tp(shape: ModelShape) -> list[str]:
+    """What of a shape no layer of `parallel.block` computes: FSDP2 alone can split such a model."""
+    plain = ModelShape()
+    others = [name for name in ModelShape.__dataclass_fields__ if name not in COMPUTED]
+    parts = [name for name in others if getattr(shape, name) != getattr(plain, name)]
+    return [*parts, "experts in one tensor"] if shape.family in EXPERT_NAMES else parts
+
+
+def our_name(name: str, is_joined: bool = False) -> str:
+    """The parameter of a ShardedDecoder, perhaps of joined blocks, that has this name in a checkpoint."""
+    if is_joined and name.startswith("model.layers."):
+        _, _, index, tensor = name.split(".", 3)
+        return f"blocks.{index}.{attribute_of(tensor)}"
     module, kind = name.rsplit(".", 1)
     if module in OUR_NAMES:
         return f"{OUR_NAMES[module]}.{kind}"
