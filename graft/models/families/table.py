@@ -32,6 +32,7 @@ from graft.models.families.entries import (
     wrong_entry,
 )
 from graft.models.families.family import Config, Family
+from graft.models.families.text_part import TEXT_TYPES, text_part
 from graft.models.recurrence import Recurrence
 from graft.models.shape import (
     ARCHITECTURES,
@@ -67,6 +68,7 @@ FAMILIES: dict[str, Family] = {
 def why_not_native(config: Config, device: torch.device) -> str:
     """Why our decoder does not compute the model of a `config.json` on this device; empty if it does."""
     name = str(config.get("model_type", ""))
+    name = TEXT_TYPES.get(name, name)
     if name in FAMILIES:
         if device.type == "cpu" or not FAMILIES[name].recurrence:
             return ""
@@ -75,7 +77,11 @@ def why_not_native(config: Config, device: torch.device) -> str:
 
 
 def read_shape(config: Config) -> ModelShape:
-    """Read the shape from a parsed `config.json`, old (rope_theta, rope_scaling) or new (rope_parameters)."""
+    """Read the shape from a parsed `config.json`, old (rope_theta, rope_scaling) or new (rope_parameters).
+
+    Of a model that also reads pictures, that of its text part.
+    """
+    config = text_part(config)
     name = str(config.get("model_type", ""))
     if name not in FAMILIES:
         raise UnsupportedModel(
