@@ -9,6 +9,7 @@ K key heads of size dk, H value heads of size dv; S is [H, dv, dk]
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -38,10 +39,18 @@ class Recurrence:
     conv_bias: bool = False
     bias: bool = False
     """Whether the first and the last product have biases."""
+    least_step: float = 0.0
+    """Time steps of Mamba-2 below this one count as it is."""
+    most_step: float = math.inf
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
             raise ValueError(f"recurrence.kind={self.kind!r}: must be {', '.join(KINDS)}")
+        if not 0 <= self.least_step < self.most_step:
+            raise ValueError(
+                f"recurrence.least_step={self.least_step}, most_step={self.most_step}: the first must "
+                "be 0 or more, and below the second"
+            )
         least = {"taps": 1, "key_heads": 1, "value_heads": 1, "value_dim": 1}
         least["key_dim"] = int(self.kind != "conv")
         for name, lowest in least.items():
@@ -83,6 +92,8 @@ class Recurrence:
         """Rows and columns of the matrices of a layer, by the names in a checkpoint; the first product of a
         layer has those of all but the last, one after the other."""
         value, heads = self.value_size, self.value_heads
+        if self.kind == "mamba":
+            return {"in_proj": (value + self.channels + heads, width), "out_proj": (width, value)}
         parts = {"in_proj_qkv": self.channels, "in_proj_z": value}
         parts |= {"in_proj_b": heads, "in_proj_a": heads}
         if self.by_key_head:
@@ -94,7 +105,10 @@ class Recurrence:
         """Weights of the products of a layer."""
         return sum(rows * columns for rows, columns in self.products(width).values())
 
-    @property
-    def num_others(self) -> int:
-        """Parameters of a layer that are in no product."""
-        return self.channels * self.taps + 2 * self.value_heads + self.value_dim
+    def num_others(self, width: int) -> int:
+        """Parameters of a layer that are in no product's matrix."""
+        convolution = self.channels * (self.taps + self.conv_bias)
+        if self.kind != "mamba":
+            return convolution + 2 * self.value_heads + self.value_dim
+        biases = sum(rows for rows, _ in self.products(width).values()) * self.bias
+        return convolution + 3 * self.value_heads + self.value_size + biases

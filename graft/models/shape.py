@@ -19,6 +19,7 @@ ARCHITECTURES = {
     "glm4_moe": "Glm4MoeForCausalLM",
     "olmoe": "OlmoeForCausalLM",
     "granitemoe": "GraniteMoeForCausalLM",
+    "granitemoehybrid": "GraniteMoeHybridForCausalLM",
     "gpt_oss": "GptOssForCausalLM",
     "gemma3_text": "Gemma3ForCausalLM",
     "qwen3_next": "Qwen3NextForCausalLM",
@@ -143,7 +144,7 @@ class ModelShape:
     rope_theta: float = 10_000.0
     rope_scaling: Mapping[str, Any] = field(default_factory=dict[str, Any])
     rotary_share: float = 1.0
-    """Share of each head that is rotated by position; the rest of it is not."""
+    """Share of each head that is rotated by position; the rest of it is not. 0: nothing is."""
     max_positions: int = 4096
     experts: Experts | None = None
     """In place of the MLP, in all layers but `dense_layers`."""
@@ -193,7 +194,8 @@ class ModelShape:
                 f"heads={self.heads} is not a multiple of kv_heads={self.kv_heads}: each key-value "
                 "head serves the same number of query heads"
             )
-        if not 0 < self.rotary_share <= 1 or self.rotary_dim % 2 or not self.rotary_dim:
+        has_pairs = self.rotary_dim > 0 and self.rotary_dim % 2 == 0
+        if not 0 <= self.rotary_share <= 1 or (self.rotary_share and not has_pairs):
             raise UnsupportedModel(
                 f"head_dim={self.head_dim} with rotary_share={self.rotary_share} rotates {self.rotary_dim} "
                 "numbers of a head by position, and these must be pairs"

@@ -238,8 +238,8 @@ class LoraSection(Section):
             "all-linear",
             *("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"),
             *("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a", "in_proj_qkvz", "in_proj_ba"),
-            *("out_proj", "lm_head"),
+            *("in_proj", "out_proj", "input_linear", "output_linear", "lm_head"),
         ]
     ] = Field(default=["all-linear"], min_length=1)
     """Matrices with an adapter, in every layer that has them: all-linear, or names such as q_proj, and
-    in_proj_qkv of recurrent layers. Also lm_head, if it is not tied to the embedding."""
+    in_proj_qkv or in_proj of recurrent layers. Also lm_head, if it is not tied to the embedding."""

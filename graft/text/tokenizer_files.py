@@ -164,10 +164,14 @@ def _declare_from_config(backend: tokenizers.Tokenizer, config: Mapping[str, Any
 def read_eos_ids(folder: Path) -> list[int]:
     """The ids at which transformers stops sampling from the model in this folder.
 
-    generation_config.json {"eos_token_id": [151645, 151643]}; without it those of config.json.
+    generation_config.json {"eos_token_id": [151645, 151643]}; without it those of config.json, or of its
+    text_config.
     """
     for file in (folder / "generation_config.json", folder / "config.json"):
-        given = _read_json(file).get("eos_token_id")
+        content = _read_json(file)
+        text = content.get("text_config")
+        inside = text.get("eos_token_id") if isinstance(text, Mapping) else None
+        given = inside if content.get("eos_token_id") is None else content["eos_token_id"]
         if given is None:
             continue
         ends = given if isinstance(given, list) else [given]

@@ -187,6 +187,17 @@ SHAPES: list[dict[str, Any]] = [
         "rotary_share": 0.5,
         "tied": False,
     },
+    {
+        "family": "granitemoehybrid",
+        "layers": 3,
+        "recurrence": Recurrence("mamba", 4, 2, 6, 4, 16, conv_bias=True, least_step=0.1),
+        "recurrent_layers": (0, 2),
+        "experts": Experts(6, 2, 20, renormalise=True, shared_ff=20),
+        "qk_norm": False,
+        "rotary_share": 0.0,
+        "query_scale": 0.3,
+        "residual_scale": 0.22,
+    },
 ]
 
 

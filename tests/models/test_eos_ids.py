@@ -18,7 +18,7 @@ from graft.models.io.gguf_read import open_tokenizer
 from graft.models.io.save import save_model
 from graft.rollout.options import RolloutOptions
 from graft.text.tokenizer import FastTokenizer
-from graft.text.tokenizer_files import TokenizerNotFound
+from graft.text.tokenizer_files import TokenizerNotFound, read_eos_ids
 from graft.train.build import build_run
 from graft.train.model import load_tokenizer, new_shape
 from graft.train.run_dir.checkpoint import latest_model
@@ -166,3 +166,10 @@ def test_ids_that_are_none_are_named(value: Any, tmp_path: Path) -> None:
     write_json(tmp_path / "generation_config.json", {"eos_token_id": value})
     with pytest.raises(TokenizerNotFound, match=r"generation_config\.json' has eos_token_id="):
         FastTokenizer.load(tmp_path)
+
+
+def test_eos_ids_of_a_text_part_are_read(tmp_path: Path) -> None:
+    write_json(tmp_path / "config.json", {"eos_token_id": None, "text_config": {"eos_token_id": 7}})
+    assert read_eos_ids(tmp_path) == [7]
+    write_json(tmp_path / "config.json", {"eos_token_id": 5, "text_config": {"eos_token_id": 7}})
+    assert read_eos_ids(tmp_path) == [5]

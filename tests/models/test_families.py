@@ -6,6 +6,7 @@ invariant of the decoder holds for it. `engine/test_bits.py` has the bits.
 
 from __future__ import annotations
 
+import math
 import random
 from pathlib import Path
 from typing import Any
@@ -201,6 +202,32 @@ def qwen3_next(draw: random.Random) -> dict[str, Any]:
     }
 
 
+def granite_hybrid(draw: random.Random) -> dict[str, Any]:
+    """With and without experts, layers that attend alone, positions and limits."""
+    layers, kinds = draw.choice([2, 3, 4]), ["linear_attention", "full_attention"]
+    first = kinds[draw.random() < 0.15]  # some attend everywhere
+    chosen = [first, *(draw.choice(kinds) for _ in range(layers - 2))]
+    groups = draw.choice([1, 2])
+    count = draw.choice([0, 0, 2, 5])
+    return granite(draw) | {
+        "num_hidden_layers": layers,
+        "layer_types": [*chosen, kinds[1]],
+        "position_embedding_type": draw.choice([None, "nope", "rope"]),
+        "num_local_experts": count,
+        "num_experts_per_tok": draw.randint(min(count, 1), count),
+        "shared_intermediate_size": draw.choice([8, 12]),
+        "mamba_expand": draw.choice([1, 2]),
+        "mamba_n_heads": groups * draw.choice([1, 2]),
+        "mamba_n_groups": groups,
+        "mamba_d_state": draw.choice([4, 6]),
+        "mamba_d_conv": draw.choice([2, 4]),
+        "mamba_conv_bias": draw.random() < 0.5,
+        "mamba_proj_bias": draw.random() < 0.3,
+        "mamba_chunk_size": 16,
+        **({"time_step_limit": [0.3, draw.choice([1.0, math.inf])]} if draw.random() < 0.4 else {}),
+    }
+
+
 OWN = {
     "llama": biased,
     "mistral": lambda draw: {"sliding_window": draw.choice([None, 5, 13, 128, 4096])},
@@ -211,6 +238,7 @@ OWN = {
     "glm4_moe": sigmoid_experts,
     "olmoe": olmoe,
     "granitemoe": granite,
+    "granitemoehybrid": granite_hybrid,
     "gpt_oss": gpt_oss,
     "gemma3_text": gemma,
     "qwen3_next": qwen3_next,
@@ -491,6 +519,14 @@ def test_entries_of_experts_that_cannot_be_meant_are_named(
         ("granitemoe", {"logits_scaling": 0}, "logits_scaling"),
         ("granitemoe", {"residual_multiplier": "0.2"}, "residual_multiplier"),
         ("granitemoe", {"attention_multiplier": -1.0}, "attention_multiplier"),
+        ("granitemoehybrid", {"mamba_d_head": 7}, "mamba_d_head"),
+        ("granitemoehybrid", {"mamba_n_groups": 3}, "key_heads"),
+        ("granitemoehybrid", {"layer_types": ["mamba"]}, "layer_types"),
+        ("granitemoehybrid", {"layer_types": ["mamba"] * 2}, "recurrent_layers"),
+        ("granitemoehybrid", {"time_step_limit": [0.5, 0.1]}, "least_step"),
+        ("granitemoehybrid", {"time_step_limit": "none"}, "time_step_limit"),
+        ("granitemoehybrid", {"num_local_experts": None}, "num_local_experts"),
+        ("granitemoehybrid", {"shared_intermediate_size": -1}, "shared_intermediate_size"),
         ("gpt_oss", {"swiglu_limit": 0.0}, "swiglu_limit"),
         ("gpt_oss", {"swiglu_alpha": -2.0}, "swiglu_alpha"),
         ("gpt_oss", {"layer_types": ["chunked_attention"]}, "layer_types"),

@@ -23,6 +23,11 @@ class Family:
     prepare: Callable[[Config], Config] = dict
     """The config as the readers of common entries understand it."""
     has_experts: bool = False
+    """Whether a model may have experts."""
+    needs_experts: bool = True
+    """Whether a model of a family with experts cannot be without."""
+    shares_expert: bool = False
+    """Whether every token passes through a shared expert too, as wide as the others unless told otherwise."""
     experts: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """Fields of Experts whose value in this family is not the default, for a shape from a recipe."""
     ff_is_of_experts: bool = False

@@ -31,7 +31,8 @@ def prepare(config: Config) -> Config:
     return {name: value for name, value in config.items() if name not in taken}
 
 
-def read(config: Config) -> dict[str, Any]:
+def read_common(config: Config) -> dict[str, Any]:
+    """What every family of Granite has."""
     refuse_window(config, POSITIONS)
     is_biased = read_switch(config, "attention_bias")
     return {
@@ -40,13 +41,21 @@ def read(config: Config) -> dict[str, Any]:
         "qk_norm": False,
         "qkv_bias": is_biased,
         "out_bias": is_biased,
-        "experts": Experts(
-            count=read_count(config, "num_local_experts", 8),
-            top_k=read_count(config, "num_experts_per_tok", 2),
-            ff=read_count(config, "intermediate_size"),
-            **ROUTER,
-        ),
     }
+
+
+def read_experts(config: Config, **more: Any) -> Experts:
+    return Experts(
+        count=read_count(config, "num_local_experts", 8),
+        top_k=read_count(config, "num_experts_per_tok", 2),
+        ff=read_count(config, "intermediate_size"),
+        **ROUTER,
+        **more,
+    )
+
+
+def read(config: Config) -> dict[str, Any]:
+    return {**read_common(config), "experts": read_experts(config)}
 
 
 def _read_factor(config: Config, name: str) -> float:
@@ -66,9 +75,7 @@ def _query_scale(multiplier: float, head_dim: int) -> float:
     return float(f"{multiplier * math.sqrt(head_dim):.14g}")
 
 
-def write(shape: ModelShape) -> dict[str, Any]:
-    experts = shape.experts
-    assert experts is not None
+def write_common(shape: ModelShape) -> dict[str, Any]:
     exact = shape.query_scale / math.sqrt(shape.head_dim)
     short = float(f"{exact:.12g}")  # 0.0078125 rather than 0.007812499999999996
     is_same = _query_scale(short, shape.head_dim) == shape.query_scale
@@ -76,6 +83,14 @@ def write(shape: ModelShape) -> dict[str, Any]:
         **{name: getattr(shape, ours) for name, ours in MULTIPLIERS.items()},
         SCORES: short if is_same else exact,
         "attention_bias": shape.qkv_bias,
+    }
+
+
+def write(shape: ModelShape) -> dict[str, Any]:
+    experts = shape.experts
+    assert experts is not None
+    return {
+        **write_common(shape),
         "num_local_experts": experts.count,
         "num_experts_per_tok": experts.top_k,
     }

@@ -56,6 +56,7 @@ EXPERTS = Family(
     prepare=prepare_experts,
     has_experts=True,
     experts={"renormalise": True, "shared_gate": True},
+    shares_expert=True,
     ff_is_of_experts=True,
     recurrence={"kind": "delta"},
     rotary_share=0.25,

@@ -115,6 +115,7 @@ FAMILY = Family(
     prepare=prepare,
     has_experts=True,
     experts={"renormalise": True, "shared_gate": True},
+    shares_expert=True,
     recurrence={"kind": "delta", "by_key_head": True},
     rotary_share=0.25,
     has_later_layers=True,

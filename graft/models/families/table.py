@@ -13,6 +13,7 @@ from graft.models.families import (
     glm4_moe,
     gpt_oss,
     granitemoe,
+    granitemoehybrid,
     llama,
     ministral,
     mistral,
@@ -32,6 +33,7 @@ from graft.models.families.entries import (
     wrong_entry,
 )
 from graft.models.families.family import Config, Family
+from graft.models.families.text_part import TEXT_TYPES, text_part
 from graft.models.recurrence import Recurrence
 from graft.models.shape import (
     ARCHITECTURES,
@@ -56,6 +58,7 @@ FAMILIES: dict[str, Family] = {
     "glm4_moe": glm4_moe.FAMILY,
     "olmoe": olmoe.FAMILY,
     "granitemoe": granitemoe.FAMILY,
+    "granitemoehybrid": granitemoehybrid.FAMILY,
     "gpt_oss": gpt_oss.FAMILY,
     "gemma3_text": gemma3.FAMILY,
     "qwen3_next": qwen3_next.FAMILY,
@@ -67,6 +70,7 @@ FAMILIES: dict[str, Family] = {
 def why_not_native(config: Config, device: torch.device) -> str:
     """Why our decoder does not compute the model of a `config.json` on this device; empty if it does."""
     name = str(config.get("model_type", ""))
+    name = TEXT_TYPES.get(name, name)
     if name in FAMILIES:
         if device.type == "cpu" or not FAMILIES[name].recurrence:
             return ""
@@ -75,7 +79,11 @@ def why_not_native(config: Config, device: torch.device) -> str:
 
 
 def read_shape(config: Config) -> ModelShape:
-    """Read the shape from a parsed `config.json`, old (rope_theta, rope_scaling) or new (rope_parameters)."""
+    """Read the shape from a parsed `config.json`, old (rope_theta, rope_scaling) or new (rope_parameters).
+
+    Of a model that also reads pictures, that of its text part.
+    """
+    config = text_part(config)
     name = str(config.get("model_type", ""))
     if name not in FAMILIES:
         raise UnsupportedModel(
@@ -146,7 +154,7 @@ def make_shape(given: Mapping[str, Any], **more: Any) -> ModelShape:
     values = {**({} if family is None else family.switches), **given, **more}
     if family is not None and family.rotary_share is not None:
         values.setdefault("rotary_share", family.rotary_share)
-    if family is not None and family.has_experts:
+    if family is not None and family.has_experts and (family.needs_experts or "experts" in values):
         values["experts"] = experts = _make_experts(values.get("experts"), family)
         if family.ff_is_of_experts:
             values["ff"] = experts.ff
@@ -176,8 +184,11 @@ def _with_recurrence(values: Mapping[str, Any], family: Family) -> dict[str, Any
     alike = {"key_heads": sizes["kv_heads"], "key_dim": sizes["head_dim"]}
     alike |= {"value_heads": sizes["heads"], "value_dim": sizes["head_dim"]}
     chosen = [i for i in range(layers - 1) if (i + 1) % ATTENDS_EVERY]
+    values = {"recurrent_layers": chosen, **values}
+    if not values["recurrent_layers"] and "recurrence" not in values:
+        return values
     recurrence = make_recurrence(**{**alike, **section, **family.recurrence})
-    return {"recurrent_layers": chosen, **values, "recurrence": recurrence}
+    return {**values, "recurrence": recurrence}
 
 
 def _read_numbers(name: str, given: Any) -> tuple[int, ...]:
@@ -197,7 +208,7 @@ def _make_experts(given: Any, family: Family) -> Experts:
             f"experts={given}: need {', '.join(sorted(needed))}, and may have "
             f"{', '.join(sorted(known - needed))}; such as {{count: 8, top_k: 2, ff: 64}}"
         )
-    shared = {"shared_ff": given["ff"]} if family.experts.get("shared_gate") else {}
+    shared = {"shared_ff": given["ff"]} if family.shares_expert else {}
     return Experts(**{**shared, **family.experts, **given})
 
 

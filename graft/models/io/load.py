@@ -7,11 +7,13 @@ models/qwen/model.safetensors.index.json + shards    tensor name -> file
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +22,17 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from graft.models.decoder import Decoder
-from graft.models.families.table import FAMILIES, read_shape
+from graft.models.families.table import read_shape
 from graft.models.io.gguf_blocks import as_dtype
 from graft.models.io.mxfp4 import BLOCKS, SCALES, unpack_mxfp4, unpacked_sizes
+from graft.models.io.stored_names import describe_others, find_parts
 from graft.models.io.stream import StoredTensor, stream
 from graft.models.io.tensors import ModelFileError, NotAModel, build_decoder, check_sizes
 from graft.models.shape import ModelShape, UnsupportedModel
 from graft.trust.bounds import parse_json, read_bytes
 from graft.trust.links import check_links
+
+log = logging.getLogger(__name__)
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
@@ -104,27 +109,34 @@ def open_model(path: Path) -> Iterator[StoredModel]:
     shape = shape_of(read_config(path), path / "config.json")
     with ExitStack() as stack:
         files = _open_weights(path, stack)
-        if FAMILIES[shape.family].has_later_layers:
-            later = re.compile(r"model\.layers\.(\d+)\.")
-            files = {
-                name: file
-                for name, file in files.items()
-                if not (found := later.match(name)) or int(found[1]) < shape.layers
-            }
-        sizes = {name: tuple(file.get_slice(name).get_shape()) for name, file in files.items()}
-        sizes = unpacked_sizes(sizes)
-        kind = files[EMBEDDING].get_slice(EMBEDDING).get_dtype() if EMBEDDING in files else ""
+        stored = {name: tuple(file.get_slice(name).get_shape()) for name, file in files.items()}
+        parts, others = find_parts(shape, stored, f"'{path}'")
+        if others:
+            _say_once(describe_others(others, f"'{path}'"))
+        sizes = unpacked_sizes({name: part.size for name, part in parts.items()})
+        embedding = parts[EMBEDDING].name if EMBEDDING in parts else ""
+        kind = files[embedding].get_slice(embedding).get_dtype() if embedding else ""
 
         def read(name: str) -> Tensor:
-            if name in files:
-                return read_tensor(files[name], name, path)
+            if name in parts:
+                part = parts[name]
+                return read_tensor(files[part.name], part.name, path, part.inside)
             packed = (read_packed(files[each], each) for each in (name + BLOCKS, name + SCALES))
             return unpack_mxfp4(*packed).transpose(1, 2)
 
         if shape.tied:
             drop_tied_head(sizes, read, f"'{path}'")
-        dtype, places = READABLE.get(kind, torch.float32), find_places(path)
+        dtype, whole = READABLE.get(kind, torch.float32), find_places(path)
+        places = {
+            name: part.place(whole[part.name]) for name, part in parts.items() if part.name in whole
+        }
         yield StoredModel(shape, sizes, read, dtype, f"'{path}'", places)
+
+
+@cache
+def _say_once(text: str) -> None:
+    """Warn of what a folder holds, however often it is opened."""
+    log.warning(text)
 
 
 HUB_PAGE = re.compile(r"https?:/+(?:www\.)?(?:huggingface\.co|hf\.co)/([\w.-]+/[\w.-]+).*")
@@ -292,13 +304,16 @@ def _places_in(file: Path) -> dict[str, StoredTensor]:
     return places
 
 
-def read_tensor(file: Any, name: str, folder: Path) -> Tensor:
+def read_tensor(
+    file: Any, name: str, folder: Path, index: tuple[int, slice] | None = None
+) -> Tensor:
+    """A tensor of a supported dtype, or a part of it."""
     kind = file.get_slice(name).get_dtype()
     if kind not in READABLE:
         raise UnsupportedModel(
             f"{name} in '{folder}' is stored as {kind}; readable are {', '.join(READABLE)}"
         )
-    return file.get_tensor(name)
+    return file.get_tensor(name) if index is None else file.get_slice(name)[index]
 
 
 def read_packed(file: Any, name: str) -> Tensor:

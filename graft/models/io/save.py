@@ -22,6 +22,7 @@ from graft.files import new_file, sync, write_json
 from graft.models.decoder import Decoder
 from graft.models.extra_actions import ACTIONS, BIAS, ROWS
 from graft.models.families.table import check_described, config_of
+from graft.models.families.text_part import text_part
 from graft.models.finite import find_unusable
 from graft.models.io.load import INDEX, WEIGHTS, ModelFileError, read_config, read_json
 from graft.models.io.tensor_names import ACTION_BIAS, ACTION_ROWS, hf_sizes, named_weights
@@ -250,6 +251,7 @@ def _carried(source: str | os.PathLike[str] | None) -> tuple[dict[str, Any], dic
     folder = Path(source)
     if not folder.is_dir():
         raise ModelFileError(f"source '{folder}' is not a folder, so its config cannot be kept")
-    config = {k: v for k, v in read_config(folder).items() if k not in NOT_CARRIED}
+    whole = text_part(read_config(folder))  # what is written is a text model
+    config = {k: v for k, v in whole.items() if k not in NOT_CARRIED}
     generation = folder / "generation_config.json"
     return config, read_json(generation) if generation.exists() else {}

@@ -47,10 +47,12 @@ class ExpertNames(NamedTuple):
     """Whether these are [E, D, 2F] and [E, F, D]."""
 
 
+_GRANITE = ExpertNames(
+    "block_sparse_moe", "router.layer", "input_linear.weight", "output_linear.weight"
+)
 EXPERT_NAMES = {
-    "granitemoe": ExpertNames(
-        "block_sparse_moe", "router.layer", "input_linear.weight", "output_linear.weight"
-    ),
+    "granitemoe": _GRANITE,
+    "granitemoehybrid": _GRANITE,
     "gpt_oss": ExpertNames(
         router="router",
         gate_up="experts.gate_up_proj",
@@ -59,6 +61,12 @@ EXPERT_NAMES = {
     ),
 }
 """The names in families that store the experts of a layer together."""
+
+GATED_NAMES = {"granitemoehybrid": ("shared_mlp.input_linear", "shared_mlp.output_linear")}
+"""The names of an MLP, or of a shared expert, in families that store its gate and up as one matrix."""
+
+RECURRENT_NAMES = {"delta": "linear_attn", "mamba": "mamba"}
+"""The names of recurrent layers, by the kind of their recurrence."""
 
 
 class ParameterRows(NamedTuple):
@@ -127,12 +135,14 @@ def block_rows(
         rows["post_attention_layernorm.weight"] = ParameterRows("mlp.norm.weight")
     experts = shape.experts_of(layer)
     if experts is None:
-        return rows | _mlp_rows("mlp", 0, shape.width, shape.ff, shape.mlp_bias)
+        return rows | _plain_rows(shape)
     names = EXPERT_NAMES.get(shape.family, ExpertNames())
     rows |= _linear(f"{names.block}.{names.router}", "mlp.router", None, None, experts.biased)
     if experts.router == "sigmoid":
         rows["mlp.gate.e_score_correction_bias"] = ParameterRows("mlp.correction")
-    if experts.shared_ff:
+    if experts.shared_ff and shape.family in GATED_NAMES:
+        rows |= _plain_rows(shape, "shared_")
+    elif experts.shared_ff:
         shared = "mlp.shared_expert" if experts.shared_gate else "mlp.shared_experts"
         rows |= _mlp_rows(shared, 0, shape.width, experts.shared_ff, own="shared_")
     if experts.shared_gate:
@@ -172,18 +182,36 @@ def _attention_rows(shape: ModelShape) -> dict[str, ParameterRows]:
 def _recurrent_rows(shape: ModelShape) -> dict[str, ParameterRows]:
     sizes = shape.recurrence
     assert sizes is not None
+    module = RECURRENT_NAMES[sizes.kind]
     rows: dict[str, ParameterRows] = {}
     start = 0
     for name, (count, _) in sizes.products(shape.width).items():
         if name.startswith("in_proj"):
             part = ParameterRows("attention.inputs.weight", start, start + count)
-            rows[f"linear_attn.{name}.weight"] = part
+            rows[f"{module}.{name}.weight"] = part
             start += count
     names = {"conv1d.weight": "conv", "dt_bias": "dt_bias", "A_log": "a_log"}
     names |= {"norm.weight": "head_norm.weight", "out_proj.weight": "out.weight"}
+    if sizes.kind == "mamba":
+        names |= {"D": "skip"}
+        names |= {"conv1d.bias": "conv_bias"} if sizes.conv_bias else {}
+        biases = {"in_proj.bias": "inputs.bias", "out_proj.bias": "out.bias"}
+        names |= biases if sizes.bias else {}
     return rows | {
-        f"linear_attn.{name}": ParameterRows(f"attention.{parameter}")
+        f"{module}.{name}": ParameterRows(f"attention.{parameter}")
         for name, parameter in names.items()
+    }
+
+
+def _plain_rows(shape: ModelShape, own: str = "") -> dict[str, ParameterRows]:
+    """The MLP of a layer without experts, or `own` the shared expert of one with them."""
+    names = GATED_NAMES.get(shape.family)
+    if names is None:
+        return _mlp_rows("mlp", 0, shape.width, shape.ff, shape.mlp_bias)
+    first, last = names
+    return {
+        f"{first}.weight": ParameterRows(f"mlp.{own}gate_up.weight"),
+        f"{last}.weight": ParameterRows(f"mlp.{own}down.weight"),
     }
 
 

@@ -31,7 +31,7 @@ from torch import Tensor, nn
 
 from graft.models.action_rows import extra_rows
 from graft.models.decoder import Decoder
-from graft.models.io.tensor_names import hf_rows
+from graft.models.io.tensor_names import GATED_NAMES, hf_rows
 from graft.models.shape import ModelShape
 
 PREFIX = "base_model.model."
@@ -41,16 +41,10 @@ ALL = "all-linear"
 HEAD = "lm_head"
 LINEARS = (
     *("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"),
+    *("input_linear", "output_linear"),  # of an MLP whose gate and up are one matrix
     # of recurrent layers, by family
-    *(
-        "in_proj_qkv",
-        "in_proj_z",
-        "in_proj_b",
-        "in_proj_a",
-        "in_proj_qkvz",
-        "in_proj_ba",
-        "out_proj",
-    ),
+    *("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a", "in_proj_qkvz", "in_proj_ba"),
+    *("in_proj", "out_proj"),
 )
 TARGETS = (ALL, *LINEARS, HEAD)
 """What can be named: matrices of a layer, and a head that is not tied."""
@@ -260,9 +254,15 @@ def _matrices(shape: ModelShape) -> dict[str, list[tuple[int, int]]]:
     add(of_recurrence, len(shape.recurrent_layers))
     for layer in range(shape.layers):
         experts = shape.experts_of(layer)
-        blocks = [(shape.ff, 1)]
+        plain = shape.ff if experts is None else experts.shared_ff
+        if shape.family in GATED_NAMES:
+            names = (name.rpartition(".")[2] for name in GATED_NAMES[shape.family])
+            sizes = (2 * plain, width), (width, plain)
+            add(dict(zip(names, sizes, strict=True)), int(plain > 0))
+            plain = 0
+        blocks = [(plain, int(plain > 0))]
         if experts is not None:
-            blocks = [(experts.ff, experts.count), (experts.shared_ff, int(experts.shared_ff > 0))]
+            blocks.insert(0, (experts.ff, experts.count))
         for ff, count in blocks:
             add({"gate_proj": (ff, width), "up_proj": (ff, width), "down_proj": (width, ff)}, count)
     return {name: sizes for name, sizes in found.items() if sizes}

@@ -46,7 +46,11 @@ def adapter_gradient_bytes(
     shape: ModelShape, dtype: torch.dtype, rank: int, targets: Sequence[str]
 ) -> int:
     """Sums of the adapters' gradients, and the gradient of one whole weight."""
-    fused = {"qkv": ("q_proj", "k_proj", "v_proj"), "gate_up": ("gate_proj", "up_proj")}
+    fused = {
+        "qkv": ("q_proj", "k_proj", "v_proj"),
+        "gate_up": ("gate_proj", "up_proj", "input_linear"),
+        "down_proj": ("output_linear",),
+    }
     kinds = [shape.experts_of(layer) for layer in shape.kinds]
     stored = max(shape.ff if kind is None else kind.count * kind.ff for kind in kinds)
     whole = {
@@ -82,7 +86,7 @@ def num_parameters(shape: ModelShape) -> int:
     mixer += shape.heads * shape.sinks
     mixers = shape.attention_layers * mixer
     if shape.recurrence is not None:
-        mixers += len(shape.recurrent_layers) * shape.recurrence.num_others
+        mixers += len(shape.recurrent_layers) * shape.recurrence.num_others(width)
     experts, routed = shape.experts, shape.layers - len(shape.dense_layers)
     of_experts = 0
     if experts is not None:
