@@ -35,8 +35,8 @@ python -m benchmarks.evidence.page                                # this page
 
 All arms of a seed start from the same warm-up, sample as many tokens, and are scored on the same held-out
 tasks, one sampled attempt at each. ± is the standard deviation over seeds (n - 1). In a figure each digit is
-a seed, `*` several of them; the bars beside it are the mean reward of training, from the first part of the run
-to the last.
+a seed, `*` several of them; the bars beside it are the mean reward of training, from the first part of the
+run to the last.
 """
 
 ABSENT_HEAD = """\
