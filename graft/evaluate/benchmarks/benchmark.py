@@ -25,7 +25,7 @@ class Benchmark:
     name: str
     title: str
     hub: str
-    """The dataset of the hub that its rows are in."""
+    """The dataset of the hub that its rows are in; empty: they come with a package."""
     split: str
     question_key: str
     """The column; names separated by | are tried in order."""

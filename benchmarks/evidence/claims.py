@@ -1,0 +1,186 @@
+"""What is claimed, how it is measured here, and what would refute it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One side of a comparison: settings on top of the claim's."""
+
+    name: str
+    settings: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A claim, and runs that differ in nothing but the settings of their arms.
+
+    All arms of a seed start from the same warm-up, sample as many tokens, and are scored on the same tasks.
+    """
+
+    name: str
+    title: str
+    source: str
+    recipe: str
+    """Its environment and rewards; the rest is below."""
+    settings: tuple[str, ...]
+    """Of the warm-up and of all arms."""
+    warm_up: tuple[str, ...]
+    rl: tuple[str, ...]
+    arms: tuple[Arm, ...]
+    tokens: int
+    """Sampled tokens of each run: the step that reaches this number is the last one."""
+    tasks: int
+    """Held-out tasks, one sampled attempt at each."""
+    refuted_by: str
+    scale: str
+    """What the runs are, for the reader of a verdict."""
+    verdict: str = ""
+    """Empty until the runs have been looked at."""
+
+
+@dataclass(frozen=True)
+class Absent:
+    """A claim without runs here."""
+
+    title: str
+    source: str
+    experiment: str
+    minutes: int
+    """Estimated minutes on one H200, all arms and seeds."""
+
+
+def small_model(alphabet: str, length: int) -> tuple[str, ...]:
+    """Two layers of width 64: a run takes a minute of one core."""
+    shape = (
+        "{family: qwen3, width: 64, layers: 2, heads: 2, kv_heads: 2, head_dim: 32, ff: 128, tied: false, "
+        f"rope_theta: 100.0, max_positions: {length}}}"
+    )
+    return f"model.shape={shape}", f"model.alphabet='{alphabet}'"
+
+
+COUNTDOWN = "rl-grpo/toy"
+COUNTDOWN_MODEL = small_model("0123456789+-*/() ,>", 64)
+COUNTDOWN_WARM_UP = ("sft.steps=100", "sft.batch=32")
+COUNTDOWN_SCALE = (
+    "countdown with two numbers up to 9, in single characters; a model of 2 layers and width 64 from random "
+    "weights, after 100 steps of SFT on a teacher"
+)
+
+TURNS = Claim(
+    name="turns",
+    title="ReBN, and gamma below 1, help over turns",
+    source="GEM",
+    recipe="gem/guess-the-number-toy",
+    settings=("task.args.max_turns=4",),
+    warm_up=(*small_model("", 80), "sft.steps=150"),
+    rl=(
+        "rollout.tasks=16",
+        "rollout.samples=4",
+        "train.epochs=1",
+        "algo.name=rebn",
+        "algo.reduction={constant: {length: 12}}",
+    ),
+    arms=(
+        Arm("ReBN, gamma 0.9", ("algo.credit=[{discounted: {gamma: 0.9}}, rebn]",)),
+        Arm("ReBN, gamma 1", ("algo.credit=[{discounted: {gamma: 1.0}}, rebn]",)),
+        Arm("REINFORCE, gamma 0.9", ("algo.credit=[{discounted: {gamma: 0.9}}]",)),
+        Arm("REINFORCE, gamma 1", ("algo.credit=[{discounted: {gamma: 1.0}}]",)),
+        Arm("GRPO", ("algo.credit=[grpo]",)),
+    ),
+    tokens=40_000,
+    tasks=300,
+    refuted_by="GRPO or plain REINFORCE as high as ReBN, or as many turns with gamma 0.9 as with 1",
+    scale=(
+        "guess a number from 1 to 10 in 4 turns, in single characters; a model of 2 layers and width 64 from "
+        "random weights, after 150 steps of SFT on a player of whose turns 70% are random"
+    ),
+)
+
+BATCH = Claim(
+    name="batch",
+    title="Small batches reach less at equal samples; an entropy bonus of 0.001 helps",
+    source="RL-GRPO",
+    recipe=COUNTDOWN,
+    settings=(),
+    warm_up=(*COUNTDOWN_MODEL, *COUNTDOWN_WARM_UP),
+    rl=("rollout.samples=8", "train.minibatches=1", "train.warmup=0"),
+    arms=(
+        Arm("2 tasks a step", ("rollout.tasks=2", "algo.entropy_coef=0")),
+        Arm("8 tasks a step", ("rollout.tasks=8", "algo.entropy_coef=0")),
+        Arm("32 tasks a step", ("rollout.tasks=32", "algo.entropy_coef=0")),
+        Arm("8 tasks, entropy bonus 0.001", ("rollout.tasks=8", "algo.entropy_coef=0.001")),
+        Arm("8 tasks, entropy bonus 0.01", ("rollout.tasks=8", "algo.entropy_coef=0.01")),
+    ),
+    tokens=15_000,
+    tasks=300,
+    refuted_by="no order of the batch sizes in all seeds; the same score with the bonus as without",
+    scale=COUNTDOWN_SCALE,
+)
+
+EXACT = Claim(
+    name="exact",
+    title="Equal bits in engine and learner change what is learned; so does staleness",
+    source="graft",
+    recipe=COUNTDOWN,
+    settings=(),
+    warm_up=(*COUNTDOWN_MODEL, *COUNTDOWN_WARM_UP),
+    rl=("rollout.tasks=8", "rollout.samples=8", "train.minibatches=1", "train.warmup=0"),
+    arms=(
+        Arm("exact", ("model.exact=true", "rollout.staleness=0")),
+        Arm("not exact", ("model.exact=false", "rollout.staleness=0")),
+        Arm("exact, staleness 4", ("model.exact=true", "rollout.staleness=4")),
+        Arm("not exact, staleness 4", ("model.exact=false", "rollout.staleness=4")),
+    ),
+    tokens=15_000,
+    tasks=300,
+    refuted_by="scores and spreads of exact and other runs that agree; staleness 4 as good as 0",
+    scale=COUNTDOWN_SCALE + "; float32 on a CPU, where the bits differ by rounding alone",
+)
+
+CLAIMS = {claim.name: claim for claim in (TURNS, EXACT, BATCH)}
+
+
+ABSENT = (
+    Absent(
+        "Tools help",
+        "GEM",
+        "countdown with and without the python tool, Qwen2.5-Coder-1.5B-Instruct",
+        120,
+    ),
+    Absent(
+        "Expanded actions and counterfactual credit learn rare calls sooner",
+        "EARL",
+        "countdown, then five tools with long names and nested arguments, 2% calls at the start; 3 seeds",
+        240,
+    ),
+    Absent(
+        "Sort-4 is found by RL", "EARL", "CPO from random compares and swaps, efficiency reward", 60
+    ),
+    Absent(
+        "Equal score with half of the calls",
+        "ARPO",
+        "python on problems of several steps; 2, 4 and 8 of 16 rollouts at the start",
+        180,
+    ),
+    Absent(
+        "Entropy tells where to branch",
+        "ARPO",
+        "forks by entropy against forks at random, half of the results distractors",
+        120,
+    ),
+    Absent(
+        "The three parts of AEPO",
+        "AEPO",
+        "each part switched off, 8 mini-batches at a high rate, where clipping acts",
+        180,
+    ),
+    Absent(
+        "A real 1.5B learns something that lasts",
+        "graft",
+        "code with tests, HumanEval before and after, Qwen2.5-Coder-1.5B-Instruct",
+        60,
+    ),
+)
