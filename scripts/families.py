@@ -25,8 +25,11 @@ HEAD = (
     "split",
     "GGUF",
 )
-RECURRENT = {"delta": "gated delta net"}
-"""What the page calls a kind of recurrent layer."""
+RECURRENT = {
+    "delta": "gated delta net and attention with an output gate",
+    "mamba": "Mamba-2 and attention",
+}
+"""What the page calls the mixers of a family, by the kind of its recurrent layers."""
 
 
 def render() -> str:
@@ -48,8 +51,11 @@ def render() -> str:
             layers, gguf = "attention, window in older models, MLP", "as `llama`"
         gpu = "exact on Hopper"
         if family.recurrence:
-            mixers = f"{RECURRENT[family.recurrence['kind']]} and attention with an output gate"
-            layers, gguf, gpu = f"{mixers}, {layers.split(', ')[-1]}", "no", "through transformers"
+            rest = layers.split(", ")[-1]
+            if family.has_experts and not family.needs_experts:
+                rest += " or MLP"
+            layers = f"{RECURRENT[family.recurrence['kind']]}, {rest}"
+            gguf, gpu = "no", "through transformers"
             adapters = adapters.replace("attention", "mixers")
             split = "FSDP2"
         names = f"`{name}`", f"`{ARCHITECTURES[name]}`"

@@ -43,6 +43,17 @@ SHAPES = {
         attention_gate=True,
         norm_offset=True,
     ),
+    "granite 4": replace(
+        QWEN3,
+        family="granitemoehybrid",
+        qk_norm=False,
+        recurrence=Recurrence(
+            "mamba", 4, 2, 8, 4, 6, conv_bias=True, bias=True, least_step=0.0, most_step=5.0
+        ),
+        recurrent_layers=(0,),
+        rotary_share=0.0,
+        residual_scale=0.4,
+    ),
     "qwen3.5, actions": replace(
         QWEN2,
         family="qwen3_5_text",
