@@ -1,4 +1,7 @@
-"""One block of a sharded decoder: this process's heads and its part of the MLP or of the experts."""
+"""One block of a decoder that is split over tp: this process's heads, its part of the MLP or of the experts.
+
+`joined_block` is that of a decoder which only FSDP2 splits.
+"""
 
 from __future__ import annotations
 
@@ -10,17 +13,14 @@ from graft.models.decoder import Attend
 from graft.models.kv_slots import KVSlots
 from graft.models.layers.sublayer import Norm
 from graft.models.ops import (
-    add_linear,
     add_norm,
     attend_qkv,
     gather_rows,
     linear,
-    norm_linear,
 )
 from graft.models.parallel.experts import ShardedExperts
 from graft.models.parallel.regions import TensorParallelGroup, enter, leave
 from graft.models.parallel.shards import local_tensor
-from graft.models.row_order import RowOrder
 from graft.models.shape import ModelShape
 
 
@@ -55,7 +55,6 @@ class ShardedBlock(nn.Module):
             self.gate_proj = nn.Linear(width, shape.ff, bias=shape.mlp_bias)
             self.up_proj = nn.Linear(width, shape.ff, bias=shape.mlp_bias)
             self.down_proj = nn.Linear(shape.ff, width, bias=shape.mlp_bias)
-        self.order: RowOrder | None = None
         self.rounds_kv = False
 
     def round_kv(self) -> None:
@@ -64,11 +63,6 @@ class ShardedBlock(nn.Module):
     def freeze_router(self) -> None:
         if self.mlp is not None:
             self.mlp.gate.weight.requires_grad_(False)
-
-    def use_order(self, order: RowOrder | None) -> None:
-        self.order = order
-        if self.mlp is not None:
-            self.mlp.order = order
 
     def forward(
         self,
@@ -104,13 +98,9 @@ class ShardedBlock(nn.Module):
         self, x: Tensor, delta: Tensor | None, norm: Norm, *linears: nn.Linear
     ) -> tuple[Tensor, Tensor]:
         """x + delta, and the concatenated projections of its norm."""
-        scale = local_tensor(norm.weight)
         weight = torch.cat([local_tensor(each.weight) for each in linears])
         has_bias = linears[0].bias is not None
         bias = torch.cat([local_tensor(each.bias) for each in linears]) if has_bias else None
-        if self.tp.size == 1:
-            how = self.order, "", norm.offset
-            return norm_linear(x, delta, scale, norm.eps, weight, bias, *how)
         # not fused: the norm is replicated, and its gradient must be summed before it
         x, normed = norm(x, delta)
         return x, linear(enter(normed, self.tp.group), weight, bias)
@@ -120,13 +110,8 @@ class ShardedBlock(nn.Module):
     ) -> tuple[Tensor, Tensor | None]:
         """The stream and its pending addition, of y's product and the norm after it."""
         weight, bias = local_tensor(to.weight), None if to.bias is None else local_tensor(to.bias)
-        if self.tp.size > 1:
-            delta = leave(linear(y, weight, None, gate), self.tp.group)
-            delta = delta if bias is None else delta + bias
-        elif after is None:
-            return add_linear(x, y, weight, bias, gate, self.order)
-        else:
-            delta = linear(y, weight, bias, gate, self.order)
+        delta = leave(linear(y, weight, None, gate), self.tp.group)
+        delta = delta if bias is None else delta + bias
         return x, delta if after is None else after(delta, None)[1]
 
     def _attend(self, qkv: Tensor, cos: Tensor, sin: Tensor, attend: Attend) -> Tensor:
@@ -140,10 +125,8 @@ class ShardedBlock(nn.Module):
         return output.reshape(len(qkv), heads * shape.head_dim)
 
     def _head_norm(self, norm: Norm | None) -> Tensor | None:
-        if norm is None or self.tp.size == 1:
-            return None if norm is None else local_tensor(norm.weight)
         # each process has the gradient of its heads only
-        return enter(local_tensor(norm.weight), self.tp.group)
+        return None if norm is None else enter(local_tensor(norm.weight), self.tp.group)
 
 
 def _norm(shape: ModelShape, size: int) -> ShardedNorm:

@@ -41,7 +41,6 @@ from graft.models.parallel.layout import (
     EMBEDDING,
     HEAD,
     check_mesh,
-    not_over_tp,
     our_name,
     placement_of,
 )
@@ -74,7 +73,7 @@ class ShardedDecoder(Decoder):
         tp = TensorParallelGroup(mesh.get_group("tp"), mesh["tp"].size(), mesh.get_local_rank("tp"))
         with torch.device("meta"):
             super().__init__(shape)
-            self.is_joined = bool(not_over_tp(shape))  # then tp is 1
+            self.is_joined = tp.size == 1
             blocks = (
                 JoinedBlock(shape, i) if self.is_joined else ShardedBlock(shape, i, tp)
                 for i in range(shape.layers)

@@ -82,8 +82,6 @@ class ShardedExperts(ExpertMLP):
         return joined
 
     def combine(self, x: Tensor, weights_Tk: Tensor, chosen_Tk: Tensor) -> Tensor:
-        if self.tp.size == 1:
-            return super().combine(x, weights_Tk, chosen_Tk)
         group = self.tp.group
         part = super().combine(enter(x, group), enter(weights_Tk, group), chosen_Tk)
         return leave(part, group)

@@ -1,8 +1,8 @@
-"""A block of any family, sharded over dp alone: its parameters are joined from a checkpoint's tensors.
+"""A block that is sharded over dp alone: its parameters are joined from a checkpoint's tensors.
 
-Over tp each kind of layer needs code of its own (`block`). FSDP2 gathers whole tensors, so one block
-serves every layer there is: in each pass the parameters of a `decoder.Block` are put together from the
-gathered tensors, and taken away after it.
+Over tp each kind of layer needs code of its own (`block`). FSDP2 gathers whole tensors, so here one class
+serves every layer of every family: in each pass the parameters of a `decoder.Block` are put together from
+the gathered tensors, and taken away after it.
 """
 
 from __future__ import annotations
