@@ -58,7 +58,7 @@ def _read_sizes(config: Config) -> Recurrence:
     size = inner // heads if size == "auto" else read_count(config, "mamba_d_head")
     if heads * size != inner:
         raise wrong_entry("mamba_d_head", size, f"{heads} heads must have {inner} numbers together")
-    least, most = read_steps(config)
+    least, greatest = read_steps(config)
     return make_recurrence(
         kind="mamba",
         taps=read_count(config, "mamba_d_conv", 4),
@@ -69,7 +69,7 @@ def _read_sizes(config: Config) -> Recurrence:
         conv_bias=read_switch(config, "mamba_conv_bias", True),
         bias=read_switch(config, "mamba_proj_bias"),
         least_step=least,
-        most_step=most,
+        most_step=greatest,
     )
 
 
