@@ -151,14 +151,16 @@ def test_a_shape_of_a_recipe_is_saved_as_what_graft_and_transformers_load(
     from transformers import AutoModelForCausalLM
 
     decoder = Decoder(new_shape(config_with(RECIPES[name]), FastTokenizer.bytes())).initialise(3)
+    numbers = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for parameter in decoder.parameters():  # new biases are zero, new norms one
-            parameter.add_(torch.randn_like(parameter) * 0.2)
+            parameter.add_(0.2 * torch.randn(parameter.shape, generator=numbers))
     save_model(decoder, tmp_path)
     want_TV = our_logits(decoder, tokens())
     torch.testing.assert_close(our_logits(load_model(tmp_path), tokens()), want_TV, atol=0, rtol=0)
     theirs = AutoModelForCausalLM.from_pretrained(tmp_path).eval()
-    torch.testing.assert_close(peer_logits(theirs, tokens()), want_TV, atol=1e-4, rtol=1e-4)
+    # an entry that is read otherwise moves logits by tenths; a delta rule in fp32 rounds by up to 5e-4
+    torch.testing.assert_close(peer_logits(theirs, tokens()), want_TV, atol=2e-3, rtol=1e-4)
 
 
 @pytest.mark.parametrize(
