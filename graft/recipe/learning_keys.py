@@ -228,18 +228,20 @@ class SftSection(Section):
                 )
 
 
+DecoderMatrix = Literal["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+RecurrentMatrix = Literal[
+    "in_proj", "in_proj_qkv", "in_proj_qkvz", "in_proj_z", "in_proj_b", "in_proj_a", "in_proj_ba",
+    "out_proj", "input_linear", "output_linear",
+]  # fmt: skip
+
+
 class LoraSection(Section):
     rank: int = Field(default=0, ge=0, le=65_536)
     """Train adapters of this rank instead of the weights, in both phases; 0: no adapters."""
     alpha: float = Field(default=32.0, gt=0)
     """The output of adapters is scaled by alpha / rank, so that one learning rate suits every rank."""
-    targets: list[
-        Literal[
-            "all-linear",
-            *("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"),
-            *("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a", "in_proj_qkvz", "in_proj_ba"),
-            *("in_proj", "out_proj", "input_linear", "output_linear", "lm_head"),
-        ]
-    ] = Field(default=["all-linear"], min_length=1)
+    targets: list[Literal["all-linear", DecoderMatrix, RecurrentMatrix, "lm_head"]] = Field(
+        default=["all-linear"], min_length=1
+    )
     """Matrices with an adapter, in every layer that has them: all-linear, or names such as q_proj, and
     in_proj_qkv or in_proj of recurrent layers. Also lm_head, if it is not tied to the embedding."""
