@@ -10,8 +10,9 @@ from typing import Any
 def nearest(name: str, known: Mapping[str, Any] | list[str], cutoff: float = 0.6) -> str | None:
     """The known name that is spelled most like `name`, whatever its case: "GRPO" -> "grpo"."""
     spelled = {one.lower(): one for one in reversed(list(known))}  # the first of equal ones
-    close = get_close_matches(name.lower(), spelled, n=1, cutoff=cutoff)
-    return spelled[close[0]] if close else None
+    close = get_close_matches(name.lower(), spelled, n=5, cutoff=cutoff)
+    swapped = (one for one in close if sorted(one) == sorted(name.lower()))  # "gpro" is no "gspo"
+    return spelled[next(swapped, close[0])] if close else None
 
 
 def suggestion(name: str, known: Mapping[str, Any] | list[str]) -> str:
