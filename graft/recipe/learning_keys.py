@@ -238,7 +238,7 @@ class LoraSection(Section):
             "all-linear",
             *("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"),
             *("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a", "in_proj_qkvz", "in_proj_ba"),
-            *("in_proj", "out_proj", "input_linear", "output_linear", "lm_head"),
+            *("in_proj", "out_proj", "input_linear", "output_linear", "w1", "w3", "w2", "lm_head"),
         ]
     ] = Field(default=["all-linear"], min_length=1)
     """Matrices with an adapter, in every layer that has them: all-linear, or names such as q_proj, and
