@@ -28,6 +28,7 @@ HEAD = (
 RECURRENT = {
     "delta": "gated delta net and attention with an output gate",
     "mamba": "Mamba-2 and attention",
+    "conv": "gated short convolution and attention",
 }
 """What the page calls the mixers of a family, by the kind of its recurrent layers."""
 

@@ -66,6 +66,11 @@ class Recurrence:
             )
 
     @property
+    def has_state(self) -> bool:
+        """Whether more than the last inputs of the convolution is carried on."""
+        return self.kind != "conv"
+
+    @property
     def channels(self) -> int:
         """Numbers of a token that pass through the convolution."""
         return 2 * self.key_size + self.value_size
@@ -86,20 +91,23 @@ class Recurrence:
     @property
     def row_size(self) -> int:
         """Numbers that are kept of a token of the present chunk."""
-        return self.channels + self.key_size + self.value_size + self.value_heads
+        added = self.key_size + self.value_size + self.value_heads
+        return self.channels + added * self.has_state
 
     def products(self, width: int) -> dict[str, tuple[int, int]]:
         """Rows and columns of the matrices of a layer, by the names in a checkpoint; the first product of a
         layer has those of all but the last, one after the other."""
         value, heads = self.value_size, self.value_heads
-        if self.kind == "mamba":
-            return {"in_proj": (value + self.channels + heads, width), "out_proj": (width, value)}
+        last = {"out_proj": (width, value)}
+        if self.kind != "delta":
+            rows = 3 * value if self.kind == "conv" else value + self.channels + heads
+            return {"in_proj": (rows, width), **last}
         parts = {"in_proj_qkv": self.channels, "in_proj_z": value}
         parts |= {"in_proj_b": heads, "in_proj_a": heads}
         if self.by_key_head:
             parts = {"in_proj_qkvz": self.channels + value, "in_proj_ba": 2 * heads}
         sizes = {name: (rows, width) for name, rows in parts.items()}
-        return {**sizes, "out_proj": (width, value)}
+        return {**sizes, **last}
 
     def num_products(self, width: int) -> int:
         """Weights of the products of a layer."""
@@ -108,7 +116,8 @@ class Recurrence:
     def num_others(self, width: int) -> int:
         """Parameters of a layer that are in no product's matrix."""
         convolution = self.channels * (self.taps + self.conv_bias)
-        if self.kind != "mamba":
+        if self.kind == "delta":
             return convolution + 2 * self.value_heads + self.value_dim
         biases = sum(rows for rows, _ in self.products(width).values()) * self.bias
-        return convolution + 3 * self.value_heads + self.value_size + biases
+        of_state = 3 * self.value_heads + self.value_size
+        return convolution + biases + of_state * self.has_state

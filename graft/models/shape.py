@@ -20,6 +20,8 @@ ARCHITECTURES = {
     "olmoe": "OlmoeForCausalLM",
     "granitemoe": "GraniteMoeForCausalLM",
     "granitemoehybrid": "GraniteMoeHybridForCausalLM",
+    "lfm2": "Lfm2ForCausalLM",
+    "lfm2_moe": "Lfm2MoeForCausalLM",
     "gpt_oss": "GptOssForCausalLM",
     "gemma3_text": "Gemma3ForCausalLM",
     "qwen3_next": "Qwen3NextForCausalLM",
@@ -79,6 +81,10 @@ class Experts:
     router: Literal["softmax", "sigmoid"] = "softmax"
     """How scores become probabilities. sigmoid: a correction for each expert, which is not trained by
     gradients, takes part in the choice and not in the weights."""
+    corrected: bool = True
+    """Whether a sigmoid router has these corrections."""
+    sum_eps: float = 1e-20
+    """What is added to the sum of the weights before they are divided by it."""
     scaling: float = 1.0
     """Factor on the weights of a token's experts."""
     groups: int = 1
@@ -109,7 +115,7 @@ class Experts:
             raise UnsupportedModel(
                 f"experts.groups={self.groups}: only a sigmoid router has groups"
             )
-        for name in ("swiglu_limit", "swiglu_alpha"):
+        for name in ("swiglu_limit", "swiglu_alpha", "sum_eps"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise UnsupportedModel(
                     f"experts.{name}={getattr(self, name)}: must be a number that is 0 or more"
@@ -119,6 +125,10 @@ class Experts:
         limits = {"count": 1 << 16, "top_k": self.count, "ff": LARGEST["ff"]}
         for name, limit in limits.items():
             check_size(f"experts.{name}", getattr(self, name), limit)
+
+    @property
+    def has_correction(self) -> bool:
+        return self.router == "sigmoid" and self.corrected
 
 
 @dataclass(frozen=True, slots=True)

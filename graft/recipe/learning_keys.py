@@ -228,10 +228,13 @@ class SftSection(Section):
                 )
 
 
-DecoderMatrix = Literal["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+DecoderMatrix = Literal[
+    "q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "w1", "w3", "w2",
+    "input_linear", "output_linear",
+]  # fmt: skip
 RecurrentMatrix = Literal[
     "in_proj", "in_proj_qkv", "in_proj_qkvz", "in_proj_z", "in_proj_b", "in_proj_a", "in_proj_ba",
-    "out_proj", "input_linear", "output_linear",
+    "out_proj",
 ]  # fmt: skip
 
 

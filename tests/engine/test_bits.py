@@ -198,6 +198,19 @@ SHAPES: list[dict[str, Any]] = [
         "query_scale": 0.3,
         "residual_scale": 0.22,
     },
+    {
+        "family": "lfm2",
+        "layers": 3,
+        "recurrence": Recurrence("conv", 4, value_dim=32, conv_bias=True, bias=True),
+        "recurrent_layers": (0, 2),
+    },
+    {
+        "family": "lfm2_moe",
+        "recurrence": Recurrence("conv", 3, value_dim=32),
+        "recurrent_layers": (0,),
+        "experts": Experts(6, 2, 20, renormalise=True, router="sigmoid", sum_eps=1e-6),
+        "dense_layers": (0,),
+    },
 ]
 
 

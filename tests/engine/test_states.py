@@ -29,9 +29,17 @@ HYBRID: dict[str, Any] = {
 }
 
 
-@pytest.fixture(scope="module")
-def decoder() -> Decoder:
-    return ordered(**HYBRID)
+CONVOLUTIONS: dict[str, Any] = {
+    "family": "lfm2",
+    "layers": 3,
+    "recurrence": Recurrence("conv", 3, value_dim=32, conv_bias=True, bias=True),
+    "recurrent_layers": (0, 1),
+}
+
+
+@pytest.fixture(scope="module", params=[HYBRID, CONVOLUTIONS], ids=["delta", "conv"])
+def decoder(request: pytest.FixtureRequest) -> Decoder:
+    return ordered(**request.param)
 
 
 def draw(engine: NativeEngine, tokens: list[int], key: int, count: int = 3) -> Completion:
@@ -132,6 +140,16 @@ def test_new_weights_are_not_read_with_old_states(decoder: Decoder) -> None:
     fresh = NativeEngine(other, kv_tokens=1024, page_size=16)
     again = draw(fresh, [*tokens, *start.tokens[:1]], 6, 4)
     assert (done.tokens, done.logprobs) == (again.tokens, again.logprobs)
+
+
+def test_a_convolution_has_inputs_and_no_state(decoder: Decoder) -> None:
+    sizes = decoder.shape.recurrence
+    assert sizes is not None
+    kept = states.States(decoder.shape, 1024, decoder.device)
+    pools = kept.state, kept.k, kept.u, kept.log, kept.tails, kept.inputs
+    numbers = [pool[0, 0].numel() for pool in pools]
+    assert states.slot_bytes(sizes, 1) == 4 * sum(numbers)
+    assert all(numbers[:4]) == sizes.has_state and all(numbers[4:])
 
 
 def test_kernels_are_refused() -> None:

@@ -26,7 +26,7 @@ from graft.models.families.table import (
 from graft.models.io.export import open_source
 from graft.models.io.load import load_model
 from graft.models.io.save import save_model
-from graft.models.io.tensor_names import hf_names, hf_rows
+from graft.models.io.tensor_names import hf_names, hf_rows, own_name
 from graft.models.layers.experts import describe_loads, route, take_loads
 from graft.models.lora.files import save_adapters
 from graft.models.lora.training import ALL, HEAD, Lora, num_trained
@@ -228,6 +228,41 @@ def granite_hybrid(draw: random.Random) -> dict[str, Any]:
     }
 
 
+def convolutions(draw: random.Random) -> dict[str, Any]:
+    layers, kinds = draw.choice([2, 3, 4]), ["conv", "full_attention"]
+    first = kinds[draw.random() < 0.15]  # some attend everywhere
+    chosen = [first, *(draw.choice(kinds) for _ in range(layers - 2))]
+    return {
+        "pad_token_id": None,  # torch gives the row of a padding token no gradient
+        "num_hidden_layers": layers,
+        "layer_types": [*chosen, kinds[1]],
+        "norm_eps": draw.choice([1e-5, 1e-6]),
+        "conv_L_cache": draw.choice([1, 2, 3, 4]),
+        "conv_bias": draw.random() < 0.5,
+    }
+
+
+def lfm2(draw: random.Random) -> dict[str, Any]:
+    return convolutions(draw) | {
+        "block_auto_adjust_ff_dim": draw.random() < 0.7,
+        "block_ffn_dim_multiplier": draw.choice([1.0, 1.3]),
+        "block_multiple_of": draw.choice([1, 4, 6]),
+    }
+
+
+def lfm2_experts(draw: random.Random) -> dict[str, Any]:
+    count = draw.choice([2, 5, 8])
+    return convolutions(draw) | {
+        "num_experts": count,
+        "num_experts_per_tok": draw.randint(1, count),
+        "moe_intermediate_size": draw.choice([8, 12]),
+        "num_dense_layers": draw.choice([0, 1, 1]),
+        "norm_topk_prob": draw.random() < 0.6,
+        "routed_scaling_factor": draw.choice([1.0, 2.5]),
+        "use_expert_bias": draw.random() < 0.6,
+    }
+
+
 OWN = {
     "llama": biased,
     "mistral": lambda draw: {"sliding_window": draw.choice([None, 5, 13, 128, 4096])},
@@ -239,6 +274,8 @@ OWN = {
     "olmoe": olmoe,
     "granitemoe": granite,
     "granitemoehybrid": granite_hybrid,
+    "lfm2": lfm2,
+    "lfm2_moe": lfm2_experts,
     "gpt_oss": gpt_oss,
     "gemma3_text": gemma,
     "qwen3_next": qwen3_next,
@@ -261,7 +298,9 @@ def peer(family: str, number: int) -> Any:
         for parameter in model.parameters():
             parameter.normal_(0.0, 0.25 if recurrent else 0.4, generator=generator)
         for name, buffer in model.named_buffers():
-            if "correction" in name:  # part of the choice, not trained by gradients
+            if (
+                "correction" in name or "expert_bias" in name
+            ):  # part of the choice, not trained by gradients
                 buffer.normal_(0.0, 0.4, generator=generator)
     return model
 
@@ -416,7 +455,9 @@ def test_adapters_of_experts_are_merged_with_the_base_folder(family: str, tmp_pa
     drawn = (drawn_shape(family, number) for number in range(3, 30))
     decoder = Decoder(next(shape for shape in drawn if shape.experts is not None)).initialise(1)
     save_model(decoder, tmp_path / "base")
-    lora = Lora(decoder, rank=2, alpha=4, targets=["k_proj", "gate_proj", "up_proj", "down_proj"])
+    usual = "k_proj", "gate_proj", "up_proj", "down_proj"
+    targets = [own_name(family, name) for name in usual]
+    lora = Lora(decoder, rank=2, alpha=4, targets=targets)
     lora.load_state_dict(lora.random_snapshot())
     lora.merge()
     save_adapters(lora, tmp_path / "adapters")
@@ -528,6 +569,18 @@ def test_entries_of_experts_that_cannot_be_meant_are_named(
         ("granitemoehybrid", {"time_step_limit": "none"}, "time_step_limit"),
         ("granitemoehybrid", {"num_local_experts": -1}, "num_local_experts"),
         ("granitemoehybrid", {"shared_intermediate_size": -1}, "shared_intermediate_size"),
+        ("lfm2", {"layer_types": ["conv"]}, "layer_types"),
+        ("lfm2", {"layer_types": ["conv"] * 4}, "layer_types"),
+        ("lfm2", {"conv_L_cache": -1}, "conv_L_cache"),
+        ("lfm2", {"conv_bias": "yes"}, "conv_bias"),
+        ("lfm2", {"conv_dim": 7}, "conv_dim"),
+        ("lfm2", {"use_pos_enc": False}, "use_pos_enc"),
+        ("lfm2", {"block_auto_adjust_ff_dim": 1}, "block_auto_adjust_ff_dim"),
+        ("lfm2", {"norm_eps": "small"}, "norm_eps"),
+        ("lfm2", {"tie_embedding": "yes"}, "tie_embedding"),
+        ("lfm2_moe", {"layer_types": None}, "layer_types"),
+        ("lfm2_moe", {"use_expert_bias": "yes"}, "use_expert_bias"),
+        ("lfm2_moe", {"num_dense_layers": -1}, "num_dense_layers"),
         ("gpt_oss", {"swiglu_limit": 0.0}, "swiglu_limit"),
         ("gpt_oss", {"swiglu_alpha": -2.0}, "swiglu_alpha"),
         ("gpt_oss", {"layer_types": ["chunked_attention"]}, "layer_types"),
@@ -541,6 +594,40 @@ def test_entries_of_one_family_that_are_not_computed_are_named(
     with pytest.raises(UnsupportedModel) as error:
         read_shape(config | changes)
     assert entry in str(error.value) and str(*changes.values()) in str(error.value)
+
+
+def test_the_first_releases_of_lfm2_are_read_as_transformers_reads_them() -> None:
+    from transformers import AutoConfig
+
+    released = {  # LFM2-350M, smaller
+        "block_auto_adjust_ff_dim": True,
+        "block_dim": 48,
+        "block_ff_dim": 200,
+        "block_ffn_dim_multiplier": 1.0,
+        "block_multiple_of": 32,
+        "block_use_swiglu": True,
+        "conv_L_cache": 3,
+        "conv_bias": False,
+        "conv_dim": 48,
+        "conv_dim_out": 48,
+        "full_attn_idxs": [2, 3],
+        "hidden_size": 48,
+        "norm_eps": 1e-05,
+        "num_attention_heads": 4,
+        "num_heads": 4,
+        "num_hidden_layers": 4,
+        "num_key_value_heads": 2,
+        "rope_theta": 1000000.0,
+        "use_pos_enc": True,
+        "vocab_size": VOCABULARY,
+    }
+    shape = read_shape({"model_type": "lfm2", **released})
+    theirs = AutoConfig.for_model("lfm2", **released)
+    assert shape == read_shape(theirs.to_dict())
+    assert (shape.ff, shape.recurrent_layers, shape.tied) == (160, (0, 1), True)
+    assert read_shape({"model_type": "lfm2", **released, "tie_embedding": False}).tied is False
+    with pytest.raises(UnsupportedModel, match="full_attn_idxs"):
+        read_shape({"model_type": "lfm2", **released, "full_attn_idxs": [9]})
 
 
 @pytest.mark.parametrize("family", [name for name, each in FAMILIES.items() if each.has_experts])

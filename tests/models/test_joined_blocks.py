@@ -54,6 +54,14 @@ SHAPES = {
         rotary_share=0.0,
         residual_scale=0.4,
     ),
+    "lfm2, experts": replace(
+        QWEN3,
+        family="lfm2_moe",
+        recurrence=Recurrence("conv", 3, value_dim=QWEN3.width, conv_bias=True, bias=True),
+        recurrent_layers=(0,),
+        experts=Experts(5, 2, 8, router="sigmoid", sum_eps=1e-6),
+        dense_layers=(1,),
+    ),
     "qwen3.5, actions": replace(
         QWEN2,
         family="qwen3_5_text",

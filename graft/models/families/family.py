@@ -35,7 +35,8 @@ class Family:
     rotary_share: float | None = None
     """transformers' default of partial_rotary_factor; None: whole heads are rotated."""
     norm_eps: float = 1e-6
-    """transformers' default of rms_norm_eps."""
+    """transformers' default of the entry below."""
+    eps_entry: str = "rms_norm_eps"
     has_later_layers: bool = False
     """Whether checkpoints may hold layers after the last one, for predicting several tokens: left out."""
     positions: int = 32_768

@@ -14,6 +14,7 @@ from graft.models.families import (
     gpt_oss,
     granitemoe,
     granitemoehybrid,
+    lfm2,
     llama,
     ministral,
     mistral,
@@ -59,6 +60,8 @@ FAMILIES: dict[str, Family] = {
     "olmoe": olmoe.FAMILY,
     "granitemoe": granitemoe.FAMILY,
     "granitemoehybrid": granitemoehybrid.FAMILY,
+    "lfm2": lfm2.FAMILY,
+    "lfm2_moe": lfm2.EXPERTS,
     "gpt_oss": gpt_oss.FAMILY,
     "gemma3_text": gemma3.FAMILY,
     "qwen3_next": qwen3_next.FAMILY,
@@ -98,9 +101,9 @@ def read_shape(config: Config) -> ModelShape:
     if "max_position_embeddings" in config:
         positions = read_count(config, "max_position_embeddings")
     theta, scaling = read_rope(config, positions)
-    eps = config.get("rms_norm_eps", family.norm_eps)
+    eps = config.get(family.eps_entry, family.norm_eps)
     if not is_number(eps) or not 0 <= eps < math.inf:
-        raise wrong_entry("rms_norm_eps", eps, "need a number that is 0 or more")
+        raise wrong_entry(family.eps_entry, eps, "need a number that is 0 or more")
     common: dict[str, Any] = {
         "family": name,
         "vocab_size": vocab_size,
@@ -139,7 +142,7 @@ def config_of(shape: ModelShape) -> dict[str, Any]:
         "intermediate_size": shape.ff,
         "hidden_act": "silu",
         "tie_word_embeddings": shape.tied,
-        "rms_norm_eps": shape.norm_eps,
+        FAMILIES[shape.family].eps_entry: shape.norm_eps,
         "rope_parameters": rope,
         "rope_theta": shape.rope_theta,  # for readers older than rope_parameters
         "rope_scaling": dict(shape.rope_scaling) or None,
@@ -183,6 +186,8 @@ def _with_recurrence(values: Mapping[str, Any], family: Family) -> dict[str, Any
         )
     alike = {"key_heads": sizes["kv_heads"], "key_dim": sizes["head_dim"]}
     alike |= {"value_heads": sizes["heads"], "value_dim": sizes["head_dim"]}
+    if family.recurrence["kind"] == "conv":  # as wide as the model
+        alike = {"value_heads": 1, "value_dim": values.get("width", plain.width)}
     chosen = [i for i in range(layers - 1) if (i + 1) % ATTENDS_EVERY]
     values = {"recurrent_layers": chosen, **values}
     if not values["recurrent_layers"] and "recurrence" not in values:

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from graft.models.families.table import FAMILIES
 from graft.models.io.stream import StoredTensor
-from graft.models.io.tensor_names import EXPERT_NAMES, ExpertNames
+from graft.models.io.tensor_names import EXPERT_NAMES, ExpertNames, own_name
 from graft.models.io.tensors import ModelFileError
 from graft.models.shape import ModelShape
 
@@ -57,7 +57,8 @@ def find_parts(
     """The tensors of a checkpoint by our names, and the names of those that are left out."""
     may_have_others = FAMILIES[shape.family].has_later_layers
     names = EXPERT_NAMES.get(shape.family, ExpertNames())
-    of_all = re.compile(rf"(.+\.{names.block}\.experts)\.(gate_up|down)_proj")
+    block = own_name(shape.family, names.block)
+    of_all = re.compile(rf"(.+\.{block}\.experts)\.(gate_up|down)_proj")
     parts: dict[str, StoredPart] = {}
     others: list[str] = []
     for name, size in stored.items():
@@ -72,9 +73,9 @@ def find_parts(
         together = None if names.gate_up or len(size) != 3 else of_all.fullmatch(ours)
         new = {ours: StoredPart(name, size)}
         if together:
-            new = _split(
-                name, size, together[1], ("gate", "up") if together[2] != "down" else ("down",)
-            )
+            matrices = ("gate_proj", "up_proj") if together[2] != "down" else ("down_proj",)
+            own = [own_name(shape.family, matrix) for matrix in matrices]
+            new = _split(name, size, together[1], own)
         if twice := sorted(new.keys() & parts.keys()):
             raise ModelFileError(
                 f"{origin} holds {twice[0]} twice, in {parts[twice[0]].name} and in {name}; delete one"
@@ -84,13 +85,13 @@ def find_parts(
 
 
 def _split(
-    name: str, size: tuple[int, ...], prefix: str, matrices: tuple[str, ...]
+    name: str, size: tuple[int, ...], prefix: str, matrices: list[str]
 ) -> dict[str, StoredPart]:
     """The matrices of each expert in a tensor [experts, rows, columns]; they share the rows equally."""
     count, rows, columns = size
     each = rows // len(matrices)
     return {
-        f"{prefix}.{expert}.{matrix}_proj.weight": StoredPart(
+        f"{prefix}.{expert}.{matrix}.weight": StoredPart(
             name, (each, columns), expert, number * each
         )
         for expert in range(count)

@@ -45,6 +45,8 @@ class ExpertNames(NamedTuple):
     """The tensor [E, D, F] of all experts; biases of either are the same name with `_bias`."""
     is_transposed: bool = False
     """Whether these are [E, D, 2F] and [E, F, D]."""
+    correction: str = "gate.e_score_correction_bias"
+    """What a sigmoid router adds to its choice."""
 
 
 _GRANITE = ExpertNames(
@@ -59,14 +61,31 @@ EXPERT_NAMES = {
         down="experts.down_proj",
         is_transposed=True,
     ),
+    "lfm2_moe": ExpertNames(correction="expert_bias"),
 }
-"""The names in families that store the experts of a layer together."""
+"""The names in families that store the experts of a layer together, or name their parts in another way."""
 
 GATED_NAMES = {"granitemoehybrid": ("shared_mlp.input_linear", "shared_mlp.output_linear")}
 """The names of an MLP, or of a shared expert, in families that store its gate and up as one matrix."""
 
-RECURRENT_NAMES = {"delta": "linear_attn", "mamba": "mamba"}
+RECURRENT_NAMES = {"delta": "linear_attn", "mamba": "mamba", "conv": "conv"}
 """The names of recurrent layers, by the kind of their recurrence."""
+
+_LFM2 = {
+    "input_layernorm": "operator_norm",
+    "post_attention_layernorm": "ffn_norm",
+    "norm": "embedding_norm",
+    "q_norm": "q_layernorm",
+    "k_norm": "k_layernorm",
+    "o_proj": "out_proj",
+    "conv1d": "conv",
+    "mlp": "feed_forward",
+    "gate_proj": "w1",
+    "up_proj": "w3",
+    "down_proj": "w2",
+}
+OWN_NAMES = {"lfm2": _LFM2, "lfm2_moe": _LFM2}
+"""Parts of names, between dots: what most families say -> what one family says."""
 
 
 class ParameterRows(NamedTuple):
@@ -115,16 +134,31 @@ def hf_rows(shape: ModelShape, split_experts: bool = False) -> dict[str, Paramet
             f"model.layers.{index}.{name}": where._replace(parameter=f"{block}.{where.parameter}")
             for name, where in block_rows(shape, index, split_experts).items()
         }
-    rows["model.norm.weight"] = ParameterRows("norm.weight")
+    rows[own_name(shape.family, "model.norm.weight")] = ParameterRows("norm.weight")
     if not shape.tied:
         rows["lm_head.weight"] = ParameterRows("head.weight", None, shape.vocab_size)
     return rows
+
+
+def own_name(family: str, name: str) -> str:
+    """The name of a tensor, a module or a matrix in this family.
+
+    >>> own_name("lfm2", "mlp.gate_proj.weight"), own_name("qwen3", "mlp.gate_proj.weight")
+    ('feed_forward.w1.weight', 'mlp.gate_proj.weight')
+    """
+    names = OWN_NAMES.get(family, {})
+    return ".".join(names.get(part, part) for part in name.split("."))
 
 
 def block_rows(
     shape: ModelShape, layer: int, split_experts: bool = False
 ) -> dict[str, ParameterRows]:
     """`hf_rows` of one layer, without its prefix in the names of a checkpoint and in ours."""
+    rows = _usual_rows(shape, layer, split_experts)
+    return {own_name(shape.family, name): where for name, where in rows.items()}
+
+
+def _usual_rows(shape: ModelShape, layer: int, split_experts: bool) -> dict[str, ParameterRows]:
     rows = {"input_layernorm.weight": ParameterRows("attention.norm.weight")}
     rows |= _recurrent_rows(shape) if shape.is_recurrent(layer) else _attention_rows(shape)
     if shape.sandwich:
@@ -138,8 +172,8 @@ def block_rows(
         return rows | _plain_rows(shape)
     names = EXPERT_NAMES.get(shape.family, ExpertNames())
     rows |= _linear(f"{names.block}.{names.router}", "mlp.router", None, None, experts.biased)
-    if experts.router == "sigmoid":
-        rows["mlp.gate.e_score_correction_bias"] = ParameterRows("mlp.correction")
+    if experts.has_correction:
+        rows[f"{names.block}.{names.correction}"] = ParameterRows("mlp.correction")
     if experts.shared_ff and shape.family in GATED_NAMES:
         rows |= _plain_rows(shape, "shared_")
     elif experts.shared_ff:
@@ -190,10 +224,12 @@ def _recurrent_rows(shape: ModelShape) -> dict[str, ParameterRows]:
             part = ParameterRows("attention.inputs.weight", start, start + count)
             rows[f"{module}.{name}.weight"] = part
             start += count
-    names = {"conv1d.weight": "conv", "dt_bias": "dt_bias", "A_log": "a_log"}
-    names |= {"norm.weight": "head_norm.weight", "out_proj.weight": "out.weight"}
+    names = {"conv1d.weight": "conv", "out_proj.weight": "out.weight"}
+    if sizes.has_state:
+        names |= {"dt_bias": "dt_bias", "A_log": "a_log", "norm.weight": "head_norm.weight"}
     if sizes.kind == "mamba":
         names |= {"D": "skip"}
+    if sizes.kind != "delta":
         names |= {"conv1d.bias": "conv_bias"} if sizes.conv_bias else {}
         biases = {"in_proj.bias": "inputs.bias", "out_proj.bias": "out.bias"}
         names |= biases if sizes.bias else {}

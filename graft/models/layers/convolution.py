@@ -24,11 +24,11 @@ def convolve(
     """
     taps = weight.shape[2]
     count = len(x)
-    before = paths.before(layer, x[: paths.count], taps - 1)
-    if len(before) < count:
-        before = F.pad(before, (0, 0, 0, 0, 0, count - len(before)))
     total = x * weight[:, 0, -1]
     if taps > 1:
+        before = paths.before(layer, x[: paths.count], taps - 1)
+        if len(before) < count:
+            before = F.pad(before, (0, 0, 0, 0, 0, count - len(before)))
         older = before[:, 0] * weight[:, 0, 0]
         for tap in range(1, taps - 1):
             older = older + before[:, tap] * weight[:, 0, tap]

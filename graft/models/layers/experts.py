@@ -43,7 +43,7 @@ class ExpertMLP(Sublayer):
         self.router = nn.Linear(shape.width, experts.count, bias=has_bias)
         self.gate_up = nn.Linear(shape.width, inner, bias=has_bias)
         self.down = nn.Linear(experts.ff, experts.count * shape.width, bias=has_bias)
-        if experts.router == "sigmoid":
+        if experts.has_correction:
             self.correction = nn.Parameter(torch.zeros(experts.count), requires_grad=False)
         if experts.shared_ff:
             self.shared_gate_up = nn.Linear(shape.width, 2 * experts.shared_ff, bias=False)
@@ -60,7 +60,7 @@ class ExpertMLP(Sublayer):
     def forward(self, x: Tensor, delta: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """The stream and its pending addition."""
         x, normed = self.norm(x, delta)
-        correction = self.correction.float() if self.experts.router == "sigmoid" else None
+        correction = self.correction.float() if self.experts.has_correction else None
         logits_TE = router_logits(normed, self.router.weight, self.order)
         if self.router.bias is not None:
             logits_TE = logits_TE + self.router.bias.float()
@@ -179,7 +179,8 @@ def route(
     Logits 2, 0, 1 with k = 2: probabilities .67, .09, .24, so experts 0 and 2 with weights .67 and .24,
     or .73 and .27 where they are renormalised.
     """
-    if has_kernels(logits_TE.device) and experts.groups == 1:
+    is_usual = experts.sum_eps == 1e-20 and experts.has_correction == (experts.router == "sigmoid")
+    if has_kernels(logits_TE.device) and experts.groups == 1 and is_usual:
         return _RouteInKernel.apply(logits_TE, experts, correction_E)
     scores_TE = _scores(logits_TE, experts)
     rated_TE = scores_TE.detach()
@@ -199,7 +200,7 @@ def _weigh(scores_TE: Tensor, chosen_Tk: Tensor, experts: Experts) -> Tensor:
     """The weights [T, k] of the chosen experts."""
     scores_Tk = scores_TE.gather(1, chosen_Tk)
     if experts.renormalise:
-        scores_Tk = scores_Tk / (_sum_in_order(scores_Tk) + 1e-20)
+        scores_Tk = scores_Tk / (_sum_in_order(scores_Tk) + experts.sum_eps)
     return scores_Tk if experts.scaling == 1 else scores_Tk * experts.scaling
 
 

@@ -31,7 +31,7 @@ from torch import Tensor, nn
 
 from graft.models.action_rows import extra_rows
 from graft.models.decoder import Decoder
-from graft.models.io.tensor_names import GATED_NAMES, hf_rows
+from graft.models.io.tensor_names import GATED_NAMES, hf_rows, own_name
 from graft.models.shape import ModelShape
 
 PREFIX = "base_model.model."
@@ -42,6 +42,7 @@ HEAD = "lm_head"
 LINEARS = (
     *("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"),
     *("input_linear", "output_linear"),  # of an MLP whose gate and up are one matrix
+    *("w1", "w3", "w2"),  # gate, up and down of LFM2
     # of recurrent layers, by family
     *("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a", "in_proj_qkvz", "in_proj_ba"),
     *("in_proj", "out_proj"),
@@ -248,7 +249,7 @@ def _matrices(shape: ModelShape) -> dict[str, list[tuple[int, int]]]:
 
     def add(sizes: dict[str, tuple[int, int]], count: int) -> None:
         for name, size in sizes.items():
-            found.setdefault(name, []).extend([size] * count)
+            found.setdefault(own_name(shape.family, name), []).extend([size] * count)
 
     add(of_attention, shape.attention_layers)
     add(of_recurrence, len(shape.recurrent_layers))

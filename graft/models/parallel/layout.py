@@ -13,7 +13,7 @@ import math
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Placement, Replicate, Shard
 
-from graft.models.io.tensor_names import EXPERT_NAMES
+from graft.models.io.tensor_names import EXPERT_NAMES, OWN_NAMES
 from graft.models.parallel.joined_block import attribute_of
 from graft.models.parallel.shards import shard_range
 from graft.models.shape import ModelShape, UnsupportedModel
@@ -24,6 +24,7 @@ BY_COLUMNS = ("o_proj", "down_proj")
 OUR_NAMES = {
     "model.embed_tokens": "embed",
     "model.norm": "norm",
+    "model.embedding_norm": "norm",
     "lm_head": "head",
 }
 """Names of modules in a checkpoint -> ours, where they differ."""
@@ -87,6 +88,8 @@ def not_over_tp(shape: ModelShape) -> list[str]:
     plain = ModelShape()
     others = [name for name in ModelShape.__dataclass_fields__ if name not in COMPUTED]
     parts = [name for name in others if getattr(shape, name) != getattr(plain, name)]
+    if shape.family in OWN_NAMES:
+        return [*parts, "names of their tensors"]
     return [*parts, "experts in one tensor"] if shape.family in EXPERT_NAMES else parts
 
 

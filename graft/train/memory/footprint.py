@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 import torch
 
+from graft.models.io.tensor_names import own_name
 from graft.models.logprobs import CHUNK_ELEMENTS
 from graft.models.lora.training import num_trained, target_names, target_sizes
 from graft.models.recurrence import CHUNK
@@ -46,32 +47,36 @@ def adapter_gradient_bytes(
     shape: ModelShape, dtype: torch.dtype, rank: int, targets: Sequence[str]
 ) -> int:
     """Sums of the adapters' gradients, and the gradient of one whole weight."""
+    out, gate, up, down = (
+        own_name(shape.family, name) for name in ("o_proj", "gate_proj", "up_proj", "down_proj")
+    )
     fused = {
         "qkv": ("q_proj", "k_proj", "v_proj"),
-        "gate_up": ("gate_proj", "up_proj", "input_linear"),
-        "down_proj": ("output_linear",),
+        "gate_up": (gate, up, "input_linear"),
+        down: ("output_linear",),
     }
     kinds = [shape.experts_of(layer) for layer in shape.kinds]
     stored = max(shape.ff if kind is None else kind.count * kind.ff for kind in kinds)
     whole = {
         "qkv": ((1 + shape.attention_gate) * shape.q_size + 2 * shape.kv_size) * shape.width,
         "gate_up": 2 * stored * shape.width,
-        "o_proj": shape.q_size * shape.width,
-        "down_proj": stored * shape.width,
+        out: shape.q_size * shape.width,
+        down: stored * shape.width,
         "lm_head": shape.head_rows * shape.width,
     }
     if shape.recurrence is not None:
         products = shape.recurrence.products(shape.width)
         first = tuple(name for name in products if name != "out_proj")
         fused["inputs"] = first
-        whole["inputs"] = sum(out * into for out, into in (products[name] for name in first))
-        whole["out_proj"] = shape.recurrence.value_size * shape.width
+        whole["inputs"] = sum(rows * into for rows, into in (products[name] for name in first))
+        last = shape.recurrence.value_size * shape.width
+        whole["out_proj"] = max(last, whole.get("out_proj", 0))
     names = target_names(shape, targets)
     trained = {next((w for w, parts in fused.items() if name in parts), name) for name in names}
     if shape.extra:
         trained.add("lm_head")  # rows beyond the vocabulary are trained
     largest = max(whole[name] for name in trained)
-    rows = max(out * into for out, into in target_sizes(shape, targets))
+    rows = max(count * into for count, into in target_sizes(shape, targets))
     # the rows of one target are widened to fp32
     wide = rows * 4 if dtype.itemsize < 4 else 0
     return 4 * num_trained(shape, rank, targets) + largest * dtype.itemsize + wide
@@ -90,7 +95,7 @@ def num_parameters(shape: ModelShape) -> int:
     experts, routed = shape.experts, shape.layers - len(shape.dense_layers)
     of_experts = 0
     if experts is not None:
-        of_experts = experts.count * (experts.router == "sigmoid")
+        of_experts = experts.count * experts.has_correction
         of_experts += experts.count * (1 + 2 * experts.ff + width) * experts.biased
         of_experts += width * experts.shared_gate
     return shape.num_params + shape.layers * small + mixers + routed * of_experts + width
@@ -135,8 +140,11 @@ def activation_bytes(
     if (sizes := shape.recurrence) is not None:
         inputs = sum(rows for rows, _ in sizes.products(shape.width).values()) - shape.width
         # the tokens that a convolution sees, its result before and after its gate, q, k and v in chunks
-        mixed = inputs + (sizes.taps + 4) * sizes.channels + 4 * sizes.value_size
-        in_chunks = 2 * sizes.value_heads * CHUNK + 2 * sizes.state_size // CHUNK
+        mixed = inputs + (sizes.taps + 4) * sizes.channels
+        in_chunks = (
+            4 * sizes.value_size + 2 * sizes.value_heads * CHUNK + 2 * sizes.state_size // CHUNK
+        )
+        in_chunks *= sizes.has_state
         per_block = max(per_block, (4 * shape.width + 3 * ff + mixed + in_chunks) * 4 + small)
     ends = (3 * shape.width + shape.head_dim) * size  # the last norm, the head's rows, angles
     if recompute:

@@ -9,7 +9,7 @@
 Sequences that share a prefix share its states, and the rows of the chunk in which they fork: nothing is
 copied until a row is written. A state is never changed. Those before the last are only needed by later
 forks inside the prefix, which are computed again from there, at most a chunk; they are dropped where slots
-are short.
+are short. A convolution alone has no state: of it the inputs are kept.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class States:
         layers = len(shape.recurrent_layers)
         self.slot_size = slot_bytes(sizes, layers) // 4
         count = num_slots(sizes, layers, tokens)
-        heads, earlier = sizes.value_heads, sizes.taps - 1
+        heads, earlier = sizes.value_heads * sizes.has_state, sizes.taps - 1
 
         def pool(*size: int) -> Tensor:
             return torch.zeros(layers, count + 1, *size, device=device)
