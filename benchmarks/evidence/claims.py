@@ -176,7 +176,7 @@ ABSENT = (
     Absent(
         "Tools help",
         "GEM",
-        "countdown with and without the python tool, Qwen2.5-Coder-1.5B-Instruct",
+        "`coder/countdown-python` with its tool and with `task.wrappers=[]`, Qwen2.5-Coder-1.5B-Instruct",
         120,
     ),
     Absent(
@@ -209,7 +209,7 @@ ABSENT = (
     Absent(
         "A real 1.5B learns something that lasts",
         "graft",
-        "code with tests, HumanEval before and after, Qwen2.5-Coder-1.5B-Instruct",
+        "`coder/programs`, HumanEval before and after, Qwen2.5-Coder-1.5B-Instruct",
         60,
     ),
 )

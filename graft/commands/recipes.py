@@ -82,7 +82,7 @@ def list_recipes(pattern: str = "") -> list[dict[str, Any]]:
                 "notes": header.notes,
                 "can_run": not absent,
                 "missing": absent,
-                "memory": memory[name],
+                "memory": memory.get(name),  # None: of a file that was added to the folder
             }
         )
     return rows
@@ -153,11 +153,13 @@ def table(rows: Sequence[dict[str, Any]]) -> Iterable[str]:
     yield f"{len(rows)} recipes, {ready} can run here; `graft recipes NAME` shows how one is started"
 
 
-def _gpus_for(memory: dict[str, Any]) -> str:
+def _gpus_for(memory: dict[str, Any] | None) -> str:
     """
     >>> _gpus_for({"least": 27.9, "fits": [48, 80, 141]}), _gpus_for({"least": 156.1, "fits": []})
     ('48 80 141', 'needs 156.1')
     """
+    if memory is None:
+        return "graft plan"
     if "after" in memory:
         return f"see {memory['after']}"
     return " ".join(map(str, memory["fits"])) or f"needs {memory['least']}"
@@ -184,7 +186,8 @@ def _card(row: dict[str, Any]) -> Iterator[str]:
     yield f"  {row['trains']}"
     yield f"  start    {row['start']}"
     yield f"  needs    {row['needs']}"
-    yield f"  one GPU  {_on_one_gpu(row['memory'])}"
+    if row["memory"] is not None:
+        yield f"  one GPU  {_on_one_gpu(row['memory'])}"
     yield f"  missing  {'; '.join(row['missing']) or 'nothing'}"
     for line in row["notes"].splitlines():
         yield f"  {line}"
