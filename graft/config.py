@@ -251,10 +251,14 @@ def find_recipe(name: str) -> Path:
     )
 
 
+def recipes_folder() -> Path:
+    """Find the bundled recipes: installed, or beside the package in a checkout."""
+    return RECIPES if RECIPES.is_dir() else Path(__file__).parent.parent / "recipes"
+
+
 def bundled_recipes() -> dict[str, Path]:
     """The recipes that come with graft, by name."""
-    checkout = Path(__file__).parent.parent / "recipes"
-    folder = RECIPES if RECIPES.is_dir() else checkout  # installed; a source checkout
+    folder = recipes_folder()
     names = {p.relative_to(folder).with_suffix("").as_posix(): p for p in folder.rglob("*.yaml")}
     return dict(sorted(names.items()))
 

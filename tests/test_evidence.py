@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,9 +14,11 @@ from benchmarks.evidence import budget
 from benchmarks.evidence.__main__ import measure, missing_runs, read_rows
 from benchmarks.evidence.budget import count_tokens, read_steps
 from benchmarks.evidence.claims import BATCH, CLAIMS
+from benchmarks.evidence.elsewhere import ELSEWHERE
 from benchmarks.evidence.page import PAGE, figure, render, spread, strip, today
 from graft.config import load_config
 
+VERDICTS = ("holds", "does not", "not shown", "seen once")
 TINY = replace(
     BATCH, arms=BATCH.arms[:2], warm_up=(*BATCH.warm_up, "sft.steps=2"), tokens=600, tasks=4
 )
@@ -30,6 +33,21 @@ def row(arm: str, seed: int, score: float) -> dict[str, object]:
 
 def test_the_page_is_what_the_results_say():
     assert PAGE.read_text(encoding="utf-8") == today()
+
+
+@pytest.mark.parametrize("where", sorted({one.where for one in ELSEWHERE}))
+def test_a_section_with_the_numbers_of_a_claim_links_back(where):
+    """Whether the heading exists is a matter of tests/docs/test_links.py."""
+    name, _, anchor = where.partition("#")
+    text = (PAGE.parent / name).read_text(encoding="utf-8")
+    sections = re.split(r"^#+ (.+)$", text, flags=re.M)  # text, heading, text, heading, ...
+    bodies = [
+        body
+        for heading, body in zip(sections[1::2], sections[2::2], strict=True)
+        if re.sub(r"[^\w-]", "", heading.lower().replace(" ", "-")) == anchor
+    ]
+    assert any("](evidence.md#measured-on-other-pages)" in body for body in bodies)
+    assert all(one.verdict.startswith(VERDICTS) for one in ELSEWHERE)
 
 
 @pytest.mark.parametrize("claim", CLAIMS.values(), ids=lambda claim: claim.name)

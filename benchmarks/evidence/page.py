@@ -12,6 +12,7 @@ from statistics import mean, stdev
 from typing import Any
 
 from benchmarks.evidence.claims import ABSENT, CLAIMS, Claim
+from benchmarks.evidence.elsewhere import ELSEWHERE
 
 Row = dict[str, Any]
 RESULTS = Path(__file__).with_name("results.jsonl")
@@ -39,6 +40,15 @@ a seed, `*` several of them; the bars beside it are the mean reward of training,
 run to the last.
 """
 
+ELSEWHERE_HEAD = """\
+## Measured on other pages
+
+Small models too, with runs of their own; the pages have numbers, seeds, machines and commands.
+
+| claim | source | verdict | scale | numbers |
+|---|---|---|---|---|
+"""
+
 ABSENT_HEAD = """\
 ## Not run
 
@@ -56,7 +66,13 @@ def render(rows: list[Row]) -> str:
         f"| {claim.title} | {claim.source} | {claim.experiment} | {claim.minutes} |\n"
         for claim in ABSENT
     ]
-    parts = [HEAD, *filter(None, sections), exactness(rows), ABSENT_HEAD + "".join(lines)]
+    others = [
+        f"| {one.claim} | {one.source} | {one.verdict} | {one.scale} | "
+        f"[{one.where.partition('.')[0]}]({one.where}) |\n"
+        for one in ELSEWHERE
+    ]
+    parts = [HEAD, *filter(None, sections), exactness(rows)]
+    parts += [ELSEWHERE_HEAD + "".join(others), ABSENT_HEAD + "".join(lines)]
     return "\n".join(filter(None, parts))
 
 

@@ -9,6 +9,7 @@ The header of a recipe says what it trains, how it is started and what it needs:
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -16,9 +17,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from graft.config import Config, bundled_recipes, load_config
+from graft.config import Config, bundled_recipes, load_config, recipes_folder
 from graft.envs import ENVS
 from graft.envs.entry import missing
+
+MEMORY = "one-gpu.json"
+"""What `graft plan` says about each recipe on one GPU, written by scripts/recipe_memory.py: torch would take
+seconds to be imported."""
 
 _FIELD = re.compile(r"(start|needs): +(.+)")
 _GPUS = re.compile(r"(\d+) GPUs?\b")
@@ -61,7 +66,7 @@ def read_header(text: str) -> RecipeHeader:
 
 def list_recipes(pattern: str = "") -> list[dict[str, Any]]:
     """A row per bundled recipe whose name contains `pattern`, ignoring case; its own name: that one."""
-    known = bundled_recipes()
+    known, memory = bundled_recipes(), json.loads((recipes_folder() / MEMORY).read_text())
     wanted = [pattern] if pattern in known else [n for n in known if pattern.lower() in n.lower()]
     rows: list[dict[str, Any]] = []
     for name in wanted:
@@ -77,6 +82,7 @@ def list_recipes(pattern: str = "") -> list[dict[str, Any]]:
                 "notes": header.notes,
                 "can_run": not absent,
                 "missing": absent,
+                "memory": memory.get(name),  # None: of a file that was added to the folder
             }
         )
     return rows
@@ -89,8 +95,9 @@ def _missing(header: RecipeHeader, config: Config) -> Iterator[str]:
     for name in _VARIABLE.findall(header.needs):
         if not os.environ.get(name):
             yield f"${name} is not set"
-    for item in config.task.envs:
-        if entry := ENVS.get(item.env):
+    used = {item.env for item in (*config.task.envs, *config.held_out_envs)}
+    for env in sorted(used):
+        if entry := ENVS.get(env):
             needs = tuple(need for need in entry.needs if not need.startswith("data:"))
             if lacking := missing(entry._replace(needs=needs)):
                 yield lacking
@@ -137,12 +144,41 @@ def table(rows: Sequence[dict[str, Any]]) -> Iterable[str]:
         yield from _card(rows[0])
         return
     width = max(len(row["name"]) for row in rows)
-    yield f"{'name':<{width}}  here  needs"
+    wide = max(len("GB of 1 GPU"), *(len(_gpus_for(row["memory"])) for row in rows))
+    yield f"{'name':<{width}}  here  {'GB of 1 GPU':<{wide}}  needs"
     for row in rows:
-        here = "yes" if row["can_run"] else "no"
-        yield f"{row['name']:<{width}}  {here:<4}  {row['needs']}"
+        here, gpus = "yes" if row["can_run"] else "no", _gpus_for(row["memory"])
+        yield f"{row['name']:<{width}}  {here:<4}  {gpus:<{wide}}  {row['needs']}"
     ready = sum(row["can_run"] for row in rows)
     yield f"{len(rows)} recipes, {ready} can run here; `graft recipes NAME` shows how one is started"
+
+
+def _gpus_for(memory: dict[str, Any] | None) -> str:
+    """
+    >>> _gpus_for({"least": 27.9, "fits": [48, 80, 141]}), _gpus_for({"least": 156.1, "fits": []})
+    ('48 80 141', 'needs 156.1')
+    """
+    if memory is None:
+        return "graft plan"
+    if "after" in memory:
+        return f"see {memory['after']}"
+    return " ".join(map(str, memory["fits"])) or f"needs {memory['least']}"
+
+
+def _on_one_gpu(memory: dict[str, Any]) -> str:
+    """
+    >>> _on_one_gpu({"least": 27.9, "fits": [48, 80], "at_once": 0.5})
+    'at least 27.9 GB; fits 48, 80 GB, and 48 GB have room for 50% of the attempts of a step at a time'
+    """
+    if "after" in memory:
+        return f"known when {memory['after']} exists: graft plan"
+    sizes = memory["fits"]
+    if not sizes:
+        return f"at least {memory['least']} GB, more than one GPU has"
+    room = (
+        f"{sizes[0]} GB have room for {memory['at_once']:.0%} of the attempts of a step at a time"
+    )
+    return f"at least {memory['least']} GB; fits {', '.join(map(str, sizes))} GB, and {room}"
 
 
 def _card(row: dict[str, Any]) -> Iterator[str]:
@@ -150,6 +186,8 @@ def _card(row: dict[str, Any]) -> Iterator[str]:
     yield f"  {row['trains']}"
     yield f"  start    {row['start']}"
     yield f"  needs    {row['needs']}"
+    if row["memory"] is not None:
+        yield f"  one GPU  {_on_one_gpu(row['memory'])}"
     yield f"  missing  {'; '.join(row['missing']) or 'nothing'}"
     for line in row["notes"].splitlines():
         yield f"  {line}"

@@ -36,6 +36,15 @@ def test_the_table_of_keys_is_the_config():
     assert script["updated"](page) == page
 
 
+def test_the_memory_of_recipes_is_what_the_plan_says():
+    """Repair it with `python scripts/recipe_memory.py`."""
+    script = runpy.run_path(str(ROOT / "scripts" / "recipe_memory.py"))
+    page, rows = script["PAGE"].read_text(encoding="utf-8"), script["all_rows"]()
+    assert script["BEGIN"] in page and script["END"] in page
+    assert script["updated"](page, rows) == page
+    assert script["FILE"].read_text(encoding="utf-8") == script["as_json"](rows)
+
+
 def test_the_page_about_other_libraries_is_their_table():
     """Repair it with `python scripts/peer_pages.py`."""
     script = runpy.run_path(str(ROOT / "scripts" / "peer_pages.py"))

@@ -131,7 +131,7 @@ GEM_PROGRAMS = [
         "problem": f"Read a number and print it plus {n}.",
         "tests": json.dumps({"inputs": ["1\n", "2\n"], "outputs": [f"{1 + n}\n", f"{2 + n}\n"]}),
     }
-    for n in range(1, 9)
+    for n in range(1, 41)
 ]
 
 HUB: dict[str, dict[str, Rows]] = {

@@ -47,6 +47,9 @@ def test_the_list_names_what_is_missing_here(monkeypatch):
     (row,) = list_recipes("quickstart")
     assert row["can_run"] and row["start"] == "graft train quickstart"
     assert "  missing  nothing" in list(table([row]))
+    assert "graft plan" in "".join(table([row, row | {"memory": None}]))
+    (row,) = list_recipes("coder/programs")
+    assert row["memory"]["fits"] == [48, 80, 141] and "48 80 141" in "".join(table([row, row]))
     (row,) = list_recipes("arpo/reasoning-7b")
     assert not row["can_run"] and "$SEARCH_URL is not set" in row["missing"]
     assert [row["name"] for row in list_recipes("gem/math12k")] == ["gem/math12k"]
