@@ -38,8 +38,9 @@ KINDS: dict[str, list[str]] = {
 EXACT = re.compile(r"reward|loss|grad_norm|accuracy|eval/")
 """Metrics that must be equal to the bit. The others may contain how far the engine is from the learner,
 which depends on how many attempts happened to be sampled together."""
-TIMED = re.compile(r"time|seconds|per_second|steps_waiting|workers|redone|discarded")
-"""Durations, and counts of what happened to be done or lost at a moment."""
+TIMED = re.compile(r"time|seconds|per_second|steps_waiting|workers|redone|discarded|drafts")
+"""Durations, counts of what happened to be done or lost at a moment, and drafts: a process that begins has
+no attempts to draft from, and draws the same tokens without."""
 KEPT_ASIDE = (".lock",)
 
 

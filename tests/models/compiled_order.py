@@ -57,6 +57,7 @@ def main() -> dict[str, list[Any]]:
     import torch
 
     found: dict[str, list[Any]] = {}
+    no_codes = {"k_scales": None, "v_scales": None}
     for size in (64, 128):
         shared = {**path_attention.sizes(torch.empty(1, 16, size), kv_heads=8), "WINDOW": 0}
         walk = {
@@ -64,6 +65,7 @@ def main() -> dict[str, list[Any]]:
             "HEADS": 16,
             "QUERIES": 64,
             "sinks": None,
+            **no_codes,
             "num_warps": 4,
             "num_stages": 3,
         }
@@ -72,7 +74,7 @@ def main() -> dict[str, list[Any]]:
         strides = ("q_stride", "q_head")
         found[f"learner {size}"] = compiled(path_attention._walk, learner, strides)
         found[f"prompts {size}"] = compiled(path_attention._walk, prompts, strides)
-        decode = {**shared, "HEADS": 8, "ROWS": 16, "NUM_STAGES": 3, "CHAINED": True}
+        decode = {**shared, "HEADS": 8, "ROWS": 16, "NUM_STAGES": 3, "CHAINED": True, **no_codes}
         decode |= {"num_warps": 4, "num_stages": 3}
         found[f"decoding {size}"] = compiled(segments._attend, decode)
         heads, pairs, warps = rope._tile(32, size // 2)
@@ -86,6 +88,9 @@ def main() -> dict[str, list[Any]]:
             "HEADS": heads,
             "PAIRS": pairs,
             "CHAINED": True,
+            "ROUNDS": False,
+            "k_scales_ptr": None,
+            "v_scales_ptr": None,
         }
         rotation |= {"num_warps": warps, "num_stages": 3}
         slots = dict.fromkeys(("table_ptr", "rows_ptr", "positions_ptr", "lengths_ptr"))
