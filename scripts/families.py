@@ -56,6 +56,10 @@ def render() -> str:
             if family.has_experts and not family.needs_experts:
                 rest += " or MLP"
             layers = f"{RECURRENT[family.recurrence['kind']]}, {rest}"
+            if family.has_single_layers:
+                layers = layers.replace(" and ", ", ").replace(
+                    ", MLP", ", or an MLP, alone in a layer"
+                )
             gguf, gpu = "no", "through transformers"
             adapters = adapters.replace("attention", "mixers")
             split = "FSDP2"

@@ -27,10 +27,10 @@ from graft.models.device import allocate, has_kernels, without_memory
 from graft.models.kv_slots import KVSlots
 from graft.models.layers.attention import Attend, Attention
 from graft.models.layers.experts import ExpertMLP
-from graft.models.layers.mlp import GatedMLP
+from graft.models.layers.mlp import make_mlp
 from graft.models.layers.sublayer import Norm
 from graft.models.logprobs import likeliest, score_actions
-from graft.models.ops import embed, linear
+from graft.models.ops import embed, gather_rows, linear
 from graft.models.row_order import RowOrder
 from graft.models.shape import ModelShape
 from graft.models.truncation import Truncation
@@ -74,13 +74,14 @@ def make_mixer(shape: ModelShape, index: int) -> Any:
 
 
 class Block(nn.Module):
-    """Attention or a recurrence, and an MLP or experts, as the shape says of this layer."""
+    """Attention or a recurrence, and an MLP or experts; or one of both, as the shape says of this layer."""
 
     def __init__(self, shape: ModelShape, index: int) -> None:
         super().__init__()
-        self.attention = make_mixer(shape, index)
-        experts = shape.experts_of(index)
-        self.mlp = GatedMLP(shape) if experts is None else ExpertMLP(shape, experts)
+        self.attention = make_mixer(shape, index) if shape.has_mixer(index) else None
+        experts, self.mlp = shape.experts_of(index), None
+        if shape.has_mlp(index):
+            self.mlp = make_mlp(shape) if experts is None else ExpertMLP(shape, experts)
 
     def forward(
         self,
@@ -93,15 +94,26 @@ class Block(nn.Module):
         rows: Tensor | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         """The stream after the block; with `rows` [R] only theirs, in this order."""
-        return self.mlp(*self.attention(x, delta, cos, sin, attend, kv_slots, rows))
+        if self.attention is not None:
+            x, delta = self.attention(x, delta, cos, sin, attend, kv_slots, rows)
+        elif rows is not None:
+            x, delta = gather_rows(x, rows), None if delta is None else gather_rows(delta, rows)
+        if self.mlp is not None:
+            x, delta = self.mlp(x, delta)
+        if delta is not None and (self.attention is None or self.mlp is None):
+            return x + delta, None  # FSDP2 takes no input of a block as its result
+        return x, delta
 
     def use_order(self, order: RowOrder | None) -> None:
         """Compute rows in this order; see `Decoder.use_order`."""
-        self.attention.order = self.mlp.order = order
+        for part in (self.attention, self.mlp):
+            if part is not None:
+                part.order = order
 
     def round_kv(self) -> None:
         """Round keys and values; see `Decoder.round_kv`."""
-        self.attention.rounds_kv = True
+        if self.attention is not None:
+            self.attention.rounds_kv = True
 
     def freeze_router(self) -> None:
         """Leave the choice of experts, if there are any, out of training."""

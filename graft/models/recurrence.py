@@ -42,6 +42,8 @@ class Recurrence:
     least_step: float = 0.0
     """Time steps of Mamba-2 below this one count as it is."""
     most_step: float = math.inf
+    by_group: bool = False
+    """Whether the norm at the end of Mamba-2 is over the values of each key head apart."""
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:

@@ -22,6 +22,7 @@ ARCHITECTURES = {
     "granitemoehybrid": "GraniteMoeHybridForCausalLM",
     "lfm2": "Lfm2ForCausalLM",
     "lfm2_moe": "Lfm2MoeForCausalLM",
+    "nemotron_h": "NemotronHForCausalLM",
     "gpt_oss": "GptOssForCausalLM",
     "gemma3_text": "Gemma3ForCausalLM",
     "qwen3_next": "Qwen3NextForCausalLM",
@@ -162,6 +163,9 @@ class ModelShape:
     recurrence: Recurrence | None = None
     """In place of attention, in `recurrent_layers`."""
     recurrent_layers: tuple[int, ...] = ()
+    mlp_layers: tuple[int, ...] | None = None
+    """Layers that are an MLP alone, where the others have none; None: every layer has attention, or a
+    recurrence, and an MLP."""
     attention_gate: bool = False
     """Whether the result of attention is multiplied by the sigmoid of a gate, number by number."""
     windows: tuple[int, ...] = ()
@@ -172,8 +176,8 @@ class ModelShape:
     """`rope_theta` of layers with a window, without scaling; 0: they are rotated as the others."""
     query_scale: float = 1.0
     """Factor on queries, beside 1 / sqrt(head_dim)."""
-    activation: Literal["silu", "gelu_tanh"] = "silu"
-    """The function of an MLP's gate."""
+    activation: Literal["silu", "gelu_tanh", "relu2"] = "silu"
+    """The function of an MLP's gate; relu2: the square of relu, in an MLP without a gate."""
     norm_offset: bool = False
     """Whether the weights of norms are stored as their distance from 1."""
     sandwich: bool = False
@@ -225,8 +229,10 @@ class ModelShape:
                 raise UnsupportedModel(f"{name}={getattr(self, name)}: must be a number above 0")
         if self.joint_norm and not self.qk_norm:
             raise UnsupportedModel("joint_norm=True: only with qk_norm are queries and keys normed")
-        if self.activation not in ("silu", "gelu_tanh"):
-            raise UnsupportedModel(f"activation={self.activation!r}: must be silu or gelu_tanh")
+        if self.activation not in ("silu", "gelu_tanh", "relu2"):
+            raise UnsupportedModel(
+                f"activation={self.activation!r}: must be silu, gelu_tanh or relu2"
+            )
         self._check_recurrence()
         outside = [layer for layer in self.dense_layers if not 0 <= layer < self.layers]
         if outside or (self.dense_layers and self.experts is None):
@@ -236,7 +242,7 @@ class ModelShape:
             )
 
     def _check_recurrence(self) -> None:
-        layers = self.recurrent_layers
+        layers, alone = self.recurrent_layers, self.mlp_layers or ()
         if (self.recurrence is None) != (not layers):
             raise UnsupportedModel(
                 f"recurrent_layers={list(layers)[:20]}, recurrence={self.recurrence}: give both, or neither"
@@ -245,10 +251,20 @@ class ModelShape:
             raise UnsupportedModel(
                 f"recurrent_layers={list(layers)[:20]}: name layers from 0 to {self.layers - 1}, in order"
             )
-        if len(layers) == self.layers:
+        if sorted(set(alone)) != list(alone) or not set(alone) <= set(range(self.layers)) - set(
+            layers
+        ):
             raise UnsupportedModel(
-                f"recurrent_layers are all {self.layers} layers: at least one must attend"
+                f"mlp_layers={list(alone)[:20]}: name layers from 0 to {self.layers - 1}, in order, that are "
+                "no recurrent_layers"
             )
+        if not self.attention_layers:
+            raise UnsupportedModel(
+                f"recurrent_layers={list(layers)[:20]}, mlp_layers={list(alone)[:20]}: at least one of "
+                f"{self.layers} layers must attend"
+            )
+        if self.mlp_layers is not None and (self.experts or any(self.windows) or self.sandwich):
+            raise UnsupportedModel("experts, windows and sandwich: not beside mlp_layers")
         if layers and (any(self.windows) or self.sinks):
             raise UnsupportedModel("windows and sinks: not beside recurrent layers")
 
@@ -272,19 +288,39 @@ class ModelShape:
     def is_recurrent(self, layer: int) -> bool:
         return layer in self.recurrent_layers
 
+    def has_mixer(self, layer: int) -> bool:
+        """Whether a layer attends or is recurrent."""
+        return self.mlp_layers is None or layer not in self.mlp_layers
+
+    def has_mlp(self, layer: int) -> bool:
+        """Whether a layer has an MLP, or experts."""
+        return self.mlp_layers is None or layer in self.mlp_layers
+
     def ordinal(self, layer: int) -> int:
         """The number of the layer among those with the same kind of mixer: its place in a cache."""
         before = sum(i < layer for i in self.recurrent_layers)
-        return before if self.is_recurrent(layer) else layer - before
+        alone = sum(i < layer for i in self.mlp_layers or ())
+        return before if self.is_recurrent(layer) else layer - before - alone
 
     @property
     def attention_layers(self) -> int:
         """The number of layers that keep keys and values."""
-        return self.layers - len(self.recurrent_layers)
+        return self.layers - len(self.recurrent_layers) - len(self.mlp_layers or ())
+
+    @property
+    def feed_forward_layers(self) -> int:
+        """The number of layers with an MLP or experts."""
+        return self.layers if self.mlp_layers is None else len(self.mlp_layers)
+
+    @property
+    def is_gated(self) -> bool:
+        """Whether an MLP has a gate, and so three matrices."""
+        return self.activation != "relu2"
 
     def kind_of(self, layer: int) -> tuple[Any, ...]:
         """What distinguishes a layer from others of this model."""
-        return self.experts_of(layer), self.window_of(layer), self.is_recurrent(layer)
+        kind = self.experts_of(layer), self.window_of(layer), self.is_recurrent(layer)
+        return kind if self.mlp_layers is None else (*kind, self.has_mlp(layer))
 
     @property
     def kinds(self) -> list[int]:
@@ -294,19 +330,19 @@ class ModelShape:
     @property
     def active_ff(self) -> int:
         """Width of the MLP that a token passes through, or of its experts together, in the widest layer."""
-        chosen = [self.experts_of(layer) for layer in self.kinds]
-        return max(
+        chosen = [self.experts_of(layer) for layer in self.kinds if self.has_mlp(layer)]
+        widths = (
             self.ff if experts is None else experts.top_k * experts.ff + experts.shared_ff
             for experts in chosen
         )
+        return max(widths, default=0)
 
     @property
     def layer_key(self) -> str:
         """The same text for shapes whose layers are of the same kinds."""
         kinds = [self.kind_of(layer) for layer in self.kinds]
-        alike = replace(
-            self, layers=1, dense_layers=(), windows=(), recurrence=None, recurrent_layers=()
-        )
+        no_layers: dict[str, Any] = {"dense_layers": (), "windows": (), "recurrent_layers": ()}
+        alike = replace(self, layers=1, recurrence=None, mlp_layers=None, **no_layers)
         return f"{alike} {kinds} {self.recurrence}"
 
     @property
@@ -337,10 +373,10 @@ class ModelShape:
         total = self.attention_layers * attention + ends * self.width
         if self.recurrence is not None:
             total += len(self.recurrent_layers) * self.recurrence.num_products(self.width)
-        for layer in range(self.layers):
+        for layer in filter(self.has_mlp, range(self.layers)):
             experts = self.experts_of(layer)
             if experts is None:
-                total += 3 * self.width * self.ff
+                total += (2 + self.is_gated) * self.width * self.ff
             else:
                 width = used(experts) * experts.ff + experts.shared_ff
                 total += self.width * (experts.count + 3 * width)

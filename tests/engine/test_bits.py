@@ -211,6 +211,17 @@ SHAPES: list[dict[str, Any]] = [
         "experts": Experts(6, 2, 20, renormalise=True, router="sigmoid", sum_eps=1e-6),
         "dense_layers": (0,),
     },
+    {
+        "family": "nemotron_h",
+        "layers": 4,
+        "recurrence": Recurrence("mamba", 4, 2, 6, 4, 8, least_step=0.1, by_group=True),
+        "recurrent_layers": (0,),
+        "mlp_layers": (1, 3),
+        "activation": "relu2",
+        "tied": False,
+        "qk_norm": False,
+        "rotary_share": 0.0,
+    },
 ]
 
 

@@ -31,9 +31,8 @@ HYBRID: dict[str, Any] = {
 
 CONVOLUTIONS: dict[str, Any] = {
     "family": "lfm2",
-    "layers": 3,
     "recurrence": Recurrence("conv", 3, value_dim=32, conv_bias=True, bias=True),
-    "recurrent_layers": (0, 1),
+    "recurrent_layers": (0,),
 }
 
 

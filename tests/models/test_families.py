@@ -263,6 +263,30 @@ def lfm2_experts(draw: random.Random) -> dict[str, Any]:
     }
 
 
+def nemotron_h(draw: random.Random) -> dict[str, Any]:
+    """Any kind of layer may be the last."""
+    kinds = ["linear_attention", "full_attention", "mlp"]
+    chosen = [kinds[1], *(draw.choice(kinds) for _ in range(draw.choice([1, 2, 4])))]
+    draw.shuffle(chosen)
+    groups = draw.choice([1, 2])
+    return {
+        "num_hidden_layers": len(chosen),
+        "layers_block_type": chosen,
+        "tie_word_embeddings": False,  # transformers ties none
+        "layer_norm_epsilon": draw.choice([1e-5, 1e-6]),
+        "mlp_bias": draw.random() < 0.5,
+        "use_bias": draw.random() < 0.3,
+        "use_conv_bias": draw.random() < 0.5,
+        "n_groups": groups,
+        "mamba_num_heads": groups * draw.choice([1, 2]),
+        "mamba_head_dim": draw.choice([4, 6]),
+        "ssm_state_size": draw.choice([4, 6]),
+        "conv_kernel": draw.choice([2, 4]),
+        "time_step_min": draw.choice([0.001, 0.3]),
+        "chunk_size": 16,
+    }
+
+
 OWN = {
     "llama": biased,
     "mistral": lambda draw: {"sliding_window": draw.choice([None, 5, 13, 128, 4096])},
@@ -276,6 +300,7 @@ OWN = {
     "granitemoehybrid": granite_hybrid,
     "lfm2": lfm2,
     "lfm2_moe": lfm2_experts,
+    "nemotron_h": nemotron_h,
     "gpt_oss": gpt_oss,
     "gemma3_text": gemma,
     "qwen3_next": qwen3_next,
@@ -581,6 +606,14 @@ def test_entries_of_experts_that_cannot_be_meant_are_named(
         ("lfm2_moe", {"layer_types": None}, "layer_types"),
         ("lfm2_moe", {"use_expert_bias": "yes"}, "use_expert_bias"),
         ("lfm2_moe", {"num_dense_layers": -1}, "num_dense_layers"),
+        ("nemotron_h", {"layers_block_type": ["full_attention", "moe"]}, "layers_block_type"),
+        ("nemotron_h", {"layers_block_type": ["mamba", "mlp"]}, "layers_block_type"),
+        ("nemotron_h", {"mlp_hidden_act": "silu"}, "mlp_hidden_act"),
+        ("nemotron_h", {"attention_bias": True}, "attention_bias"),
+        ("nemotron_h", {"tie_word_embeddings": True}, "tie_word_embeddings"),
+        ("nemotron_h", {"mamba_proj_bias": True}, "mamba_proj_bias"),
+        ("nemotron_h", {"attention_head_dim": 7}, "attention_head_dim"),
+        ("nemotron_h", {"sliding_window": 16}, "sliding_window"),
         ("gpt_oss", {"swiglu_limit": 0.0}, "swiglu_limit"),
         ("gpt_oss", {"swiglu_alpha": -2.0}, "swiglu_alpha"),
         ("gpt_oss", {"layer_types": ["chunked_attention"]}, "layer_types"),
@@ -628,6 +661,41 @@ def test_the_first_releases_of_lfm2_are_read_as_transformers_reads_them() -> Non
     assert read_shape({"model_type": "lfm2", **released, "tie_embedding": False}).tied is False
     with pytest.raises(UnsupportedModel, match="full_attn_idxs"):
         read_shape({"model_type": "lfm2", **released, "full_attn_idxs": [9]})
+
+
+def test_the_first_releases_of_nemotron_h_are_read_as_transformers_reads_them() -> None:
+    from transformers import AutoConfig
+
+    released = {  # Nemotron-H-8B, smaller
+        "attention_head_dim": 128,
+        "hidden_size": 48,
+        "hybrid_override_pattern": "M-M*-",
+        "intermediate_size": 64,
+        "layer_norm_epsilon": 1e-05,
+        "mamba_d_conv": 3,
+        "mamba_dt_min": 0.01,
+        "mamba_head_dim": 8,
+        "mamba_n_groups": 2,
+        "mamba_num_heads": 4,
+        "num_attention_heads": 4,
+        "num_hidden_layers": 5,
+        "num_key_value_heads": 2,
+        "vocab_size": VOCABULARY,
+    }
+    shape = read_shape({"model_type": "nemotron_h", **released})
+    theirs = AutoConfig.for_model("nemotron_h", **released)
+    assert shape == read_shape(theirs.to_dict())
+    assert (shape.recurrent_layers, shape.mlp_layers, shape.head_dim) == ((0, 2), (1, 4), 128)
+    assert shape.recurrence is not None and shape.recurrence.taps == 3
+    with pytest.raises(UnsupportedModel, match=r"hybrid_override_pattern.*'E'"):
+        read_shape({"model_type": "nemotron_h", **released, "hybrid_override_pattern": "ME*"})
+
+
+def test_every_second_layer_of_nemotron_h_from_a_recipe_is_an_mlp() -> None:
+    shape = make_shape({"family": "nemotron_h", "layers": 10})
+    assert shape.mlp_layers == (1, 3, 5, 7, 9) and shape.recurrent_layers == (0, 2, 4)
+    assert [shape.ordinal(layer) for layer in (6, 8)] == [0, 1]
+    assert read_shape(config_of(shape)) == shape
 
 
 @pytest.mark.parametrize("family", [name for name, each in FAMILIES.items() if each.has_experts])

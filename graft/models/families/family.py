@@ -39,6 +39,8 @@ class Family:
     eps_entry: str = "rms_norm_eps"
     has_later_layers: bool = False
     """Whether checkpoints may hold layers after the last one, for predicting several tokens: left out."""
+    has_single_layers: bool = False
+    """Whether a layer is one sublayer alone."""
     positions: int = 32_768
     """transformers' default of max_position_embeddings."""
     recurrence: Mapping[str, Any] = field(default_factory=dict[str, Any])

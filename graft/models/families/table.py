@@ -18,6 +18,7 @@ from graft.models.families import (
     llama,
     ministral,
     mistral,
+    nemotron_h,
     olmoe,
     qwen2,
     qwen3,
@@ -62,6 +63,7 @@ FAMILIES: dict[str, Family] = {
     "granitemoehybrid": granitemoehybrid.FAMILY,
     "lfm2": lfm2.FAMILY,
     "lfm2_moe": lfm2.EXPERTS,
+    "nemotron_h": nemotron_h.FAMILY,
     "gpt_oss": gpt_oss.FAMILY,
     "gemma3_text": gemma3.FAMILY,
     "qwen3_next": qwen3_next.FAMILY,
@@ -161,9 +163,12 @@ def make_shape(given: Mapping[str, Any], **more: Any) -> ModelShape:
         values["experts"] = experts = _make_experts(values.get("experts"), family)
         if family.ff_is_of_experts:
             values["ff"] = experts.ff
+    if family is not None and family.has_single_layers:
+        layers = values.get("layers", ModelShape().layers)
+        values = {"mlp_layers": tuple(range(1, layers, 2)), **values}
     if family is not None and family.recurrence:
         values = _with_recurrence(values, family)
-    for name in ("dense_layers", "windows", "recurrent_layers"):
+    for name in ("dense_layers", "windows", "recurrent_layers", "mlp_layers"):
         if name in values:
             values[name] = _read_numbers(name, values[name])
     shape = ModelShape(**values)
@@ -188,7 +193,8 @@ def _with_recurrence(values: Mapping[str, Any], family: Family) -> dict[str, Any
     alike |= {"value_heads": sizes["heads"], "value_dim": sizes["head_dim"]}
     if family.recurrence["kind"] == "conv":  # as wide as the model
         alike = {"value_heads": 1, "value_dim": values.get("width", plain.width)}
-    chosen = [i for i in range(layers - 1) if (i + 1) % ATTENDS_EVERY]
+    mixers = [layer for layer in range(layers) if layer not in values.get("mlp_layers", ())]
+    chosen = [layer for i, layer in enumerate(mixers[:-1]) if (i + 1) % ATTENDS_EVERY]
     values = {"recurrent_layers": chosen, **values}
     if not values["recurrent_layers"] and "recurrence" not in values:
         return values

@@ -27,6 +27,7 @@ from graft.models.io.gguf_blocks import as_dtype
 from graft.models.io.mxfp4 import BLOCKS, SCALES, unpack_mxfp4, unpacked_sizes
 from graft.models.io.stored_names import describe_others, find_parts
 from graft.models.io.stream import StoredTensor, stream
+from graft.models.io.tensor_names import EMBEDDING, HEAD, own_name
 from graft.models.io.tensors import ModelFileError, NotAModel, build_decoder, check_sizes
 from graft.models.shape import ModelShape, UnsupportedModel
 from graft.trust.bounds import parse_json, read_bytes
@@ -35,7 +36,6 @@ from graft.trust.links import check_links
 log = logging.getLogger(__name__)
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
-EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 READABLE = {
     "F64": torch.float32,  # nothing here computes in fp64
     "F32": torch.float32,
@@ -114,7 +114,8 @@ def open_model(path: Path) -> Iterator[StoredModel]:
         if others:
             _say_once(describe_others(others, f"'{path}'"))
         sizes = unpacked_sizes({name: part.size for name, part in parts.items()})
-        embedding = parts[EMBEDDING].name if EMBEDDING in parts else ""
+        embedded = own_name(shape.family, EMBEDDING)
+        embedding = parts[embedded].name if embedded in parts else ""
         kind = files[embedding].get_slice(embedding).get_dtype() if embedding else ""
 
         def read(name: str) -> Tensor:
@@ -125,7 +126,7 @@ def open_model(path: Path) -> Iterator[StoredModel]:
             return unpack_mxfp4(*packed).transpose(1, 2)
 
         if shape.tied:
-            drop_tied_head(sizes, read, f"'{path}'")
+            drop_tied_head(sizes, read, embedded, f"'{path}'")
         dtype, whole = READABLE.get(kind, torch.float32), find_places(path)
         places = {
             name: part.place(whole[part.name]) for name, part in parts.items() if part.name in whole
@@ -325,13 +326,13 @@ def read_packed(file: Any, name: str) -> Tensor:
 
 
 def drop_tied_head(
-    sizes: dict[str, tuple[int, ...]], read: Callable[[str], Tensor], origin: str
+    sizes: dict[str, tuple[int, ...]], read: Callable[[str], Tensor], embedding: str, origin: str
 ) -> None:
     """Some tools store a tied head too: it must equal the embedding, and is removed from `sizes`."""
-    is_stored = HEAD in sizes and EMBEDDING in sizes
-    if is_stored and not torch.equal(read(HEAD), read(EMBEDDING)):
+    is_stored = HEAD in sizes and embedding in sizes
+    if is_stored and not torch.equal(read(HEAD), read(embedding)):
         raise ModelFileError(
-            f"{origin}: config.json has tie_word_embeddings=true, but {HEAD} differs from {EMBEDDING}; "
+            f"{origin}: config.json has tie_word_embeddings=true, but {HEAD} differs from {embedding}; "
             f"set tie_word_embeddings to false if the head is a matrix of its own, or delete {HEAD}"
         )
     sizes.pop(HEAD, None)

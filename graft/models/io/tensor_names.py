@@ -29,6 +29,8 @@ from graft.models.device import without_memory
 from graft.models.parallel.shards import is_sharded
 from graft.models.shape import ModelShape
 
+EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+LAYERS, NORM = "model.layers", "model.norm.weight"
 ACTION_ROWS, ACTION_BIAS = "actions.rows", "actions.bias"
 """Names of the rows of actions and their bias among weights for engines; no Hugging Face tensor has them."""
 
@@ -74,7 +76,7 @@ RECURRENT_NAMES = {"delta": "linear_attn", "mamba": "mamba", "conv": "conv"}
 _LFM2 = {
     "input_layernorm": "operator_norm",
     "post_attention_layernorm": "ffn_norm",
-    "norm": "embedding_norm",
+    "model.norm.weight": "model.embedding_norm.weight",
     "q_norm": "q_layernorm",
     "k_norm": "k_layernorm",
     "o_proj": "out_proj",
@@ -84,8 +86,18 @@ _LFM2 = {
     "up_proj": "w3",
     "down_proj": "w2",
 }
-OWN_NAMES = {"lfm2": _LFM2, "lfm2_moe": _LFM2}
-"""Parts of names, between dots: what most families say -> what one family says."""
+_NEMOTRON = {
+    "model.embed_tokens.weight": "backbone.embeddings.weight",
+    "model.norm.weight": "backbone.norm_f.weight",
+    "model": "backbone",
+    "input_layernorm": "norm",
+    "post_attention_layernorm": "norm",  # no layer has both
+    "mamba": "mixer",
+    "self_attn": "mixer",
+    "mlp": "mixer",
+}
+OWN_NAMES = {"lfm2": _LFM2, "lfm2_moe": _LFM2, "nemotron_h": _NEMOTRON}
+"""Names, or parts of them between dots: what most families say -> what one family says."""
 
 
 class ParameterRows(NamedTuple):
@@ -127,16 +139,17 @@ def hf_rows(shape: ModelShape, split_experts: bool = False) -> dict[str, Paramet
     With `split_experts` each expert's matrices under names of their own, as adapters change them, also
     in families that store the experts of a layer together.
     """
-    rows = {"model.embed_tokens.weight": ParameterRows("embed.weight", None, shape.vocab_size)}
+    embedding, layers, norm = (own_name(shape.family, name) for name in (EMBEDDING, LAYERS, NORM))
+    rows = {embedding: ParameterRows("embed.weight", None, shape.vocab_size)}
     for index in range(shape.layers):
         block = f"blocks.{index}"
         rows |= {
-            f"model.layers.{index}.{name}": where._replace(parameter=f"{block}.{where.parameter}")
+            f"{layers}.{index}.{name}": where._replace(parameter=f"{block}.{where.parameter}")
             for name, where in block_rows(shape, index, split_experts).items()
         }
-    rows[own_name(shape.family, "model.norm.weight")] = ParameterRows("norm.weight")
+    rows[norm] = ParameterRows("norm.weight")
     if not shape.tied:
-        rows["lm_head.weight"] = ParameterRows("head.weight", None, shape.vocab_size)
+        rows[HEAD] = ParameterRows("head.weight", None, shape.vocab_size)
     return rows
 
 
@@ -147,6 +160,8 @@ def own_name(family: str, name: str) -> str:
     ('feed_forward.w1.weight', 'mlp.gate_proj.weight')
     """
     names = OWN_NAMES.get(family, {})
+    if name in names:
+        return names[name]
     return ".".join(names.get(part, part) for part in name.split("."))
 
 
@@ -159,8 +174,12 @@ def block_rows(
 
 
 def _usual_rows(shape: ModelShape, layer: int, split_experts: bool) -> dict[str, ParameterRows]:
-    rows = {"input_layernorm.weight": ParameterRows("attention.norm.weight")}
-    rows |= _recurrent_rows(shape) if shape.is_recurrent(layer) else _attention_rows(shape)
+    rows: dict[str, ParameterRows] = {}
+    if shape.has_mixer(layer):
+        rows = {"input_layernorm.weight": ParameterRows("attention.norm.weight")}
+        rows |= _recurrent_rows(shape) if shape.is_recurrent(layer) else _attention_rows(shape)
+    if not shape.has_mlp(layer):
+        return rows
     if shape.sandwich:
         rows["post_attention_layernorm.weight"] = ParameterRows("attention.post_norm.weight")
         rows["pre_feedforward_layernorm.weight"] = ParameterRows("mlp.norm.weight")
@@ -242,6 +261,9 @@ def _recurrent_rows(shape: ModelShape) -> dict[str, ParameterRows]:
 def _plain_rows(shape: ModelShape, own: str = "") -> dict[str, ParameterRows]:
     """The MLP of a layer without experts, or `own` the shared expert of one with them."""
     names = GATED_NAMES.get(shape.family)
+    if not shape.is_gated:
+        up = _linear("mlp.up_proj", "mlp.up", None, None, shape.mlp_bias)
+        return up | _linear("mlp.down_proj", "mlp.down", None, None, shape.mlp_bias)
     if names is None:
         return _mlp_rows("mlp", 0, shape.width, shape.ff, shape.mlp_bias)
     first, last = names

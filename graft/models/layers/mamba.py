@@ -5,7 +5,7 @@ T tokens, D width, K key heads of size dk, H value heads of size dv
 z|v|k|q|t   one product of the norm; v, k and q are convolved over the last tokens, silu
 step        softplus(t + bias), within limits
 decay       -exp(A) step; what is added to the state is step v
-o           `chunks`, plus a share of v, gated by silu(z), and normed over all heads
+o           `chunks`, plus a share of v, gated by silu(z), and normed over all heads, or those of a key head
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from graft.models.layers.chunks import ScanInputs
 from graft.models.layers.convolution import convolve, draw_convolution
 from graft.models.layers.paths import paths_of
 from graft.models.layers.sublayer import Norm, Sublayer
-from graft.models.ops import elementwise, gather_rows
+from graft.models.ops import add_norm, elementwise, gather_rows
 from graft.models.shape import ModelShape
 
 
@@ -86,4 +86,12 @@ class Mamba(Sublayer):
         if rows is not None:
             x, z, read = gather_rows(x, rows), gather_rows(z, rows), gather_rows(read, rows)
         gated = read.flatten(1) * elementwise(F.silu, z.float())
-        return self.add_linear(x, self.head_norm(gated, None)[1].to(x.dtype), self.out)
+        return self.add_linear(x, self._norm(gated).to(x.dtype), self.out)
+
+    def _norm(self, gated: Tensor) -> Tensor:
+        if not self.sizes.by_group:
+            return self.head_norm(gated, None)[1]
+        groups = gated.unflatten(1, (self.sizes.key_heads, -1))
+        unit = groups.new_ones(groups.shape[2])
+        normed = add_norm(groups, None, unit, self.head_norm.eps)[1]
+        return normed.flatten(1) * self.head_norm.weight

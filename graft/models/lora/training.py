@@ -253,7 +253,7 @@ def _matrices(shape: ModelShape) -> dict[str, list[tuple[int, int]]]:
 
     add(of_attention, shape.attention_layers)
     add(of_recurrence, len(shape.recurrent_layers))
-    for layer in range(shape.layers):
+    for layer in filter(shape.has_mlp, range(shape.layers)):
         experts = shape.experts_of(layer)
         plain = shape.ff if experts is None else experts.shared_ff
         if shape.family in GATED_NAMES:
@@ -265,7 +265,8 @@ def _matrices(shape: ModelShape) -> dict[str, list[tuple[int, int]]]:
         if experts is not None:
             blocks.insert(0, (experts.ff, experts.count))
         for ff, count in blocks:
-            add({"gate_proj": (ff, width), "up_proj": (ff, width), "down_proj": (width, ff)}, count)
+            add({"gate_proj": (ff, width)}, count * shape.is_gated)
+            add({"up_proj": (ff, width), "down_proj": (width, ff)}, count)
     return {name: sizes for name, sizes in found.items() if sizes}
 
 

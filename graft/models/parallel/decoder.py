@@ -31,15 +31,13 @@ from torch.distributed.tensor import DTensor, Placement, Shard, distribute_tenso
 
 from graft.models.decoder import Decoder, PackedTokens
 from graft.models.extra_actions import random_rows
-from graft.models.io.tensor_names import ACTION_ROWS, hf_rows
+from graft.models.io.tensor_names import ACTION_ROWS, EMBEDDING, HEAD, hf_rows, own_name
 from graft.models.io.tensors import ModelFileError
 from graft.models.logprobs import likeliest, score_actions
 from graft.models.ops import embed
 from graft.models.parallel.block import ShardedBlock, ShardedNorm
 from graft.models.parallel.joined_block import JoinedBlock
 from graft.models.parallel.layout import (
-    EMBEDDING,
-    HEAD,
     check_mesh,
     our_name,
     placement_of,
@@ -163,7 +161,8 @@ class ShardedDecoder(Decoder):
 class _GatheredWeights(Mapping[str, Tensor]):
     def __init__(self, decoder: ShardedDecoder) -> None:
         self.decoder, self.shape = decoder, decoder.shape
-        self.head = EMBEDDING if self.shape.tied else HEAD
+        self.embedding = own_name(self.shape.family, EMBEDDING)
+        self.head = self.embedding if self.shape.tied else HEAD
         names = [*decoder.hf_parameters()]
         self.names = [*names, ACTION_ROWS] if self.shape.extra and self.head in names else names
         self.rows = hf_rows(self.shape)
@@ -173,7 +172,9 @@ class _GatheredWeights(Mapping[str, Tensor]):
         if name == ACTION_ROWS:
             return self.decoder.full(self.head)[vocab_size : vocab_size + self.shape.extra]
         whole = self.decoder.full(name)
-        return whole[:vocab_size] if name in (EMBEDDING, HEAD) else self.rows[name].shaped(whole)
+        if name in (self.embedding, HEAD):
+            return whole[:vocab_size]
+        return self.rows[name].shaped(whole)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.names)
@@ -243,10 +244,11 @@ def shard(
     decoder = ShardedDecoder(shape, mesh, dtype, offload)
     decoder.recompute = recompute
     apply_fsdp(decoder, decoder)
-    head, rows_of = EMBEDDING if shape.tied else HEAD, hf_rows(shape)
+    embedding, rows_of = own_name(shape.family, EMBEDDING), hf_rows(shape)
+    head = embedding if shape.tied else HEAD
     for name, parameter in decoder.hf_parameters().items():
         size = list(parameter.shape)
-        if name in (EMBEDDING, HEAD):
+        if name in (embedding, HEAD):
             size[0] = shape.vocab_size
         whole = read(name)
         whole = None if whole is None else rows_of[name].flat(whole)

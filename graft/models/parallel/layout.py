@@ -18,13 +18,14 @@ from graft.models.parallel.joined_block import attribute_of
 from graft.models.parallel.shards import shard_range
 from graft.models.shape import ModelShape, UnsupportedModel
 
-EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 BY_ROWS = ("embed_tokens", "q_proj", "k_proj", "v_proj", "gate_proj", "up_proj", "lm_head")
 BY_COLUMNS = ("o_proj", "down_proj")
 OUR_NAMES = {
     "model.embed_tokens": "embed",
     "model.norm": "norm",
     "model.embedding_norm": "norm",
+    "backbone.embeddings": "embed",
+    "backbone.norm_f": "norm",
     "lm_head": "head",
 }
 """Names of modules in a checkpoint -> ours, where they differ."""
@@ -95,7 +96,7 @@ def not_over_tp(shape: ModelShape) -> list[str]:
 
 def our_name(name: str, is_joined: bool = False) -> str:
     """The parameter of a ShardedDecoder, perhaps of joined blocks, that has this name in a checkpoint."""
-    if is_joined and name.startswith("model.layers."):
+    if is_joined and name.startswith(("model.layers.", "backbone.layers.")):
         _, _, index, tensor = name.split(".", 3)
         return f"blocks.{index}.{attribute_of(tensor)}"
     module, kind = name.rsplit(".", 1)

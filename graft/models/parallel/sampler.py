@@ -25,13 +25,13 @@ from torch.distributed import ProcessGroup
 from graft.models import ops
 from graft.models.decoder import Block, Decoder
 from graft.models.device import allocate
-from graft.models.io.tensor_names import ACTION_BIAS, ACTION_ROWS, hf_rows
+from graft.models.io.tensor_names import ACTION_BIAS, ACTION_ROWS, EMBEDDING, HEAD, hf_rows
 from graft.models.layers.attention import Attention
 from graft.models.layers.experts import ExpertMLP
 from graft.models.layers.mlp import GatedMLP
 from graft.models.layers.sublayer import Sublayer
 from graft.models.parallel.experts import slice_experts
-from graft.models.parallel.layout import BY_COLUMNS, BY_ROWS, EMBEDDING, HEAD, check_sizes
+from graft.models.parallel.layout import BY_COLUMNS, BY_ROWS, check_sizes
 from graft.models.parallel.regions import leave
 from graft.models.parallel.shards import join, shard_range
 from graft.models.parallel.vocabulary import embed_rows, score_sharded

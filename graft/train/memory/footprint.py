@@ -59,7 +59,7 @@ def adapter_gradient_bytes(
     stored = max(shape.ff if kind is None else kind.count * kind.ff for kind in kinds)
     whole = {
         "qkv": ((1 + shape.attention_gate) * shape.q_size + 2 * shape.kv_size) * shape.width,
-        "gate_up": 2 * stored * shape.width,
+        "gate_up": (1 + shape.is_gated) * stored * shape.width,
         out: shape.q_size * shape.width,
         down: stored * shape.width,
         "lm_head": shape.head_rows * shape.width,
@@ -85,7 +85,10 @@ def adapter_gradient_bytes(
 def num_parameters(shape: ModelShape) -> int:
     """All weights, norms and biases included."""
     width, q, kv = shape.width, shape.q_size, shape.kv_size
-    small = (4 if shape.sandwich else 2) * width + (2 * shape.ff + width) * shape.mlp_bias
+    blocks = shape.feed_forward_layers
+    biases = ((1 + shape.is_gated) * shape.ff + width) * shape.mlp_bias
+    norms = shape.attention_layers + len(shape.recurrent_layers) + blocks
+    small = norms * (1 + shape.sandwich) * width + blocks * biases
     mixer = (q + kv if shape.joint_norm else 2 * shape.head_dim) * shape.qk_norm
     mixer += ((1 + shape.attention_gate) * q + 2 * kv) * shape.qkv_bias + width * shape.out_bias
     mixer += shape.heads * shape.sinks
@@ -98,7 +101,7 @@ def num_parameters(shape: ModelShape) -> int:
         of_experts = experts.count * experts.has_correction
         of_experts += experts.count * (1 + 2 * experts.ff + width) * experts.biased
         of_experts += width * experts.shared_gate
-    return shape.num_params + shape.layers * small + mixers + routed * of_experts + width
+    return shape.num_params + small + mixers + routed * of_experts + width
 
 
 def activation_bytes(
