@@ -25,15 +25,13 @@ import torch
 from torch import Tensor
 
 from graft.models.io.load import (
-    EMBEDDING,
-    HEAD,
     StoredModel,
     drop_tied_head,
     read_config,
     read_json,
     shape_of,
 )
-from graft.models.io.tensor_names import hf_sizes
+from graft.models.io.tensor_names import EMBEDDING, HEAD, hf_sizes, own_name
 from graft.models.io.tensors import ModelFileError
 from graft.models.lora.files import ADAPTER_CONFIG
 from graft.models.lora.merging import Adapter, make_adapter
@@ -108,7 +106,8 @@ def open_shards(folder: Path, base: Path | None = None) -> Iterator[StoredModel]
     }
     adapter = _take_adapter(whole, folder)
     wanted = hf_sizes(shape)
-    wanted.setdefault(HEAD, wanted[EMBEDDING])  # a tied head may be stored too
+    embedding = own_name(shape.family, EMBEDDING)
+    wanted.setdefault(HEAD, wanted[embedding])  # a tied head may be stored too
     sizes = {name: joined.size(wanted.get(name)) for name, joined in whole.items()}
     if adapter is not None:
         adapter.check(sizes)
@@ -123,7 +122,7 @@ def open_shards(folder: Path, base: Path | None = None) -> Iterator[StoredModel]
         return tensor if adapter is None else adapter.merge(name, tensor)
 
     if shape.tied:
-        drop_tied_head(sizes, read, f"'{folder}' with '{config_folder}'")
+        drop_tied_head(sizes, read, embedding, f"'{folder}' with '{config_folder}'")
     kind = config.get("dtype") or config.get("torch_dtype")
     dtype = getattr(torch, str(kind), None)
     if not isinstance(dtype, torch.dtype):
