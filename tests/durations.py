@@ -1,6 +1,6 @@
 """The time of tests: one that takes too much of the processor fails, and all of it is written on demand.
 
-    make test ARGS="--durations-file build/durations.json"      # {test: {"wall": s, "cpu": s}}
+    make test ARGS="--durations-file=build/durations.json"      # {test: {"wall": s, "cpu": s}}
 
 Seconds of the processor, of the test and of the processes it started, since a busy machine stretches
 the clock but not these. What only waits is ended by pytest's `timeout`.
