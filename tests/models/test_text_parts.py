@@ -219,6 +219,24 @@ def test_experts_of_another_size_are_named(tmp_path: Path) -> None:
         load_model(tmp_path)
 
 
+@pytest.mark.parametrize("fault", ["odd rows", "more experts", "no rows"])
+def test_experts_in_one_tensor_are_those_of_the_config(fault: str, tmp_path: Path) -> None:
+    """A last row of neither matrix would be lost; a size of millions beside an empty one costs no byte."""
+    model = peer(1, has_experts=True)
+    model.save_pretrained(tmp_path)
+    tensors = fuse(load_file(tmp_path / "model.safetensors"), model.config.text_config.to_dict())
+    name = "model.language_model.layers.0.mlp.experts.gate_up_proj"
+    whole = tensors[name]
+    tensors[name] = {
+        "odd rows": torch.cat([whole, whole[:, :1]], dim=1),
+        "more experts": torch.cat([whole, whole[:1]]),
+        "no rows": torch.zeros(1 << 40, 0, whole.shape[2]),
+    }[fault]
+    save_file(tensors, tmp_path / "model.safetensors")
+    with pytest.raises(ModelFileError, match=name):
+        load_model(tmp_path)
+
+
 def test_prefixes_are_those_of_transformers() -> None:
     from transformers import Qwen3_5ForCausalLM
 

@@ -72,8 +72,14 @@ def find_parts(
                 continue
         together = None if names.gate_up or len(size) != 3 else of_all.fullmatch(ours)
         new = {ours: StoredPart(name, size)}
-        if together:
+        if together and shape.experts is not None:
             matrices = ("gate_proj", "up_proj") if together[2] != "down" else ("down_proj",)
+            count, rows, _ = size
+            if count != shape.experts.count or not rows or rows % len(matrices):
+                raise ModelFileError(
+                    f"{origin}: {name} has the sizes {list(size)}; it must hold {len(matrices)} matrices of "
+                    f"each of {shape.experts.count} experts, as config.json says"
+                )
             own = [own_name(shape.family, matrix) for matrix in matrices]
             new = _split(name, size, together[1], own)
         if twice := sorted(new.keys() & parts.keys()):
