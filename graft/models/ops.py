@@ -10,12 +10,15 @@ dtype of the weights.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch._C._nn import silu  # F.silu cannot write into a tensor
 
 from graft.models.angles import HeadRotation
 from graft.models.device import has_kernels
@@ -133,12 +136,66 @@ def qk_rotate_to_slots(qkv: Tensor, how: HeadRotation, kv_slots: KVSlots, layer:
     return q
 
 
+VECTORS, GRAIN = 32, 1 << 15
+"""Numbers to which a CPU applies a function in a turn of its loop, and the least that are worth a thread."""
+
+SERIAL = GRAIN // 2
+"""Numbers that one thread computes alone, whichever the function."""
+
+
+def _shares(count: int) -> int:
+    """A multiple of the parts in which threads compute so many numbers: of some functions as many as there
+    are threads, of others as many as are worth it."""
+    threads = torch.get_num_threads()
+    return math.lcm(threads, max(1, min(threads, math.ceil(count / GRAIN))))
+
+
+def elementwise(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    """`function` of each number of x, so that its bits depend on that number alone.
+
+    A CPU computes what is left over of a row of vectors by other instructions, and the sigmoid of a number
+    then differs with its place. Here nothing is left over, of any thread.
+    """
+    if x.device.type != "cpu":
+        return function(x)
+    flat = x.contiguous().view(-1)
+    count = len(flat)
+    while missing := -count % (VECTORS * _shares(count)):
+        count += missing
+    if count > len(flat):
+        return function(F.pad(flat, (0, count - len(flat))))[: len(flat)].view(x.shape)
+    return function(flat).view(x.shape)
+
+
+def _by_rows(function: Callable[..., Tensor], x: Tensor) -> Tensor:
+    """`function` of x [T, F], the half of wider rows, so that the bits of a row depend on that row alone.
+
+    A CPU takes such rows one by one, a column always by the same instructions, but threads meet in the middle
+    of a row unless each has as many. The rows that are over come after the others.
+    """
+    if x.device.type != "cpu" or x.numel() <= SERIAL:
+        return function(x)
+    even, width = x.shape
+    while over := even % _shares(even * width):
+        even -= over
+    if even == len(x):
+        return function(x)
+    out, some = x.new_empty(x.shape), max(1, SERIAL // width)
+    for part in (slice(even), *(slice(at, at + some) for at in range(even, len(x), some))):
+        function(x[part], out=out[part])
+    return out
+
+
+gelu = partial(F.gelu, approximate="tanh")
+
+
 class _Gate(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, gate_up: Tensor) -> Tensor:  # type: ignore[override]
+    def forward(ctx: Any, gate_up: Tensor, is_gelu: bool) -> Tensor:  # type: ignore[override]
         ctx.save_for_backward(gate_up)
+        ctx.is_gelu = is_gelu
         gate, up = gate_up.chunk(2, dim=-1)
-        return F.silu(gate).mul_(up)
+        return _by_rows(gelu if is_gelu else silu, gate).mul_(up)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
@@ -146,45 +203,31 @@ class _Gate(torch.autograd.Function):
         gate, up = gate_up.chunk(2, dim=-1)
         grad = torch.empty_like(gate_up)
         grad_gate, grad_up = grad.chunk(2, dim=-1)
-        torch.mul(grads[0], F.silu(gate), out=grad_up)
-        torch.ops.aten.silu_backward.grad_input(grads[0] * up, gate, grad_input=grad_gate)
-        return grad
-
-
-VECTORS, SERIAL = 32, 1 << 15
-"""Numbers to which a CPU applies a function in a turn of its loop, and those that one thread takes alone."""
-
-
-def elementwise(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-    """`function` of each number of x, so that its bits depend on that number alone.
-
-    A CPU computes what is left over of a row of vectors by other instructions, and the sigmoid of a number
-    then differs with its place. Here nothing is left over.
-    """
-    if x.device.type != "cpu":
-        return function(x)
-    flat = F.pad(x.reshape(-1), (0, -x.numel() % VECTORS))
-    parts = [function(part) for part in flat.split(SERIAL)]
-    return (parts[0] if len(parts) == 1 else torch.cat(parts))[: x.numel()].view(x.shape)
+        back, aten = (grads[0] * up, gate), torch.ops.aten
+        if ctx.is_gelu:
+            torch.mul(grads[0], gelu(gate), out=grad_up)
+            aten.gelu_backward.grad_input(*back, approximate="tanh", grad_input=grad_gate)
+        else:
+            torch.mul(grads[0], silu(gate), out=grad_up)
+            aten.silu_backward.grad_input(*back, grad_input=grad_gate)
+        return grad, None
 
 
 def silu_gate(gate_up: Tensor) -> Tensor:
     """silu(gate) * up of the concatenated gate|up, [T, 2F] -> [T, F]"""
-    return _Gate.apply(gate_up)
+    return _Gate.apply(gate_up, False)
 
 
 def gelu_gate(gate_up: Tensor) -> Tensor:
     """gelu(gate) * up by its tanh approximation, [T, 2F] -> [T, F]"""
-    gate, up = gate_up.chunk(2, dim=-1)
-    return F.gelu(gate, approximate="tanh") * up
+    return _Gate.apply(gate_up, True)
 
 
 def clamped_gate(gate_up: Tensor, alpha: float, limit: float) -> Tensor:
     """(up + 1) * gate * sigmoid(alpha * gate), each clamped, of alternating columns: [T, 2F] -> [T, F]"""
     up = gate_up[..., 1::2].clamp(-limit, limit)
     below = gate_up.clamp(max=limit)
-    # of every other column no vectors are made: each is computed by the same instructions
-    share = torch.sigmoid((below * alpha)[..., ::2])
+    share = elementwise(torch.sigmoid, (below * alpha)[..., ::2])
     return (up + 1) * (below[..., ::2] * share)
 
 

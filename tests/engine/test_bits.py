@@ -235,6 +235,18 @@ def test_the_log_probs_of_random_trees_have_the_learners_bits(changes: dict[str,
     assert total > 200 and unequal == 0
 
 
+@pytest.mark.parametrize("changes", [SHAPES[0], SHAPES[5], SHAPES[10], SHAPES[12]])
+def test_threads_that_share_a_pass_leave_the_bits_of_every_row(changes: dict[str, Any]) -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        decoder, rng = ordered(**changes), random.Random(1)
+        rows = Trees(NativeEngine(decoder, kv_tokens=4096), {}, rng, longest=40).grow(4)
+        assert sum(num_unequal(decoder, list(rows), random.Random(n))[0] for n in range(6)) == 0
+    finally:
+        torch.set_num_threads(before)
+
+
 @pytest.mark.parametrize("changes", SHAPES)
 def test_with_keys_and_values_in_eight_bits_they_have_them_too(changes: dict[str, Any]) -> None:
     decoder, rng = ordered(**changes), random.Random(1)

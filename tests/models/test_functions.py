@@ -1,10 +1,21 @@
+from functools import partial
+from random import Random
+
 import pytest
 import torch
 import torch.nn.functional as F
 
 from graft.models.angles import Angles, HeadRotation
 from graft.models.decoder import Decoder, causal
-from graft.models.ops import add_norm, gather_rows, qk_rotate, silu_gate
+from graft.models.ops import (
+    add_norm,
+    clamped_gate,
+    elementwise,
+    gather_rows,
+    gelu_gate,
+    qk_rotate,
+    silu_gate,
+)
 from graft.models.shape import ModelShape
 
 
@@ -97,6 +108,55 @@ def test_a_quarter_turn():
 def test_silu_gate():
     torch.manual_seed(0)
     check(silu_gate, lambda x: F.silu(x[:, :6]) * x[:, 6:], (random(5, 12),))
+
+
+def test_gelu_gate():
+    torch.manual_seed(0)
+    gelu = partial(F.gelu, approximate="tanh")
+    check(gelu_gate, lambda x: gelu(x[:, :6]) * x[:, 6:], (random(5, 12),))
+
+
+@pytest.fixture(params=[1, 2, 3])
+def threads(request):
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield request.param
+    torch.set_num_threads(before)
+
+
+def cuts(count, most=100_000):
+    """Parts of `count`: small ones, ones that a thread takes alone, and ones that threads share."""
+    rng = Random(0)
+    for _ in range(40):
+        size = rng.randint(1, min(count, rng.choice([300, most // 3, most])))
+        start = rng.randint(0, count - size)
+        yield slice(start, start + size)
+
+
+@pytest.mark.usefixtures("threads")
+@pytest.mark.parametrize(
+    "function", [torch.sigmoid, F.silu, F.softplus, partial(F.gelu, approximate="tanh")]
+)
+def test_a_number_has_the_same_bits_at_every_place(function):
+    torch.manual_seed(0)
+    x = torch.randn(100_001, 2) * 3
+    strided, whole = x[:, 0], elementwise(function, x[:, 0].clone())
+    for part in cuts(len(x)):
+        assert torch.equal(elementwise(function, strided[part]), whole[part])
+        assert torch.equal(elementwise(function, strided[part].clone()), whole[part])
+
+
+@pytest.mark.usefixtures("threads")
+@pytest.mark.parametrize("width", [1, 20, 50, 96, 128])
+@pytest.mark.parametrize(
+    "gate", [silu_gate, gelu_gate, partial(clamped_gate, alpha=1.7, limit=7.0)]
+)
+def test_a_gated_row_has_the_same_bits_beside_any_others(gate, width):
+    torch.manual_seed(0)
+    x = torch.randn(100_001 // width, 2 * width) * 3
+    whole = gate(x)
+    for part in cuts(len(x), len(x)):
+        assert torch.equal(gate(x[part]), whole[part])
 
 
 def test_gathered_rows_add_their_gradients_up():

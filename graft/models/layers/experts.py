@@ -193,7 +193,8 @@ def route(
 
 
 def _scores(logits_TE: Tensor, experts: Experts) -> Tensor:
-    return logits_TE.sigmoid() if experts.router == "sigmoid" else logits_TE.softmax(-1)
+    is_sigmoid = experts.router == "sigmoid"
+    return elementwise(torch.sigmoid, logits_TE) if is_sigmoid else logits_TE.softmax(-1)
 
 
 def _weigh(scores_TE: Tensor, chosen_Tk: Tensor, experts: Experts) -> Tensor:
