@@ -27,9 +27,8 @@ from graft.models.tree.block_lists import BlockLists
 from graft.models.tree.packing import TokenRun
 
 CPU = torch.device("cpu")
-GROUPS = ((16, 8, 128), (9, 3, 64), (4, 1, 256))
-"""Query heads, key/value heads, head size: of Qwen3-0.6B, of SmolLM2, of Gemma 3 270M."""
-WINDOW = 512
+GROUPS = {(16, 8, 128): (0,), (4, 1, 256): (0, 512)}
+"""Query heads, key/value heads, head size and windows: of Qwen3-0.6B, of Gemma 3 270M."""
 
 
 class Driver:
@@ -58,7 +57,7 @@ def engine(heads: int, kv_heads: int, size: int, dtype: torch.dtype = torch.bflo
     table, tiles = (zeros(*shape, dtype=torch.int32) for shape in ((4, 8), (10, 4)))
     numbers = zeros(4, dtype=torch.long)
     space = decode.scratch(4, 3, heads, size, CPU)
-    for window in (0, WINDOW):
+    for window in GROUPS[heads, kv_heads, size]:
         extend.extend(q, pool, pool, table, tiles, window)
         for tile_rows in (16, 32):
             decode.decode(
@@ -70,7 +69,7 @@ def engine(heads: int, kv_heads: int, size: int, dtype: torch.dtype = torch.bflo
 def learner(heads: int, kv_heads: int, size: int) -> None:
     """Launch attention of the learner, and its gradient."""
     q, kv = zeros(640, heads, size), zeros(640, kv_heads, size)
-    for window in (0, WINDOW):
+    for window in GROUPS[heads, kv_heads, size]:
         ends, run = torch.full((640,), 640, dtype=torch.int32), TokenRun(0, 640, [])
         blocks = BlockLists.of(ends, CPU, window, [run])
         out, lse = interval.attend(q, kv, kv, blocks)
@@ -85,7 +84,7 @@ def exact(heads: int, kv_heads: int, size: int) -> None:
     path: Any = SimpleNamespace(index=index, tiles=tiles, table=zeros(10, dtype=torch.int32))
     numbers, space = zeros(4, dtype=torch.long), decode.scratch(4, 9, heads, size, CPU)
     codes, scales = zeros(*pool.shape, dtype=torch.uint8), zeros(*pool.shape[:-1])
-    for window in (0, WINDOW):
+    for window in GROUPS[heads, kv_heads, size]:
         path_attention.attend_pages(q, pool, pool, table, tiles, window)
         path_attention.attend_pages(q, codes, codes, table, tiles, window, scales=(scales, scales))
         path_attention.attend(q, kv, kv, path, window)
@@ -153,7 +152,7 @@ def main(capability: int) -> dict[str, int]:
         experts(2880, 2880, Clamp(7.0, 1.702), has_bias=True)  # of gpt-oss
         experts(512, 512, Clamp(7.0, 1.702), has_bias=True, dtype=torch.float32, each=(100,))
     if capability == 86:  # the least of all
-        engine(*GROUPS[0], torch.float32)
+        engine(16, 8, 128, torch.float32)
     return found
 
 
