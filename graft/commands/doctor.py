@@ -26,7 +26,7 @@ def doctor(
     from graft.config import ConfigError, load_config
     from graft.doctor import FAIL, WARN, report, say_all
     from graft.doctor.tasks import can_check, task_checks
-    from graft.train.monitor.formatting import visible
+    from graft.train.monitor.printable import visible
     from graft.trust.ownership import settings_from
 
     if "=" in recipe:

@@ -40,7 +40,7 @@ def complain(error: Exception) -> int:
     from graft.actions.fields import ActionsError
     from graft.config import ConfigError
     from graft.registry import UnknownName
-    from graft.train.monitor.formatting import visible
+    from graft.train.monitor.printable import visible
     from graft.trust import NotTrusted
 
     if "out of memory" in str(error) and not os.environ.get("GRAFT_DEBUG"):

@@ -98,7 +98,7 @@ def evaluate(
     from graft.evaluate.model_source import ModelSource
     from graft.evaluate.options import EvalOptions
     from graft.evaluate.run import evaluate_checkpoints
-    from graft.train.monitor.formatting import visible
+    from graft.train.monitor.printable import visible
 
     if not math.isfinite(solved):
         raise ConfigError(f"--solved {solved:g}: give the least reward of a right attempt")

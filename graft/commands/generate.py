@@ -50,7 +50,7 @@ def generate(
     from graft.evaluate.generate import Generator, read_schema, read_variables
     from graft.rollout.event_loop import run
     from graft.rollout.options import RolloutOptions
-    from graft.train.monitor.formatting import visible
+    from graft.train.monitor.printable import visible
     from graft.train.run_dir.checkpoint import latest_model
 
     options = RolloutOptions(

@@ -55,7 +55,7 @@ def rollout(
     from graft.evaluate.model_source import ModelSource
     from graft.rollout.options import RolloutOptions
     from graft.train.monitor.display import Display
-    from graft.train.monitor.formatting import visible
+    from graft.train.monitor.printable import visible
 
     if task is not None and not task.strip():
         raise ConfigError("--task is empty; write the task, or leave --task out for a held-out one")

@@ -55,7 +55,7 @@ def runs(
 
 
 def _is_safe(run: Path) -> bool:
-    from graft.train.monitor.formatting import visible
+    from graft.train.monitor.printable import visible
     from graft.trust.links import OutsideLink, check_shown_run
 
     try:
@@ -121,8 +121,8 @@ def table(states: Sequence[dict[str, Any]], settings: Sequence[str]) -> list[str
     """One line per run under a line of titles; empty columns are left out."""
     from rich.cells import cell_len  # some characters take two columns
 
-    from graft.train.monitor.formatting import visible
     from graft.train.monitor.labels import RUN_COLUMNS
+    from graft.train.monitor.printable import visible
 
     cells = [_cells(state, own) for state, own in zip(states, settings, strict=True)]
     shown = [column for column in range(len(RUN_COLUMNS)) if any(row[column] for row in cells)]

@@ -9,7 +9,7 @@ from graft.gateway.session import AgentSession
 from graft.gateway.speakers.main_choice import describe_thread, explain_no_main
 from graft.gateway.speakers.routes import FrozenModel, describe_names
 from graft.train.monitor.check import FAIL, PASS, WARN, Check
-from graft.train.monitor.formatting import visible
+from graft.train.monitor.printable import visible
 from graft.train.monitor.run_check import count
 
 LONGEST_LINE = 400

@@ -32,7 +32,7 @@ from graft.rollout.episode_builder import EpisodeBuilder
 from graft.rollout.event_loop import run
 from graft.rollout.setup import RolloutSetup
 from graft.train.monitor.check import FAIL, PASS, WARN, Check
-from graft.train.monitor.formatting import visible
+from graft.train.monitor.printable import visible
 from graft.train.monitor.run_check import count
 from graft.train.step_metrics import is_failed
 from graft.types import Task

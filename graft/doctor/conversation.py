@@ -26,7 +26,7 @@ from graft.rollout.examples import example
 from graft.text.tokenizer import FastTokenizer
 from graft.train.components import RunComponents
 from graft.train.monitor.check import FAIL, PASS, Check
-from graft.train.monitor.formatting import visible
+from graft.train.monitor.printable import visible
 from graft.types import Author, Episode, Task, Trajectory
 
 OPEN, CLOSE = "»", "«"

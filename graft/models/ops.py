@@ -162,9 +162,8 @@ def elementwise(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     count = len(flat)
     while missing := -count % (VECTORS * _shares(count)):
         count += missing
-    if count > len(flat):
-        return function(F.pad(flat, (0, count - len(flat))))[: len(flat)].view(x.shape)
-    return function(flat).view(x.shape)
+    padded = F.pad(flat, (0, count - len(flat))) if count > len(flat) else flat
+    return function(padded)[: len(flat)].view(x.shape)
 
 
 def _by_rows(function: Callable[..., Tensor], x: Tensor) -> Tensor:
@@ -173,11 +172,10 @@ def _by_rows(function: Callable[..., Tensor], x: Tensor) -> Tensor:
     A CPU takes such rows one by one, a column always by the same instructions, but threads meet in the middle
     of a row unless each has as many. The rows that are over come after the others.
     """
-    if x.device.type != "cpu" or x.numel() <= SERIAL:
-        return function(x)
     even, width = x.shape
-    while over := even % _shares(even * width):
-        even -= over
+    if x.device.type == "cpu" and x.numel() > SERIAL:
+        while over := even % _shares(even * width):
+            even -= over
     if even == len(x):
         return function(x)
     out, some = x.new_empty(x.shape), max(1, SERIAL // width)
@@ -186,16 +184,23 @@ def _by_rows(function: Callable[..., Tensor], x: Tensor) -> Tensor:
     return out
 
 
-gelu = partial(F.gelu, approximate="tanh")
+ACTIVATIONS: dict[str, tuple[Callable[..., Tensor], Callable[..., Tensor]]] = {
+    "silu": (silu, torch.ops.aten.silu_backward.grad_input),
+    "gelu_tanh": (
+        partial(F.gelu, approximate="tanh"),
+        partial(torch.ops.aten.gelu_backward.grad_input, approximate="tanh"),
+    ),
+}
+"""The function of a gate, and the gradient of what it is computed of."""
 
 
 class _Gate(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, gate_up: Tensor, is_gelu: bool) -> Tensor:  # type: ignore[override]
+    def forward(ctx: Any, gate_up: Tensor, activation: str) -> Tensor:  # type: ignore[override]
         ctx.save_for_backward(gate_up)
-        ctx.is_gelu = is_gelu
+        ctx.activation = activation
         gate, up = gate_up.chunk(2, dim=-1)
-        return _by_rows(gelu if is_gelu else silu, gate).mul_(up)
+        return _by_rows(ACTIVATIONS[activation][0], gate).mul_(up)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
@@ -203,24 +208,15 @@ class _Gate(torch.autograd.Function):
         gate, up = gate_up.chunk(2, dim=-1)
         grad = torch.empty_like(gate_up)
         grad_gate, grad_up = grad.chunk(2, dim=-1)
-        back, aten = (grads[0] * up, gate), torch.ops.aten
-        if ctx.is_gelu:
-            torch.mul(grads[0], gelu(gate), out=grad_up)
-            aten.gelu_backward.grad_input(*back, approximate="tanh", grad_input=grad_gate)
-        else:
-            torch.mul(grads[0], silu(gate), out=grad_up)
-            aten.silu_backward.grad_input(*back, grad_input=grad_gate)
+        function, differentiate = ACTIVATIONS[ctx.activation]
+        torch.mul(grads[0], function(gate), out=grad_up)
+        differentiate(grads[0] * up, gate, grad_input=grad_gate)
         return grad, None
 
 
-def silu_gate(gate_up: Tensor) -> Tensor:
-    """silu(gate) * up of the concatenated gate|up, [T, 2F] -> [T, F]"""
-    return _Gate.apply(gate_up, False)
-
-
-def gelu_gate(gate_up: Tensor) -> Tensor:
-    """gelu(gate) * up by its tanh approximation, [T, 2F] -> [T, F]"""
-    return _Gate.apply(gate_up, True)
+def gate_product(gate_up: Tensor, activation: str = "silu") -> Tensor:
+    """silu(gate) * up, or with gelu_tanh, of the concatenated gate|up: [T, 2F] -> [T, F]"""
+    return _Gate.apply(gate_up, activation)
 
 
 def clamped_gate(gate_up: Tensor, alpha: float, limit: float) -> Tensor:
@@ -229,10 +225,6 @@ def clamped_gate(gate_up: Tensor, alpha: float, limit: float) -> Tensor:
     below = gate_up.clamp(max=limit)
     share = elementwise(torch.sigmoid, (below * alpha)[..., ::2])
     return (up + 1) * (below[..., ::2] * share)
-
-
-def _gated(gate_up: Tensor, activation: str) -> Tensor:
-    return gelu_gate(gate_up) if activation == "gelu_tanh" else silu_gate(gate_up)
 
 
 FEW_ROWS = 4
@@ -294,7 +286,7 @@ def linear(
         from graft.models.kernels import products
 
         return products.linear(x, weight, bias, gate, order)
-    return _product(_gated(x, gate) if gate else x, weight, bias, order)
+    return _product(gate_product(x, gate) if gate else x, weight, bias, order)
 
 
 def router_logits(x: Tensor, weight: Tensor, order: RowOrder | None = None) -> Tensor:
@@ -340,7 +332,7 @@ def add_linear(
     has_blocks = order is not None and order.block is not None
     if x.is_cuda or bias is not None or has_blocks or has_kernels(x.device):
         return x, linear(y, weight, bias, gate, order)
-    return torch.addmm(x, _gated(y, gate) if gate else y, weight.t()), None
+    return torch.addmm(x, gate_product(y, gate) if gate else y, weight.t()), None
 
 
 class _Gather(torch.autograd.Function):

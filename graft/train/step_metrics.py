@@ -14,7 +14,7 @@ from graft.rewards.weighted import METRIC
 from graft.rollout.batching import trajectories_of
 from graft.rollout.outcomes import is_flat, is_unsampled
 from graft.train.errors import RunStopped
-from graft.train.monitor.formatting import visible
+from graft.train.monitor.printable import visible
 from graft.train.rollouts.episode_groups import has_reward
 from graft.train.rollouts.step_rollouts import StepRollouts
 from graft.types import Author, Episode, Leaf, Span, Status, Trajectory

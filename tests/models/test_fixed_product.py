@@ -20,7 +20,7 @@ pytest.importorskip("triton")
 from graft.models.kernels import fixed_product
 from graft.models.kernels.fixed_product import Tile, fixed_linear, tile_of
 from graft.models.kernels.gate import gated
-from graft.models.ops import silu_gate
+from graft.models.ops import gate_product
 
 
 @pytest.mark.parametrize("rows", [1, 3, 130])
@@ -87,13 +87,13 @@ def decoder(monkeypatch: pytest.MonkeyPatch) -> Decoder:
     def product(x: Tensor, weight: Tensor, bias: Tensor | None = None, **how: Any) -> Tensor:
         found = (x[:, None, :].double() * weight.double()).sum(-1).float()
         if how.get("gate"):
-            return silu_gate(found)
+            return gate_product(found)
         return found if "out" not in how else how["out"].copy_(found)
 
     monkeypatch.setattr(torch.nn.functional, "linear", product)
     monkeypatch.setattr("graft.models.kernels.fixed_product.fixed_linear", product)
     monkeypatch.setattr("graft.models.kernels.head.fixed_linear", product)
-    monkeypatch.setattr("graft.models.kernels.gate.gated", lambda x, _: silu_gate(x))
+    monkeypatch.setattr("graft.models.kernels.gate.gated", lambda x, _: gate_product(x))
     monkeypatch.setattr(torch, "mm", lambda x, w, out: product(x, w.T, out=out))
     return Decoder(shape).initialise(0)
 
@@ -159,7 +159,7 @@ def test_where_the_library_never_adds_as_our_own_kernel_does_ours_multiplies_any
 def test_a_gate_that_changes_a_bit_inside_the_product_stays_outside(
     decoder: Decoder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("graft.models.kernels.gate.gated", lambda x, _: silu_gate(x) + 1e-6)
+    monkeypatch.setattr("graft.models.kernels.gate.gated", lambda x, _: gate_product(x) + 1e-6)
     order, _ = product_probe.find_kernel_order(decoder)
     assert order == RowOrder(fixed=FEW, gate_rows=0)
 

@@ -11,10 +11,9 @@ from graft.models.ops import (
     add_norm,
     clamped_gate,
     elementwise,
+    gate_product,
     gather_rows,
-    gelu_gate,
     qk_rotate,
-    silu_gate,
 )
 from graft.models.shape import ModelShape
 
@@ -105,9 +104,12 @@ def test_a_quarter_turn():
     assert v.flatten().tolist() == [5.0, 6.0]
 
 
+gelu_gate = partial(gate_product, activation="gelu_tanh")
+
+
 def test_silu_gate():
     torch.manual_seed(0)
-    check(silu_gate, lambda x: F.silu(x[:, :6]) * x[:, 6:], (random(5, 12),))
+    check(gate_product, lambda x: F.silu(x[:, :6]) * x[:, 6:], (random(5, 12),))
 
 
 def test_gelu_gate():
@@ -149,7 +151,7 @@ def test_a_number_has_the_same_bits_at_every_place(function):
 @pytest.mark.usefixtures("threads")
 @pytest.mark.parametrize("width", [1, 20, 50, 96, 128])
 @pytest.mark.parametrize(
-    "gate", [silu_gate, gelu_gate, partial(clamped_gate, alpha=1.7, limit=7.0)]
+    "gate", [gate_product, gelu_gate, partial(clamped_gate, alpha=1.7, limit=7.0)]
 )
 def test_a_gated_row_has_the_same_bits_beside_any_others(gate, width):
     torch.manual_seed(0)

@@ -253,7 +253,7 @@ def test_gate(rows: int, width: int, dtype: torch.dtype, kernel_device: torch.de
     torch.manual_seed(0)
     gate_up = (torch.randn(rows, 2 * width) * 4).to(dtype)
     tolerance = FP32 if dtype == torch.float32 else BF16
-    compare(kernel_gate, functions.silu_gate, [gate_up], kernel_device, tolerance)
+    compare(kernel_gate, functions.gate_product, [gate_up], kernel_device, tolerance)
 
 
 def test_a_gate_far_from_zero_is_shut_or_open(kernel_device: torch.device) -> None:

@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from graft.models.ops import add_norm, silu_gate
+from graft.models.ops import add_norm, gate_product
 
 CLOSE = {"atol": 2e-4, "rtol": 2e-4}
 
@@ -143,4 +143,4 @@ def test_a_frozen_weight_gets_no_gradient(kernel_device):
 
 def test_the_plain_gate_is_silu_times_up():
     x = torch.randn(3, 8)
-    torch.testing.assert_close(silu_gate(x), F.silu(x[:, :4]) * x[:, 4:])
+    torch.testing.assert_close(gate_product(x), F.silu(x[:, :4]) * x[:, 4:])

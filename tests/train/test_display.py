@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from graft.train.monitor.display import Display, Trend
-from graft.train.monitor.formatting import clip, clock_face, sparkline, visible
+from graft.train.monitor.formatting import clip, clock_face, sparkline
 from graft.train.monitor.labels import in_words
+from graft.train.monitor.printable import visible
 from graft.types import Author, Episode, Leaf, Span, Status, Task
 
 

@@ -2,7 +2,7 @@
 
     norm      add and root-mean-square norm             ops.add_norm
     rope      head norms and rotation of q|k|v          ops.qk_rotate
-    gate      silu(gate) * up, gelu, the clamped one    ops.silu_gate, ops.gelu_gate, ops.clamped_gate
+    gate      silu(gate) * up, gelu, the clamped one    ops.gate_product, ops.clamped_gate
     products  matrix products and their gradients       ops.norm_linear, ops.linear
     skinny    matrix products of a few rows             torch's own, after a norm or a gate
     routing   which experts, and whose rows             layers.experts.route

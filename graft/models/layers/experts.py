@@ -25,10 +25,10 @@ from graft.models.layers.sublayer import Sublayer
 from graft.models.ops import (
     clamped_gate,
     elementwise,
+    gate_product,
     gather_rows,
     linear,
     router_logits,
-    silu_gate,
 )
 from graft.models.shape import Experts, ModelShape
 
@@ -117,7 +117,7 @@ class ExpertMLP(Sublayer):
         """[R, 2F] -> [R, F]"""
         limit = self.experts.swiglu_limit
         if not limit:
-            return silu_gate(gate_up)
+            return gate_product(gate_up)
         return clamped_gate(gate_up, self.experts.swiglu_alpha, limit)
 
     def _per_expert(self, layer: nn.Linear) -> list[tuple[Tensor, Tensor | None]]:

@@ -38,7 +38,7 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
-from graft.train.monitor.formatting import clip, clock_face, score, sparkline, visible
+from graft.train.monitor.formatting import clip, clock_face, score, sparkline
 from graft.train.monitor.labels import (
     LIVE_COLUMNS,
     RECENT,
@@ -47,6 +47,7 @@ from graft.train.monitor.labels import (
     in_words,
     watched,
 )
+from graft.train.monitor.printable import visible
 from graft.types import Author, Episode
 
 ALARM_STYLES = {"warning": "yellow", "alarm": "bold red"}

@@ -52,15 +52,6 @@ def score(value: float | None, form: str = ".3f") -> str:
     return "-" if value is None else format(value, form)
 
 
-def visible(text: str) -> str:
-    """Text without terminal control: control characters other than newline and tab are escaped.
-
-    >>> visible("a\\x1b[2Jb")
-    'a\\\\x1b[2Jb'
-    """
-    return "".join(c if c.isprintable() or c in "\n\t" else ascii(c)[1:-1] for c in text)
-
-
 def clip(text: str, limit: int = CLIP) -> str:
     """Shorten long text to its beginning and end."""
     if len(text) <= limit:
