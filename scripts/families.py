@@ -57,9 +57,7 @@ def render() -> str:
                 rest += " or MLP"
             layers = f"{RECURRENT[family.recurrence['kind']]}, {rest}"
             if family.has_single_layers:
-                layers = layers.replace(" and ", ", ").replace(
-                    ", MLP", ", or an MLP, alone in a layer"
-                )
+                layers = layers.replace(" and ", ", ") + ", alone in a layer"
             gguf, gpu = "no", "through transformers"
             adapters = adapters.replace("attention", "mixers")
             split = "FSDP2"

@@ -234,12 +234,14 @@ class ModelShape:
                 f"activation={self.activation!r}: must be silu, gelu_tanh or relu2"
             )
         self._check_recurrence()
-        outside = [layer for layer in self.dense_layers if not 0 <= layer < self.layers]
-        if outside or (self.dense_layers and self.experts is None):
+        with_mlp = filter(self.has_mlp, range(self.layers)) if self.experts else ()
+        if set(self.dense_layers) - set(with_mlp):
             raise UnsupportedModel(
                 f"dense_layers={list(self.dense_layers)}: name layers from 0 to {self.layers - 1} of a "
-                "model with experts"
+                "model with experts, and of its mlp_layers if it has any"
             )
+        if self.experts is not None and self.experts.swiglu_limit and not self.is_gated:
+            raise UnsupportedModel(f"experts.swiglu_limit: {self.activation} has no gate")
 
     def _check_recurrence(self) -> None:
         layers, alone = self.recurrent_layers, self.mlp_layers or ()
@@ -263,8 +265,8 @@ class ModelShape:
                 f"recurrent_layers={list(layers)[:20]}, mlp_layers={list(alone)[:20]}: at least one of "
                 f"{self.layers} layers must attend"
             )
-        if self.mlp_layers is not None and (self.experts or any(self.windows) or self.sandwich):
-            raise UnsupportedModel("experts, windows and sandwich: not beside mlp_layers")
+        if self.mlp_layers is not None and (any(self.windows) or self.sandwich):
+            raise UnsupportedModel("windows and sandwich: not beside mlp_layers")
         if layers and (any(self.windows) or self.sinks):
             raise UnsupportedModel("windows and sinks: not beside recurrent layers")
 
@@ -278,8 +280,9 @@ class ModelShape:
         return self.vocab_size + -(-self.extra // EXTRA_MULTIPLE) * EXTRA_MULTIPLE
 
     def experts_of(self, layer: int) -> Experts | None:
-        """The experts of a layer; None: it has a plain MLP."""
-        return None if layer in self.dense_layers else self.experts
+        """The experts of a layer; None: it has a plain MLP, or no MLP at all."""
+        has_some = layer not in self.dense_layers and self.has_mlp(layer)
+        return self.experts if has_some else None
 
     def window_of(self, layer: int) -> int:
         """How many positions the tokens of a layer see; 0: all."""
@@ -311,6 +314,11 @@ class ModelShape:
     def feed_forward_layers(self) -> int:
         """The number of layers with an MLP or experts."""
         return self.layers if self.mlp_layers is None else len(self.mlp_layers)
+
+    @property
+    def expert_layers(self) -> list[int]:
+        """The layers with experts."""
+        return [layer for layer in range(self.layers) if self.experts_of(layer) is not None]
 
     @property
     def is_gated(self) -> bool:
@@ -379,7 +387,7 @@ class ModelShape:
                 total += (2 + self.is_gated) * self.width * self.ff
             else:
                 width = used(experts) * experts.ff + experts.shared_ff
-                total += self.width * (experts.count + 3 * width)
+                total += self.width * (experts.count + (2 + self.is_gated) * width)
         return total
 
 

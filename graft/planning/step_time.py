@@ -202,8 +202,8 @@ def read_parameters(shape: ModelShape, batch: Any) -> Any:
         return body_parameters(shape)
     experts = shape.experts
     unread = (1 - experts.top_k / experts.count) ** batch
-    routed = (shape.layers - len(shape.dense_layers)) * 3 * shape.width * experts.ff * experts.count
-    return body_parameters(shape) - routed * unread
+    matrices = len(shape.expert_layers) * (2 + shape.is_gated) * experts.count
+    return body_parameters(shape) - matrices * shape.width * experts.ff * unread
 
 
 def decode_step_bytes(

@@ -222,6 +222,19 @@ SHAPES: list[dict[str, Any]] = [
         "qk_norm": False,
         "rotary_share": 0.0,
     },
+    {
+        "family": "nemotron_h",
+        "layers": 4,
+        "recurrence": Recurrence("mamba", 4, 2, 6, 4, 8, by_group=True),
+        "recurrent_layers": (0,),
+        "mlp_layers": (1, 3),
+        "dense_layers": (3,),
+        "experts": Experts(6, 2, 20, renormalise=True, router="sigmoid", shared_ff=28),
+        "activation": "relu2",
+        "tied": False,
+        "qk_norm": False,
+        "rotary_share": 0.0,
+    },
 ]
 
 

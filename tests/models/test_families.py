@@ -265,8 +265,9 @@ def lfm2_experts(draw: random.Random) -> dict[str, Any]:
 
 def nemotron_h(draw: random.Random) -> dict[str, Any]:
     """Any kind of layer may be the last."""
-    kinds = ["linear_attention", "full_attention", "mlp"]
+    kinds = ["linear_attention", "full_attention", "mlp", "moe"]
     chosen = [kinds[1], *(draw.choice(kinds) for _ in range(draw.choice([1, 2, 4])))]
+    expert_groups = draw.choice([1, 1, 2])
     draw.shuffle(chosen)
     groups = draw.choice([1, 2])
     return {
@@ -274,7 +275,15 @@ def nemotron_h(draw: random.Random) -> dict[str, Any]:
         "layers_block_type": chosen,
         "tie_word_embeddings": False,  # transformers ties none
         "layer_norm_epsilon": draw.choice([1e-5, 1e-6]),
-        "mlp_bias": draw.random() < 0.5,
+        "mlp_bias": draw.random() < 0.5 and "moe" not in chosen,
+        "n_routed_experts": 6,
+        "num_experts_per_tok": draw.choice([1, 3]),
+        "moe_intermediate_size": draw.choice([8, 12]),
+        "moe_shared_expert_intermediate_size": draw.choice([8, 20]),
+        "norm_topk_prob": draw.random() < 0.7,
+        "routed_scaling_factor": draw.choice([1.0, 2.5]),
+        "n_group": expert_groups,
+        "topk_group": draw.randint(1, expert_groups),
         "use_bias": draw.random() < 0.3,
         "use_conv_bias": draw.random() < 0.5,
         "n_groups": groups,
@@ -480,7 +489,7 @@ def test_adapters_of_experts_are_merged_with_the_base_folder(family: str, tmp_pa
     drawn = (drawn_shape(family, number) for number in range(3, 30))
     decoder = Decoder(next(shape for shape in drawn if shape.experts is not None)).initialise(1)
     save_model(decoder, tmp_path / "base")
-    usual = "k_proj", "gate_proj", "up_proj", "down_proj"
+    usual = "k_proj", *(["gate_proj"] if decoder.shape.is_gated else []), "up_proj", "down_proj"
     targets = [own_name(family, name) for name in usual]
     lora = Lora(decoder, rank=2, alpha=4, targets=targets)
     lora.load_state_dict(lora.random_snapshot())
@@ -606,7 +615,7 @@ def test_entries_of_experts_that_cannot_be_meant_are_named(
         ("lfm2_moe", {"layer_types": None}, "layer_types"),
         ("lfm2_moe", {"use_expert_bias": "yes"}, "use_expert_bias"),
         ("lfm2_moe", {"num_dense_layers": -1}, "num_dense_layers"),
-        ("nemotron_h", {"layers_block_type": ["full_attention", "moe"]}, "layers_block_type"),
+        ("nemotron_h", {"layers_block_type": ["full_attention", "moes"]}, "layers_block_type"),
         ("nemotron_h", {"layers_block_type": ["mamba", "mlp"]}, "layers_block_type"),
         ("nemotron_h", {"mlp_hidden_act": "silu"}, "mlp_hidden_act"),
         ("nemotron_h", {"attention_bias": True}, "attention_bias"),
@@ -687,8 +696,64 @@ def test_the_first_releases_of_nemotron_h_are_read_as_transformers_reads_them() 
     assert shape == read_shape(theirs.to_dict())
     assert (shape.recurrent_layers, shape.mlp_layers, shape.head_dim) == ((0, 2), (1, 4), 128)
     assert shape.recurrence is not None and shape.recurrence.taps == 3
-    with pytest.raises(UnsupportedModel, match=r"hybrid_override_pattern.*'E'"):
-        read_shape({"model_type": "nemotron_h", **released, "hybrid_override_pattern": "ME*"})
+    with pytest.raises(UnsupportedModel, match=r"hybrid_override_pattern.*'X'"):
+        read_shape({"model_type": "nemotron_h", **released, "hybrid_override_pattern": "MX*"})
+
+
+NEMOTRON_3 = {  # Nano 30B-A3B, smaller
+    "attention_bias": False,
+    "chunk_size": 16,
+    "conv_kernel": 4,
+    "head_dim": 16,
+    "hidden_size": 48,
+    "hybrid_override_pattern": "MEM*E-",
+    "intermediate_size": 40,
+    "mamba_head_dim": 8,
+    "mamba_num_heads": 4,
+    "mlp_bias": False,
+    "moe_intermediate_size": 40,
+    "moe_shared_expert_intermediate_size": 56,
+    "n_group": 1,
+    "n_groups": 2,
+    "n_routed_experts": 8,
+    "n_shared_experts": 1,
+    "norm_eps": 1e-05,
+    "norm_topk_prob": True,
+    "num_attention_heads": 4,
+    "num_experts_per_tok": 3,
+    "num_hidden_layers": 6,
+    "num_key_value_heads": 2,
+    "routed_scaling_factor": 2.5,
+    "ssm_state_size": 12,
+    "topk_group": 1,
+    "vocab_size": VOCABULARY,
+}
+
+
+def test_the_first_release_of_nemotron_3_is_read_as_transformers_reads_it() -> None:
+    from transformers import AutoConfig
+
+    shape = read_shape({"model_type": "nemotron_h", **NEMOTRON_3})
+    theirs = AutoConfig.for_model("nemotron_h", **NEMOTRON_3)
+    assert shape == read_shape(theirs.to_dict())
+    assert (shape.mlp_layers, shape.dense_layers, shape.expert_layers) == ((1, 4, 5), (5,), [1, 4])
+    assert shape.experts == Experts(8, 3, 40, True, router="sigmoid", scaling=2.5, shared_ff=56)
+    # Mamba 2 x (48 x 116 + 32 x 48), attention 48 x 16 x 12, an MLP of 2 x 48 x 40, and in each of two
+    # layers a router of 48 x 8, 8 experts of 2 x 48 x 40 and a shared one of 2 x 48 x 56
+    ends = 2 * VOCABULARY * 48
+    layers = 2 * (48 * 116 + 32 * 48) + 48 * 16 * 12 + 2 * 48 * 40
+    assert shape.num_params == ends + layers + 2 * (48 * 8 + 8 * 2 * 48 * 40 + 2 * 48 * 56)
+
+
+@pytest.mark.parametrize(
+    ("changes", "entry"),
+    [({"moe_latent_size": 24}, "moe_latent_size"), ({"mlp_bias": True}, "mlp_bias")],
+)
+def test_experts_of_nemotron_3_that_are_not_computed_are_named(
+    changes: dict[str, Any], entry: str
+) -> None:
+    with pytest.raises(UnsupportedModel, match=entry):
+        read_shape({"model_type": "nemotron_h", **NEMOTRON_3, **changes})
 
 
 def test_every_second_layer_of_nemotron_h_from_a_recipe_is_an_mlp() -> None:

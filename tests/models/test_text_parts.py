@@ -151,19 +151,28 @@ def test_further_layers_of_qwen3_next_are_left_out(tmp_path: Path) -> None:
     torch.testing.assert_close(logits_of(load_model(tmp_path)), theirs_TV, atol=2e-4, rtol=2e-4)
 
 
-def test_fused_experts_of_lfm2_are_split(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("family", "number", "prefix", "matrix"),
+    [
+        ("lfm2_moe", 3, "model", "feed_forward.experts.1.w3.weight"),
+        ("nemotron_h", 2, "backbone", "mixer.experts.1.up_proj.weight"),
+    ],
+)
+def test_fused_experts_are_split_under_their_familys_names(
+    family: str, number: int, prefix: str, matrix: str, tmp_path: Path
+) -> None:
     from test_families import peer as text_peer
 
-    model = text_peer("lfm2_moe", 3)
+    model = text_peer(family, number)
     model.save_pretrained(tmp_path)
     stored = load_file(tmp_path / "model.safetensors")
     split = {name: tensor for name, tensor in stored.items() if ".experts." in name}
     fused = {
-        f"model.{name}": parameter.detach().clone()
+        f"{prefix}.{name}": parameter.detach().clone()
         for name, parameter in model.model.named_parameters()
         if ".experts." in name
     }
-    assert fused and any(name.endswith("feed_forward.experts.1.w3.weight") for name in split)
+    assert fused and any(name.endswith(matrix) for name in split)
     wanted = hf_names(load_model(tmp_path))
     others = {name: tensor for name, tensor in stored.items() if name not in split}
     save_file(others | fused, tmp_path / "model.safetensors")

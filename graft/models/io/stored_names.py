@@ -25,6 +25,10 @@ OTHERS = re.compile(r"(model\.visual|mtp)\.")
 LAYER = re.compile(r"model\.layers\.(\d+)\.")
 
 
+EXPERT_MATRICES = {"gate_up": ("gate_proj", "up_proj"), "up": ("up_proj",), "down": ("down_proj",)}
+"""What a tensor of all experts is made of, by the beginning of its name."""
+
+
 class StoredPart(NamedTuple):
     """A tensor of a checkpoint, or some rows of one expert's matrix in a tensor of all experts."""
 
@@ -58,7 +62,7 @@ def find_parts(
     may_have_others = FAMILIES[shape.family].has_later_layers
     names = EXPERT_NAMES.get(shape.family, ExpertNames())
     block = own_name(shape.family, names.block)
-    of_all = re.compile(rf"(.+\.{block}\.experts)\.(gate_up|down)_proj")
+    of_all = re.compile(rf"(.+\.{block}\.experts)\.(gate_up|up|down)_proj")
     parts: dict[str, StoredPart] = {}
     others: list[str] = []
     for name, size in stored.items():
@@ -73,7 +77,7 @@ def find_parts(
         together = None if names.gate_up or len(size) != 3 else of_all.fullmatch(ours)
         new = {ours: StoredPart(name, size)}
         if together and shape.experts is not None:
-            matrices = ("gate_proj", "up_proj") if together[2] != "down" else ("down_proj",)
+            matrices = EXPERT_MATRICES[together[2]]
             count, rows, _ = size
             if count != shape.experts.count or not rows or rows % len(matrices):
                 raise ModelFileError(

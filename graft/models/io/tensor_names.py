@@ -197,7 +197,7 @@ def _usual_rows(shape: ModelShape, layer: int, split_experts: bool) -> dict[str,
         rows |= _plain_rows(shape, "shared_")
     elif experts.shared_ff:
         shared = "mlp.shared_expert" if experts.shared_gate else "mlp.shared_experts"
-        rows |= _mlp_rows(shared, 0, shape.width, experts.shared_ff, own="shared_")
+        rows |= _mlp_rows(shape, shared, 0, experts.shared_ff, own="shared_")
     if experts.shared_gate:
         rows["mlp.shared_expert_gate.weight"] = ParameterRows("mlp.shared_gate.weight")
     if names.gate_up and not split_experts:
@@ -210,7 +210,7 @@ def _usual_rows(shape: ModelShape, layer: int, split_experts: bool) -> dict[str,
         return rows
     for number in range(experts.count):
         name = f"{names.block}.experts.{number}"
-        matrices = _mlp_rows(name, number, shape.width, experts.ff)
+        matrices = _mlp_rows(shape, name, number, experts.ff)
         if experts.swiglu_limit:
             matrices |= _alternating_rows(name, number, experts.ff)
         rows |= matrices
@@ -265,7 +265,7 @@ def _plain_rows(shape: ModelShape, own: str = "") -> dict[str, ParameterRows]:
         up = _linear("mlp.up_proj", "mlp.up", None, None, shape.mlp_bias)
         return up | _linear("mlp.down_proj", "mlp.down", None, None, shape.mlp_bias)
     if names is None:
-        return _mlp_rows("mlp", 0, shape.width, shape.ff, shape.mlp_bias)
+        return _mlp_rows(shape, "mlp", 0, shape.ff, shape.mlp_bias)
     first, last = names
     return {
         f"{first}.weight": ParameterRows(f"mlp.{own}gate_up.weight"),
@@ -274,15 +274,16 @@ def _plain_rows(shape: ModelShape, own: str = "") -> dict[str, ParameterRows]:
 
 
 def _mlp_rows(
-    name: str, number: int, width: int, ff: int, is_biased: bool = False, own: str = ""
+    shape: ModelShape, name: str, number: int, ff: int, is_biased: bool = False, own: str = ""
 ) -> dict[str, ParameterRows]:
     """Gate, up and down of expert `number`; a plain MLP is number 0, and so is the shared expert."""
-    first, gate_up, down = number * 2 * ff, f"mlp.{own}gate_up", f"mlp.{own}down"
-    return (
-        _linear(f"{name}.gate_proj", gate_up, first, first + ff, is_biased)
-        | _linear(f"{name}.up_proj", gate_up, first + ff, first + 2 * ff, is_biased)
-        | _linear(f"{name}.down_proj", down, number * width, (number + 1) * width, is_biased)
-    )
+    into, out, width = f"mlp.{own}gate_up", f"mlp.{own}down", shape.width
+    names = ("gate_proj", "up_proj") if shape.is_gated else ("up_proj",)
+    rows: dict[str, ParameterRows] = {}
+    for start, part in enumerate(names, number * len(names)):
+        rows |= _linear(f"{name}.{part}", into, start * ff, (start + 1) * ff, is_biased)
+    down = number * width, (number + 1) * width
+    return rows | _linear(f"{name}.down_proj", out, *down, is_biased)
 
 
 def _alternating_rows(name: str, number: int, ff: int) -> dict[str, ParameterRows]:

@@ -10,7 +10,8 @@ A row's bits then depend on nothing beside it: neither on how many tokens share 
 expert numbers of its neighbours. Engine and learner therefore choose the same experts.
 
 The matrices of all experts are stored row-concatenated, [E * 2F, D] and [E * D, F]: Hugging Face's tensors
-of one expert are plain slices of them.
+of one expert are plain slices of them. Experts without a gate are down(relu(up(x))²), and what is called
+gate_up is then up alone, [E * F, D].
 """
 
 from __future__ import annotations
@@ -39,14 +40,15 @@ class ExpertMLP(Sublayer):
     def __init__(self, shape: ModelShape, experts: Experts) -> None:
         super().__init__(shape)
         self.experts = experts
-        has_bias, inner = experts.biased, experts.count * 2 * experts.ff
+        self.is_gated = shape.is_gated
+        has_bias, halves = experts.biased, 1 + shape.is_gated
         self.router = nn.Linear(shape.width, experts.count, bias=has_bias)
-        self.gate_up = nn.Linear(shape.width, inner, bias=has_bias)
+        self.gate_up = nn.Linear(shape.width, experts.count * halves * experts.ff, bias=has_bias)
         self.down = nn.Linear(experts.ff, experts.count * shape.width, bias=has_bias)
         if experts.has_correction:
             self.correction = nn.Parameter(torch.zeros(experts.count), requires_grad=False)
         if experts.shared_ff:
-            self.shared_gate_up = nn.Linear(shape.width, 2 * experts.shared_ff, bias=False)
+            self.shared_gate_up = nn.Linear(shape.width, halves * experts.shared_ff, bias=False)
             self.shared_down = nn.Linear(experts.shared_ff, shape.width, bias=False)
         if experts.shared_gate:
             self.shared_gate = nn.Linear(shape.width, 1, bias=False)
@@ -83,8 +85,10 @@ class ExpertMLP(Sublayer):
         mix = self._mix_in_kernels if has_kernels(x.device) else self._mix
         mixed = mix(x, weights_Tk, chosen_Tk)
         if self.experts.shared_ff:
-            inner = linear(x, self.shared_gate_up.weight, order=self.order)
-            shared = linear(inner, self.shared_down.weight, gate="silu", order=self.order)
+            inner, gate = linear(x, self.shared_gate_up.weight, order=self.order), "silu"
+            if not self.is_gated:
+                inner, gate = inner.relu().square(), ""
+            shared = linear(inner, self.shared_down.weight, gate=gate, order=self.order)
             if self.experts.shared_gate:
                 # no product: with one column a library adds by the number of rows
                 share = (x.float() * self.shared_gate.weight[0].float()).sum(1, keepdim=True)
@@ -116,6 +120,8 @@ class ExpertMLP(Sublayer):
     def _gate(self, gate_up: Tensor) -> Tensor:
         """[R, 2F] -> [R, F]"""
         limit = self.experts.swiglu_limit
+        if not self.is_gated:
+            return gate_up.relu().square()
         if not limit:
             return gate_product(gate_up)
         return clamped_gate(gate_up, self.experts.swiglu_alpha, limit)

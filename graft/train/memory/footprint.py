@@ -95,11 +95,12 @@ def num_parameters(shape: ModelShape) -> int:
     mixers = shape.attention_layers * mixer
     if shape.recurrence is not None:
         mixers += len(shape.recurrent_layers) * shape.recurrence.num_others(width)
-    experts, routed = shape.experts, shape.layers - len(shape.dense_layers)
+    experts, routed = shape.experts, len(shape.expert_layers)
     of_experts = 0
     if experts is not None:
         of_experts = experts.count * experts.has_correction
-        of_experts += experts.count * (1 + 2 * experts.ff + width) * experts.biased
+        inner = (1 + shape.is_gated) * experts.ff
+        of_experts += experts.count * (1 + inner + width) * experts.biased
         of_experts += width * experts.shared_gate
     return shape.num_params + small + mixers + routed * of_experts + width
 

@@ -99,8 +99,7 @@ class Journal:
     def experts(self, step: int, learner: Learner, phase: Phase) -> None:
         """Record how many tokens each expert got in a step."""
         if self._metrics is not None and learner.loads is not None:
-            shape = learner.policy.shape
-            layers = [i for i in range(shape.layers) if shape.experts_of(i) is not None]
+            layers = learner.policy.shape.expert_layers
             with out_of_disk(self.folder.path):
                 self._loads.add(phase, step, layers, learner.loads)
 
