@@ -70,7 +70,7 @@ SHAPES = {
         recurrent_layers=(0,),
         mlp_layers=(2, 3),
         dense_layers=(2,),
-        experts=Experts(3, 2, 16, router="sigmoid", renormalise=True, shared_ff=12),
+        experts=Experts(5, 3, 8, router="sigmoid", renormalise=True, shared_ff=12),
         activation="relu2",
         tied=False,
         qk_norm=False,
