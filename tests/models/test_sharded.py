@@ -603,11 +603,13 @@ def own_rank() -> int:
     return dist.get_rank()
 
 
-def test_the_first_exception_ends_a_call_and_the_next_one_is_served(pair):
-    begun = time.monotonic()
-    with pytest.raises(ChildFailed, match="the second process stumbled"):
-        pair.run(fail_in_one)
-    assert time.monotonic() - begun < 10  # not the deadline of the one that waits
-    assert pair.run(own_rank) == [0, 1]
-    with pytest.raises(ChildFailed, match=r"stay_away: no answer of \[0\] in 1 s"):
-        pair.run(stay_away, deadline=1)
+def test_the_first_exception_ends_a_call_and_the_next_one_is_served():
+    with Processes(2) as pair:  # it ends them, and their seconds are then this test's
+        pair.run(own_rank)
+        begun = time.monotonic()
+        with pytest.raises(ChildFailed, match="the second process stumbled"):
+            pair.run(fail_in_one)
+        assert time.monotonic() - begun < 10  # not the deadline of the one that waits
+        assert pair.run(own_rank) == [0, 1]
+        with pytest.raises(ChildFailed, match=r"stay_away: no answer of \[0\] in 1 s"):
+            pair.run(stay_away, deadline=1)
