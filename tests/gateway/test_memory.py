@@ -86,7 +86,9 @@ def test_no_object_of_a_session_stays(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(policy, "MAX_PROMPTS", 16)  # what is kept on purpose, full at once
     monkeypatch.setattr(chat, "MAX_EXTENDED", 16)
     _, before, after = (kinds for kinds, _ in measure([20, 40, 90]))
-    grown = {name: after[name] - count for name, count in before.items() if after[name] > count + 5}
+    more = {name: after[name] - before[name] for name in after}
+    # a kind that stays does so once a session; threads of earlier tests make a few objects of their own
+    grown = {name: count for name, count in more.items() if count > 25}
     assert not grown, f"of 50 sessions {grown} stay"
 
 
