@@ -15,7 +15,8 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from graft.engine.native.cuda.kernels import segments
-from graft.models.kernels import head_kernels, path_attention, rope
+from graft.models.kernels import chunks, head_kernels, path_attention, rope
+from graft.models.recurrence import CHUNK
 
 POINTERS = {"tiles": "*i32", "table": "*i32", "items": "*i32", "lse": "*fp32"}
 POINTERS |= dict.fromkeys(("partial", "stats", "logp_ptr", "entropy_ptr", "norm_ptr"), "*fp32")
@@ -29,12 +30,18 @@ POINTERS |= dict.fromkeys(("q_ptr", "k_ptr", "v_ptr"), "*bf16")
 POINTERS |= {"allowed_ptr": "*u8", "table_ptr": "*i32"}
 
 
-def compiled(kernel: Any, constants: dict[str, Any], aligned: Iterable[str] = ()) -> list[Any]:
+def compiled(
+    kernel: Any,
+    constants: dict[str, Any],
+    aligned: Iterable[str] = (),
+    pointers: dict[str, str] | None = None,
+) -> list[Any]:
     """The product instructions, in order, the layouts of all that is reduced, and the number of copies that
     are started ahead of their use."""
     options = {name: constants.pop(name) for name in ("num_warps", "num_stages")}
     names = kernel.arg_names
-    types = {"scale": "fp32", "eps": "fp32", **POINTERS, **dict.fromkeys(constants, "constexpr")}
+    types = {"scale": "fp32", "eps": "fp32", **POINTERS, **(pointers or {})}
+    types |= dict.fromkeys(constants, "constexpr")
     if "W" in constants:  # blocks of keys and values that the copy engine fetches
         types |= dict.fromkeys(("k", "v"), f"tensordesc<bf16[64,{constants['W']}]>")
     signature = {name: types.get(name, "i32") for name in names}
@@ -51,6 +58,29 @@ def compiled(kernel: Any, constants: dict[str, Any], aligned: Iterable[str] = ()
     products = re.findall(r"wgmma\.mma_async\.[\w.]+|mma\.sync[\w.]+", made["ptx"])
     copies = made["ptx"].count("cp.async.cg.")
     return [products, [[shape, layouts[name]] for shape, name in reduced], copies]
+
+
+def recurrence() -> dict[str, list[Any]]:
+    """Of Qwen3-Next and of Nemotron-H: a token alone, tokens of a prompt, and those of the learner."""
+    names = chunks._advance.arg_names
+    pointers = {**dict.fromkeys(names, "*fp32"), "parts": "*i64"}
+    slots = dict.fromkeys(("k_slots", "u_slots", "log_slots"))
+    found: dict[str, list[Any]] = {}
+    for kind, heads, key_heads, size in (("delta", 32, 16, 128), ("mamba", 128, 8, 64)):
+        shared: dict[str, Any] = {
+            "H": heads,
+            "K": key_heads,
+            "DK": 128,
+            "DV": size,
+            "num_stages": 3,
+        }
+        shared |= {"BLOCK_K": chunks.BLOCK_KEY, "BLOCK_V": chunks.BLOCK_VALUE}
+        shared |= {"beta": None} if kind == "mamba" else {}
+        forms = {"decoding": (1, {}), "prompts": (CHUNK, {}), "learner": (CHUNK, slots)}
+        for form, (rows, absent) in forms.items():
+            constants = {**shared, **absent, "ROWS": rows, "num_warps": chunks.WARPS[rows]}
+            found[f"{kind}: {form}"] = compiled(chunks._advance, constants, (), pointers)
+    return found
 
 
 def main() -> dict[str, list[Any]]:
@@ -108,7 +138,7 @@ def main() -> dict[str, list[Any]]:
         )
         learner = {**fixed, **masks, "scales_ptr": None}
         found[f"head of the learner{name}"] = compiled(head_kernels.forward, learner, numbers)
-    return found
+    return {**found, **recurrence()}
 
 
 if __name__ == "__main__":
