@@ -15,6 +15,7 @@ import pytest
 pytest.importorskip("triton")
 
 from graft.models.kernels import chunks, path_attention
+from graft.models.recurrence import CHUNK
 from tests.models.compiling import run_compiler
 
 
@@ -73,11 +74,13 @@ def test_head_norms_of_engine_and_learner_add_alike(
 def test_recurrences_add_in_products_without_tensor_cores(
     compiled: dict[str, list[Any]], kind: str, form: str
 ) -> None:
-    """One thread adds all numbers of a result, in their order. What is reduced over rows is a pick of one
-    row of a delta net, the others are 0."""
-    products, reduced, _ = compiled[f"{kind}: {form}"]
-    assert not products
-    assert len(reduced) == (2 if kind == "delta" else 0)
+    """One thread adds all numbers of a tile to a result, one after the other. What is reduced over rows is
+    a pick of one row of a delta net: the others are 0."""
+    products, reductions, chains = compiled[f"{kind}: {form}"]
+    assert not products and reductions == (2 if kind == "delta" else 0)
+    # a product alone, and sums over rows or over steps of keys, whose first number may be one as well
+    assert set(chains) <= {1, CHUNK - 1, CHUNK} and CHUNK in chains
+    assert compiled[f"{kind}: decoding"] == compiled[f"{kind}: {form}"]
     source = inspect.getsource(chunks._advance.fn)
     assert source.count("tl.dot(") == source.count('input_precision="ieee"') == 7
     assert source.count("tl.sum(tl.where(is_row") == source.count("tl.sum") == 2

@@ -114,15 +114,16 @@ def make_engine(
     group    the processes that hold it together
     planned  the policy's shape, where the decoder is another model: the memory is planned for both
     """
-    section, room = config.engine, device_memory_of(decoder.device, ways(config, processes))
-    kv_tokens = section.kv_tokens or kv_tokens_for(
-        config, planned or decoder.shape, decoder.dtype, room
-    )
+    section = config.engine
     if section.args and not has_kernels(decoder.device):
         raise ConfigError(
             f"engine.args={section.args}: {why_no_kernels(decoder.device)}, and kernels run on a GPU; "
             "leave it out"
         )
+    room = device_memory_of(decoder.device, ways(config, processes))
+    kv_tokens = section.kv_tokens or kv_tokens_for(
+        config, planned or decoder.shape, decoder.dtype, room
+    )
     if group is not None:  # the same pages in each of them
         kv_tokens = -int(processes.max_over_ranks(-kv_tokens, "the size of the KV pools"))
     return resolve(section.name, ENGINES, "engine")(
