@@ -14,21 +14,25 @@ Where a product meets a sum outside of them, `tl.fma` says what a compiler else 
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from graft.models.layers.chunks import ChunkRows, ScanInputs
 from graft.models.recurrence import CHUNK
+
+Inputs = tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None]
+"""`ScanInputs`: q, k, v, decay and beta."""
+Slots = tuple[Tensor, Tensor, Tensor]
+"""`ChunkRows`: k, u and log, by slot."""
 
 NONE = -1
 """In a part: a place that is not written."""
 
 
-class Part(NamedTuple):
+class ChunkPart(NamedTuple):
     """The columns of a table of parts."""
 
     first: int
@@ -47,7 +51,7 @@ class Part(NamedTuple):
     """Where the state at the end of the chunk goes, if the part reaches it, or NONE."""
 
 
-_NONE, _FIELDS = tl.constexpr(NONE), tl.constexpr(len(Part._fields))
+_NONE, _FIELDS = tl.constexpr(NONE), tl.constexpr(len(ChunkPart._fields))
 _C = tl.constexpr(CHUNK)
 
 BLOCK_KEY, BLOCK_VALUE = 16, 64
@@ -188,32 +192,33 @@ def _advance(
 
 
 def advance(
-    new: ScanInputs,
+    new: Inputs,
     parts: Tensor,
     states: Tensor,
     next_states: Tensor,
-    slots: ChunkRows | None = None,
+    slots: Slots | None = None,
     is_single: bool = False,
     read: Tensor | None = None,
 ) -> Tensor:
     """What each token reads, [T, H, dv], of inputs [T, ...]; rows and states are written as `parts` say.
 
-    parts        [n, 7] int64, the columns of `Part`
+    parts        [n, 7] int64, the columns of `ChunkPart`
     states       [., H, dv, dk] those at the beginnings of chunks; `next_states` may be the same tensor
     slots        the rows of chunks in progress; None: every part begins its chunk, and no rows are kept
     is_single    every part is one token
     read         takes the result; tokens of no part are left as they are
     """
-    (heads, value_dim), (key_heads, key_dim) = new.v.shape[1:], new.k.shape[1:]
-    if read is None:
-        read = torch.empty_like(new.v, memory_format=torch.contiguous_format)
+    q, k, v, decay, beta = (None if x is None else x.contiguous() for x in new)
+    assert k is not None and v is not None
+    (heads, value_dim), (key_heads, key_dim) = v.shape[1:], k.shape[1:]
+    read = torch.empty_like(v) if read is None else read
     rows = 1 if is_single else CHUNK
     block_key = min(BLOCK_KEY, max(triton.next_power_of_2(key_dim), 16))
     block_value = min(BLOCK_VALUE, max(triton.next_power_of_2(value_dim), 16))
     if not len(parts):
         return read
     _advance[(len(parts), heads, triton.cdiv(value_dim, block_value))](
-        *(None if x is None else x.contiguous() for x in new), parts, states, next_states,
+        q, k, v, decay, beta, parts, states, next_states,
         *((None, None, None) if slots is None else slots), read,
         H=heads, K=key_heads, DK=key_dim, DV=value_dim, ROWS=rows,
         BLOCK_K=block_key, BLOCK_V=block_value, num_warps=WARPS[rows],
@@ -221,16 +226,16 @@ def advance(
     return read
 
 
-def scan(state: Tensor, new: ScanInputs) -> tuple[Tensor, Tensor]:
+def scan(state: Tensor, new: Inputs) -> tuple[Tensor, Tensor]:
     """What every row reads, [n, W, H, dv], and the next states, of the W first rows of n chunks, [n, W, ...].
 
     The next state of a chunk with fewer than C rows is left as memory was.
     """
-    count, width = new.v.shape[:2]
+    count, width = new[2].shape[:2]
     number = torch.arange(count, device=state.device)
     zero = torch.zeros_like(number)
     columns = number * width, zero, zero + width, number, zero, zero + NONE, number
-    flat = ScanInputs(*(None if x is None else x.flatten(0, 1) for x in new))  # type: ignore[arg-type]
+    flat: Any = tuple(None if x is None else x.flatten(0, 1) for x in new)
     states = state.contiguous()
     after = torch.empty_like(states)
     read = advance(flat, torch.stack(columns, 1), states, after)
