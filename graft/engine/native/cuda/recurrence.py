@@ -29,8 +29,8 @@ class KernelRound(NamedTuple):
 
     parts: Tensor
     owners: Tensor
-    """Of parts that end chunks whose states are kept, in `ends`."""
-    ends: Tensor
+    """Of parts that end chunks whose states are kept, in the slots of `targets`."""
+    targets: Tensor
 
 
 class PromptPaths(StepPaths):
@@ -39,10 +39,10 @@ class PromptPaths(StepPaths):
     def _index_rounds(self, rounds: list[list[Part]]) -> None:
         device = self.states.k.device
         parts = [[_row(part) for part in some] for some in rounds]
-        ends = [[(part.owner, part.end) for part in some if part.end] for some in rounds]
+        stored = [[(part.owner, part.end) for part in some if part.end] for some in rounds]
         self.kernel_rounds = [
-            KernelRound(rows, *kept.unbind(1))
-            for rows, kept in zip(_moved(parts, 7, device), _moved(ends, 2, device), strict=True)
+            KernelRound(rows, *pairs.unbind(1))
+            for rows, pairs in zip(_moved(parts, 7, device), _moved(stored, 2, device), strict=True)
         ]
 
     def scan(self, layer: int, new: ScanInputs, in_order: bool) -> Tensor:
@@ -54,7 +54,7 @@ class PromptPaths(StepPaths):
         read = torch.empty_like(new.v)
         for each in self.kernel_rounds:
             advance(new, each.parts, carried, carried, self.states.slots_of(layer), read=read)
-            state.index_copy_(0, each.ends, carried.index_select(0, each.owners))
+            state.index_copy_(0, each.targets, carried.index_select(0, each.owners))
         return read
 
 
