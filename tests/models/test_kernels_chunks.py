@@ -6,12 +6,16 @@ import pytest
 import torch
 from torch import Tensor
 
+from graft.models import recurrence_probe
+from graft.models.decoder import Decoder
 from graft.models.layers import chunks as plain
 from graft.models.layers.chunks import ChunkRows, ScanInputs, whole_chunks
-from graft.models.recurrence import CHUNK
+from graft.models.recurrence import CHUNK, Recurrence
+from graft.models.shape import ModelShape
 
 pytest.importorskip("triton")
 
+from graft.models.kernels import chunks as kernels
 from graft.models.kernels.chunks import NONE, advance, scan
 
 SIZES = [(1, 2, 16, 16, True), (2, 2, 24, 12, True), (1, 2, 48, 16, False)]
@@ -129,3 +133,22 @@ def test_gradients_are_those_of_products(
     both = (torch.autograd.grad(each, leaves, pull) for each in (found, wanted))
     for mine, its in zip(*both, strict=True):
         torch.testing.assert_close(mine, its)
+
+
+def test_the_probe_compares_tokens_one_by_one_with_their_chunk(
+    kernel_device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recurrence_probe, "COUNT", 1)
+    shape = ModelShape(
+        "granitemoehybrid", 16, 16, 2, 2, 1, 8, 16, qk_norm=False,
+        recurrence=Recurrence("mamba", 3, 1, 8, 1, 8, conv_bias=True), recurrent_layers=(0,),
+    )  # fmt: skip
+    decoder = Decoder(shape).to(kernel_device)
+    assert recurrence_probe.recurrence_holds(decoder)
+
+    def in_other_bits(state: Tensor, new: ScanInputs) -> tuple[Tensor, Tensor]:
+        read, after = scan(state, new)
+        return read * (1 + 1e-6), after
+
+    monkeypatch.setattr(kernels, "scan", in_other_bits)
+    assert not recurrence_probe.recurrence_holds(decoder)
