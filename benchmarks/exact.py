@@ -34,7 +34,7 @@ import torch
 from benchmarks.gpu.bench import Bench
 from benchmarks.gpu.report import Row
 from benchmarks.gpu.works import random_tokens
-from benchmarks.shapes import SHAPES, random_decoder
+from benchmarks.shapes import SHAPES, asked_kernels, random_decoder
 from graft.actions.grammar import Automaton
 from graft.actions.space import ActionSpace
 from graft.algos.batch import Batch
@@ -111,7 +111,8 @@ class Player:
             self.allowed = torch.zeros(1, decoder.shape.head_rows, dtype=torch.bool)
             self.allowed[:, : vocab_size + NUM_ACTIONS] = True
             self.allowed = self.allowed.to(decoder.device)
-        self.engine = NativeEngine(decoder, kv_tokens=load.kv_tokens, space=self.space)
+        how: dict[str, Any] = {"space": self.space, "kernels": asked_kernels(decoder)}
+        self.engine = NativeEngine(decoder, kv_tokens=load.kv_tokens, **how)
 
     def play(self) -> list[Trajectory]:
         """The rows of new prompts."""

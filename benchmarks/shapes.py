@@ -10,6 +10,7 @@ from benchmarks.fleet import hardware as fleet
 from graft.models.decoder import Decoder
 from graft.models.families.table import FAMILIES, make_shape
 from graft.models.order_probe import find_order
+from graft.models.recurrence import Recurrence
 from graft.models.shape import Experts, ModelShape
 
 SIZES = {
@@ -53,6 +54,15 @@ SHAPES = {
         "qwen3_moe", 50_304, 2048, 16, 16, 16, 128, 1024, tied=False,
         experts=Experts(64, top_k=8, ff=1024),
     ),
+    "next-24": ModelShape(  # Qwen3-Next's layers, of which three of four carry a state
+        "qwen3_next", 151_936, 2048, 24, 16, 2, 256, 512, tied=False, rope_theta=1e7, rotary_share=0.25,
+        max_positions=40_960, experts=Experts(
+            64, top_k=10, ff=512, renormalise=True, shared_ff=512, shared_gate=True
+        ),
+        recurrence=Recurrence("delta", 4, 16, 128, 32, 128, by_key_head=True),
+        recurrent_layers=tuple(layer for layer in range(24) if (layer + 1) % 4),
+        attention_gate=True, norm_offset=True,
+    ),
     "270M": ModelShape(  # Gemma 3's: windows, heads of 256
         "gemma3_text", 262_144, 640, 18, 4, 1, 256, 2048, rope_theta=1e6, local_theta=1e4,
         max_positions=32_768, windows=(512, 512, 512, 512, 512, 0) * 3, activation="gelu_tanh",
@@ -69,6 +79,11 @@ SHAPES = {
     ),
     **{f"small-{family}": small_shape(family) for family in FAMILIES},
 }  # fmt: skip
+
+
+def asked_kernels(decoder: Decoder) -> bool | None:
+    """An engine's `kernels` argument: on a GPU it has to be asked for those of recurrent layers."""
+    return True if decoder.shape.recurrence is not None and decoder.device.type == "cuda" else None
 
 
 def activation_bytes(shape: ModelShape) -> int:

@@ -19,7 +19,7 @@ from benchmarks.gpu.bench import Bench
 from benchmarks.gpu.report import Row
 from benchmarks.gpu.roofs import READ, UNMEASURED
 from benchmarks.gpu.works import GOALS, KV8_GOALS, Work, random_tokens
-from benchmarks.shapes import SHAPES, activation_bytes, random_decoder
+from benchmarks.shapes import SHAPES, activation_bytes, asked_kernels, random_decoder
 from graft.engine.native.engine import NativeEngine
 from graft.engine.native.kv.pages import kv_bytes
 from graft.models.decoder import Decoder
@@ -51,7 +51,8 @@ class Player:
         self.shape = SHAPES[name]
         self.decoder = random_decoder(self.shape, bench.device, bench.dtype, kv=kv)
         tokens = pool_tokens(bench, self.shape, work)
-        self.engine = NativeEngine(self.decoder, kv_tokens=tokens)
+        kernels = asked_kernels(self.decoder)
+        self.engine = NativeEngine(self.decoder, kv_tokens=tokens, kernels=kernels)
         self.rng = random.Random(0)
 
     def play(self, response: int | None = None) -> tuple[float, list[Completion]]:

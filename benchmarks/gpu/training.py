@@ -21,7 +21,7 @@ from benchmarks.gpu.report import Row
 from benchmarks.gpu.rollouts import pool_tokens, same_weights
 from benchmarks.gpu.roofs import MULTIPLY, UNMEASURED
 from benchmarks.gpu.works import Work, random_tokens
-from benchmarks.shapes import SHAPES, random_decoder
+from benchmarks.shapes import SHAPES, asked_kernels, random_decoder
 from graft.algos.presets import build
 from graft.engine.native.engine import NativeEngine
 from graft.engine.native.kv.pages import kv_bytes
@@ -103,7 +103,8 @@ class Trainer:
                 break
             micro //= 2  # rather than samples in many waves
         self.kv_tokens = kv_tokens or pool_tokens(bench, self.shape, work, micro)
-        self.engine = NativeEngine(self.policy, kv_tokens=self.kv_tokens)
+        kernels = asked_kernels(self.policy)
+        self.engine = NativeEngine(self.policy, kv_tokens=self.kv_tokens, kernels=kernels)
         _, self.credit, loss, reduction = build("grpo")
         optimizer = Optimizer([self.policy], lr=1e-6, schedule=schedule("constant", 0, 1, 0.0))
         self.learner = Learner(self.policy, optimizer, loss, reduction, micro)

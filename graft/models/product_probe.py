@@ -5,7 +5,7 @@ Each weight of a block of each kind, and the head, is multiplied by many random 
 order there. Our own product (`kernels.fixed_product`) then takes its place: below the number of rows from
 which the library's bits are those of all rows, if ours are too; else for any number. For few rows it also
 replaces a library that holds, which is slower there. The products of experts and their router are always
-our own (`kernels.experts`), and only checked.
+our own (`kernels.experts`), and only checked; so are the chunks of recurrent layers (`kernels.chunks`).
 Shapes and GPU decide, so this runs at every start; it takes the time of some thousand products.
 """
 
@@ -21,9 +21,11 @@ from torch import Tensor
 
 from graft.models.decoder import Decoder
 from graft.models.device import HOPPER
+from graft.models.layers.attention import Attention
 from graft.models.layers.experts import ExpertMLP
 from graft.models.layers.mlp import GatedMLP
 from graft.models.ops import FEW_ROWS
+from graft.models.recurrence_probe import recurrence_holds
 from graft.models.row_order import NEVER, RowOrder
 from graft.models.tree.attention import why_no_kernel
 
@@ -109,6 +111,8 @@ def _search(decoder: Decoder) -> tuple[RowOrder | None, str]:
     order = RowOrder(fixed=fixed, gate_rows=_gate_rows(decoder, fixed))
     if not all(_experts_hold(layer, order) for layer in _mlps(decoder, ExpertMLP)):
         return None, "model.exact has no effect: a token's experts depend on the tokens beside it"
+    if not recurrence_holds(decoder):
+        return None, "model.exact has no effect: a token alone has other bits than in its chunk"
     names = ", ".join(
         f"{n} x {k} " + ("for any number of rows" if rows == NEVER else f"below {rows} rows")
         for (n, k), rows in sorted(fixed.items())
@@ -162,8 +166,10 @@ def _products(decoder: Decoder) -> Iterator[tuple[tuple[int, int], Rivals]]:
     from graft.models.kernels.launch import chained
 
     is_chained = chained(decoder.device)["CHAINED"]
-    block: Any = decoder.blocks[0]
-    linears = [block.attention.qkv, block.attention.out]
+    blocks: list[Any] = [decoder.blocks[layer] for layer in decoder.shape.kinds]
+    linears = []
+    for mixer in (block.attention for block in blocks if block.attention is not None):
+        linears += [mixer.qkv if isinstance(mixer, Attention) else mixer.inputs, mixer.out]
     for mlp in _mlps(decoder, GatedMLP):
         linears += [mlp.gate_up, mlp.down]
     for mlp in _mlps(decoder, ExpertMLP):

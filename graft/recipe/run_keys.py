@@ -94,7 +94,8 @@ class EngineSection(Section):
     exchange: str = ""
     """Folder of these files, which the servers must see under the same path; empty: in the run's folder."""
     args: dict[str, Any] = {}
-    """Arguments of the backend itself, such as {gpu_memory_utilization: 0.5}."""
+    """Arguments of the backend itself, such as {gpu_memory_utilization: 0.5}; of native {kernels: true}, for
+    recurrent layers on a GPU, whose kernels have not yet run on one."""
     tp: int = Field(default=1, ge=1)
     """Processes that hold one engine together, each with a part of every layer: for models of which one
     device cannot hold a copy."""

@@ -214,8 +214,11 @@ def policy_notes(policy: Any) -> list[str]:
         return []
     if reason := why_no_kernels(policy.device):
         return [f"plain PyTorch replaces the kernels, many times slower: {reason}"]
+    notes = []
+    if policy.shape.recurrence is not None:
+        notes = ["recurrent layers are computed by kernels that have not yet run on a GPU"]
     why = why_no_kernel(policy.shape.head_dim, policy.dtype, policy.device)
-    return [f"training attention runs in plain PyTorch, slower: {why}"] if why else []
+    return notes + [f"training attention runs in plain PyTorch, slower: {why}"] * bool(why)
 
 
 def order_note(config: Config, policy: Any) -> str:

@@ -250,6 +250,8 @@ def sampling_only(config: Config, source: Path) -> Config:
     """
     section = config.engine
     engine = EngineSection(kv_tokens=section.kv_tokens, page_size=section.page_size, kv=section.kv)
+    if section.name == engine.name:
+        engine = engine.model_copy(update={"args": section.args})
     if is_transformers_only(config, source):
         args = {key: value for key, value in section.args.items() if key != TENSOR_PARALLEL}
         if args:  # such as trust_remote_code

@@ -45,6 +45,8 @@ from graft.models.tree.block_lists import BlockLists
 
 SPAN = BLOCK * SEGMENT
 
+KERNEL_USERS = "ops", "decoder", "layers.chunks", "layers.experts", "logprobs", "tree.attention"
+
 
 def skip_on_gpu(rounds: bool, device: torch.device) -> None:
     """Leave out keys and values in eight bits where runs refuse them."""
@@ -243,7 +245,7 @@ def in_order(
         order = find_order(decoder)
         assert order is not None, "products with these shapes depend on the number of rows"
     else:
-        for module in ("ops", "decoder", "layers.experts", "logprobs", "tree.attention"):
+        for module in KERNEL_USERS:
             monkeypatch.setattr(f"graft.models.{module}.has_kernels", lambda _: True)
         one_tile = Tile(64, 32, 64, 4, 3)  # numpy adds in another order in others, unlike the GPU
         monkeypatch.setattr("graft.models.kernels.fixed_product.tile_of", lambda *_: one_tile)

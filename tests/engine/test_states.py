@@ -12,6 +12,7 @@ from engine_kit import prompt, tiny_decoder
 from test_bits import Trees, num_unequal, ordered
 
 from graft.engine.errors import EngineError
+from graft.engine.native import engine as native
 from graft.engine.native.engine import NativeEngine
 from graft.engine.native.kv import states
 from graft.models.decoder import Decoder
@@ -151,9 +152,14 @@ def test_a_convolution_has_inputs_and_no_state(decoder: Decoder) -> None:
     assert all(numbers[:4]) == sizes.has_state and all(numbers[4:])
 
 
-def test_kernels_are_refused() -> None:
-    with pytest.raises(EngineError, match="recurrent"):
-        NativeEngine(tiny_decoder(**HYBRID), kernels=True)
+def test_kernels_that_no_gpu_has_run_are_taken_only_where_asked_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(native, "has_kernels", lambda _: True)
+    with pytest.raises(EngineError, match="kernels=True"):
+        NativeEngine(tiny_decoder(**HYBRID))
+    asked = NativeEngine(tiny_decoder(**HYBRID), kernels=True, kv_tokens=64)
+    assert asked._loop.runner.has_bursts
 
 
 def test_nothing_is_drafted(decoder: Decoder) -> None:

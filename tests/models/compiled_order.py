@@ -15,7 +15,8 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from graft.engine.native.cuda.kernels import segments
-from graft.models.kernels import head_kernels, path_attention, rope
+from graft.models.kernels import chunks, head_kernels, path_attention, rope
+from graft.models.recurrence import CHUNK
 
 POINTERS = {"tiles": "*i32", "table": "*i32", "items": "*i32", "lse": "*fp32"}
 POINTERS |= dict.fromkeys(("partial", "stats", "logp_ptr", "entropy_ptr", "norm_ptr"), "*fp32")
@@ -29,12 +30,17 @@ POINTERS |= dict.fromkeys(("q_ptr", "k_ptr", "v_ptr"), "*bf16")
 POINTERS |= {"allowed_ptr": "*u8", "table_ptr": "*i32"}
 
 
-def compiled(kernel: Any, constants: dict[str, Any], aligned: Iterable[str] = ()) -> list[Any]:
-    """The product instructions, in order, the layouts of all that is reduced, and the number of copies that
-    are started ahead of their use."""
+def assembled(
+    kernel: Any,
+    constants: dict[str, Any],
+    aligned: Iterable[str] = (),
+    pointers: dict[str, str] | None = None,
+) -> Any:
+    """What the compiler makes of a kernel, by stage."""
     options = {name: constants.pop(name) for name in ("num_warps", "num_stages")}
     names = kernel.arg_names
-    types = {"scale": "fp32", "eps": "fp32", **POINTERS, **dict.fromkeys(constants, "constexpr")}
+    types = {"scale": "fp32", "eps": "fp32", **POINTERS, **(pointers or {})}
+    types |= dict.fromkeys(constants, "constexpr")
     if "W" in constants:  # blocks of keys and values that the copy engine fetches
         types |= dict.fromkeys(("k", "v"), f"tensordesc<bf16[64,{constants['W']}]>")
     signature = {name: types.get(name, "i32") for name in names}
@@ -45,12 +51,57 @@ def compiled(kernel: Any, constants: dict[str, Any], aligned: Iterable[str] = ()
         {(names.index(name),): value for name, value in constants.items()},
         {(names.index(name),): [["tt.divisibility", 16]] for name in aligned},
     )
-    made = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options).asm
+    return triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options).asm
+
+
+def compiled(kernel: Any, constants: dict[str, Any], aligned: Iterable[str] = ()) -> list[Any]:
+    """The product instructions, in order, the layouts of all that is reduced, and the number of copies that
+    are started ahead of their use."""
+    made = assembled(kernel, constants, aligned)
     layouts = dict(re.findall(r"^(#\w+) = (.*)$", made["ttgir"], re.MULTILINE))
     reduced = re.findall(r"\}\) : \(tensor<(\w+), (#\w+)>\)", made["ttgir"])
-    products = re.findall(r"wgmma\.mma_async\.[\w.]+|mma\.sync[\w.]+", made["ptx"])
     copies = made["ptx"].count("cp.async.cg.")
-    return [products, [[shape, layouts[name]] for shape, name in reduced], copies]
+    return [products(made), [[shape, layouts[name]] for shape, name in reduced], copies]
+
+
+def products(made: Any) -> list[str]:
+    """The instructions of tensor cores."""
+    return re.findall(r"wgmma\.mma_async\.[\w.]+|mma\.sync[\w.]+", made["ptx"])
+
+
+def chains(made: Any) -> list[int]:
+    """The lengths of chains of multiplications that each add to the result of the one before."""
+    steps = re.findall(r"fma\.rn\.f32\s+(%\w+), %\w+, %\w+, (%\w+);", made["ptx"])
+    before, added = dict(steps), {addend for _, addend in steps}
+    found: set[int] = set()
+    for last in before.keys() - added:
+        length, at = 1, before[last]
+        while at in before:
+            length, at = length + 1, before[at]
+        found.add(length)
+    return sorted(found)
+
+
+def recurrence() -> dict[str, list[Any]]:
+    """Of Qwen3-Next and of Nemotron-H: a token alone, tokens of a prompt, and those of the learner; products,
+    the number of reductions, chains."""
+    pointers = {**dict.fromkeys(chunks._advance.arg_names, "*fp32"), "parts": "*i64"}
+    forms: dict[str, tuple[int, dict[str, None]]] = {
+        "decoding": (1, {}),
+        "prompts": (CHUNK, {}),
+        "learner": (CHUNK, dict.fromkeys(("k_slots", "u_slots", "log_slots"))),
+    }
+    found: dict[str, list[Any]] = {}
+    for kind, heads, key_heads, size in (("delta", 32, 16, 128), ("mamba", 128, 8, 64)):
+        sizes = {"H": heads, "K": key_heads, "DK": 128, "DV": size}
+        tiles = {"BLOCK_K": chunks.BLOCK_KEY, "BLOCK_V": chunks.BLOCK_VALUE, "num_stages": 3}
+        absent = {"beta": None} if kind == "mamba" else {}
+        for form, (rows, no_slots) in forms.items():
+            which = {"ROWS": rows, "num_warps": chunks.WARPS[rows], **absent, **no_slots}
+            made = assembled(chunks._advance, {**sizes, **tiles, **which}, (), pointers)
+            reductions = len(re.findall(r'"tt\.reduce"', made["ttgir"]))
+            found[f"{kind}: {form}"] = [products(made), reductions, chains(made)]
+    return found
 
 
 def main() -> dict[str, list[Any]]:
@@ -108,7 +159,7 @@ def main() -> dict[str, list[Any]]:
         )
         learner = {**fixed, **masks, "scales_ptr": None}
         found[f"head of the learner{name}"] = compiled(head_kernels.forward, learner, numbers)
-    return found
+    return {**found, **recurrence()}
 
 
 if __name__ == "__main__":

@@ -19,10 +19,12 @@ from triton.runtime.jit import JITFunction
 
 from graft.engine.native.cuda.kernels import decode, extend, segments
 from graft.models.device import has_large_shared_memory
-from graft.models.kernels import fixed_product, interval, path_attention
+from graft.models.kernels import chunks, fixed_product, interval, path_attention
 from graft.models.kernels.experts import mix_experts
 from graft.models.kernels.gate import Clamp
 from graft.models.kernels.routing import group_rows
+from graft.models.layers.chunks import ScanInputs, empty_rows
+from graft.models.recurrence import Recurrence
 from graft.models.tree.block_lists import BlockLists
 from graft.models.tree.packing import TokenRun
 
@@ -126,6 +128,19 @@ def experts(
         mix_experts(*given, weights, groups, *biases, clamp).sum().backward()
 
 
+def recurrence(sizes: Recurrence) -> None:
+    """Launch rows of chunks: of the learner, of prompts, of decoding."""
+    heads, key_heads, value = sizes.value_heads, sizes.key_heads, sizes.value_dim
+    wide = {"dtype": torch.float32}
+    q, v = zeros(4, key_heads, sizes.key_dim, **wide), zeros(4, heads, value, **wide)
+    beta = zeros(4, heads, **wide) if sizes.kind == "delta" else None
+    new = ScanInputs(q, q, v, zeros(4, heads, **wide), beta)
+    state, parts = zeros(3, heads, value, sizes.key_dim, **wide), zeros(4, 7, dtype=torch.long)
+    for rows in (None, empty_rows(3, new)):
+        chunks.advance(new, parts, state, state, rows)
+    chunks.advance(new, parts, state, state, empty_rows(3, new), is_single=True)
+
+
 def main(capability: int) -> dict[str, int]:
     driver.set_active(Driver(capability))
     compile_only, found = JITFunction.run, dict[str, int]()
@@ -151,6 +166,8 @@ def main(capability: int) -> dict[str, int]:
         experts(2048, 768, Clamp(), has_bias=False)  # of Qwen3-30B-A3B
         experts(2880, 2880, Clamp(7.0, 1.702), has_bias=True)  # of gpt-oss
         experts(512, 512, Clamp(7.0, 1.702), has_bias=True, dtype=torch.float32, each=(100,))
+        recurrence(Recurrence("delta", 4, 16, 128, 32, 128))  # of Qwen3-Next
+        recurrence(Recurrence("mamba", 4, 8, 128, 128, 64))  # of Nemotron-H
     if capability == 86:  # the least of all
         engine(16, 8, 128, torch.float32)
     return found

@@ -14,7 +14,8 @@ import pytest
 
 pytest.importorskip("triton")
 
-from graft.models.kernels import path_attention
+from graft.models.kernels import chunks, path_attention
+from graft.models.recurrence import CHUNK
 from tests.models.compiling import run_compiler
 
 
@@ -65,3 +66,21 @@ def test_head_norms_of_engine_and_learner_add_alike(
 ) -> None:
     engine, learner = (compiled[f"rotation of the {one} {size}"] for one in ("engine", "learner"))
     assert engine == learner and len(engine[1]) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["delta", "mamba"])
+@pytest.mark.parametrize("form", ["decoding", "prompts", "learner"])
+def test_recurrences_add_in_products_without_tensor_cores(
+    compiled: dict[str, list[Any]], kind: str, form: str
+) -> None:
+    """One thread adds all numbers of a tile to a result, one after the other. What is reduced over rows is
+    a pick of one row of a delta net: the others are 0."""
+    products, reductions, chains = compiled[f"{kind}: {form}"]
+    assert not products and reductions == (2 if kind == "delta" else 0)
+    # a product alone, and sums over rows or over steps of keys, whose first number may be one as well
+    assert set(chains) <= {1, CHUNK - 1, CHUNK} and CHUNK in chains
+    assert compiled[f"{kind}: decoding"] == compiled[f"{kind}: {form}"]
+    source = inspect.getsource(chunks._advance.fn)
+    assert source.count("tl.dot(") == source.count('input_precision="ieee"') == 7
+    assert source.count("tl.sum(tl.where(is_row") == source.count("tl.sum") == 2

@@ -58,7 +58,8 @@ class NativeEngine:
                    the vocabulary need head rows, and a grammar that defines what they write
     drafts         auto: verify tokens that were written before, several in a step, where a prompt has the
                    bits of decoding (`decoder.order`); off. The same tokens are drawn
-    kernels        Triton kernels and bursts of steps; None: on a GPU
+    kernels        Triton kernels and bursts of steps; None: on a GPU. Those of recurrent layers have not yet
+                   run on a GPU, and are taken for True alone
     group          the processes that hold the engine together, each with a slice of the decoder
                    (`graft.models.parallel.sampler`); None: this one has all of it
     """
@@ -80,7 +81,14 @@ class NativeEngine:
         group: EngineGroup | None = None,
     ) -> None:
         shape = decoder.shape
-        kernels = has_kernels(decoder.device) if kernels is None else kernels
+        if kernels is None:
+            kernels = has_kernels(decoder.device)
+            if kernels and shape.recurrence is not None:
+                raise EngineError(
+                    "the kernels of recurrent layers have not yet run on a GPU, so no run takes them by "
+                    "itself: use engine.name=vllm, or engine.args={kernels: true} (NativeEngine(..., "
+                    "kernels=True)) to try them"
+                )
         page_size = (64 if kernels else 16) if page_size is None else page_size
         prefill_chunk = (8192 if kernels else 2048) if prefill_chunk is None else prefill_chunk
         space = space or ActionSpace(shape.vocab_size)
@@ -107,12 +115,7 @@ class NativeEngine:
         pages = Pages(decoder.own_shape, num_pages, page_size, *stored)
         states = None
         if decoder.shape.recurrence is not None:
-            if kernels:
-                raise EngineError(
-                    "models with recurrent layers are computed on a CPU: there are no kernels for them yet; "
-                    "use engine.name=vllm on a GPU"
-                )
-            states = States(decoder.own_shape, kv_tokens, decoder.device)
+            states = States(decoder.own_shape, kv_tokens, decoder.device, decoder.dtype)
         self._tree = SequenceTree(pages, states)
         self._scheduler = Scheduler(
             self._tree,

@@ -29,6 +29,7 @@ from graft.engine.native.request import Draw, SampleRequest
 from graft.engine.native.sampling.grammar_follower import GrammarFollower
 from graft.engine.native.scheduler import MAX_STEPWISE, BurstPlan, PlannedWork, Scheduler
 from graft.garbage import rare_collections
+from graft.models.recurrence import CHUNK
 from graft.protocols import Grammar
 from graft.structure import StructureError
 from graft.types import Completion, Finish, Sampling
@@ -211,6 +212,8 @@ class EngineLoop:
         if not requests or len(grammars) > 1 or not can_follow or is_matched:
             return 1
         low, high = SEGMENT_STEPS
+        if self.tree.states is not None:  # a burst has slots up to the end of one chunk
+            high = CHUNK // MAX_SEGMENTS
         share = 16 if self.runner.shares_loop else 8  # callers come back later: rows idle a segment
         steps = min(max(int(self.mean_length / share), low), high)
         return min(steps, max(request.budget_left for request in requests))

@@ -186,10 +186,9 @@ class Scheduler:
             free = self.tree.pages.free
             if missing <= free or self._evict(self._idle(), missing - free):
                 missing = sum(self.tree.missing_pages(s, end) for s, end in short)
-            if missing <= self.tree.pages.free:
-                for sequence, end in short:
-                    self.tree.reserve(sequence, end)
-                return steps
+            fits = missing <= self.tree.pages.free
+            if fits and all(self.tree.reserve(sequence, end) for sequence, end in short):
+                return steps  # else slots of states are short
             steps //= 2
         return 1
 

@@ -8,6 +8,7 @@
     routing   which experts, and whose rows             layers.experts.route
     experts   the MLPs of all experts                   layers.experts.ExpertMLP
     expert_gradients     of their gates, weights and biases    the same
+    chunks    rows of a recurrence, and its states      layers.chunks
     interval  attention over a packed forest            tree.attention.TreeAttention
     rotated_attention    rope and interval together     both
     head      log-probs and entropies from logits       logprobs

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from graft.models.device import has_kernels
 from graft.models.recurrence import CHUNK
 
 
@@ -139,6 +140,10 @@ class _RowAfterRow(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, state: Tensor, *new: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
         ctx.save_for_backward(state, *new)
+        if has_kernels(state.device):
+            from graft.models.kernels.chunks import scan
+
+            return scan(state, ScanInputs(*new))
         inputs, rows = ScanInputs(*new), empty_rows(len(state), ScanInputs(*new))
         read = new[2].new_empty(new[2].shape)
         for number in range(new[0].shape[1]):

@@ -86,7 +86,7 @@ class Mamba(Sublayer):
         if rows is not None:
             x, z, read = gather_rows(x, rows), gather_rows(z, rows), gather_rows(read, rows)
         gated = read.flatten(1) * elementwise(F.silu, z.float())
-        return self.add_linear(x, self._norm(gated).to(x.dtype), self.out)
+        return self.add_linear(x, self._norm(gated).to(self.out.weight.dtype), self.out)
 
     def _norm(self, gated: Tensor) -> Tensor:
         if not self.sizes.by_group:

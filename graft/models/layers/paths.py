@@ -106,7 +106,7 @@ class TreePaths:
         del layer
         if count not in self._earlier:
             self._earlier[count] = self._find_earlier(count)
-        index = self._earlier[count].to(x.device)
+        index = self._earlier[count] = self._earlier[count].to(x.device)
         padded = torch.cat([x, x.new_zeros(1, *x.shape[1:])])
         return gather_rows(padded, index.flatten()).view(*index.shape, *x.shape[1:])
 
@@ -128,16 +128,20 @@ class TreePaths:
         heads, key_dim, device = new.v.shape[1:], new.k.shape[2], new.v.device
         states = new.v.new_zeros(1, *heads, key_dim)
         read: list[Tensor] = []
+        if self.inverse.device != device:  # once, not in every layer
+            self.inverse = self.inverse.to(device)
+            moved = [(level.index.to(device), level.parents.to(device)) for level in self.levels]
+            self.levels = [TreeLevel(*each) for each in moved]
         for level in self.levels:
-            index = level.index.to(device)
+            index = level.index
             inputs = [
                 None if x is None else gather_rows(x, index.flatten()).unflatten(0, index.shape)
                 for x in padded
             ]
-            state = gather_rows(states, level.parents.to(device))
+            state = gather_rows(states, level.parents)
             rows, states = scan_chunks(state, ScanInputs(*inputs), in_order)  # type: ignore[arg-type]
             read.append(rows.flatten(0, 1))
-        return gather_rows(torch.cat(read), self.inverse.to(device)) if read else new.v
+        return gather_rows(torch.cat(read), self.inverse) if read else new.v
 
 
 def _trimmed(index: np.ndarray, count: int) -> np.ndarray:

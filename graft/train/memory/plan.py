@@ -28,7 +28,7 @@ import torch
 from graft.algos.preset import kl_in_reward_of
 from graft.config import Config, ConfigError
 from graft.engine.native.kv.pages import CPU_BYTES, CPU_TOKENS, GPU_SHARE, kv_bytes
-from graft.engine.native.kv.states import state_bytes
+from graft.engine.native.kv.states import state_bytes, state_limit
 from graft.models.lora.training import num_trained, target_sizes
 from graft.models.shape import ModelShape
 from graft.train.algorithm import preset_of
@@ -149,7 +149,7 @@ class RunSizes:
             *self._frozen_players(kv_tokens),
             *self._teachers(),
             MemoryItem("KV pool", kv_tokens * self.kv_token, "always", "engine.kv_tokens"),
-            MemoryItem("recurrent states", state_bytes(shape, kv_tokens), "always", "model"),
+            MemoryItem("recurrent states", self._state_bytes(kv_tokens), "always", "model"),
             MemoryItem("runtime", RUNTIME.get(memory.device.type, RUNTIME["cuda"]), "always", ""),
         ]
         copies = 1
@@ -184,6 +184,11 @@ class RunSizes:
         ]
         counted = [item for item in items if item.bytes]
         return MemoryPlan(counted, memory.available, memory.usable, kv_tokens, *micro)
+
+    def _state_bytes(self, kv_tokens: int) -> int:
+        memory = self.memory
+        limit = state_limit(memory.device, memory.total or memory.available)
+        return state_bytes(self.shape, kv_tokens, limit, self.dtype)
 
     def _split(self, params: int) -> Iterator[MemoryItem]:
         """One process's part, and the layers gathered while they are computed."""

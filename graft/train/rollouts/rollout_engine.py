@@ -18,6 +18,7 @@ from graft.engine.engine_group import EngineGroup
 from graft.engine.errors import EngineError
 from graft.engine.remote.top_entropy import TOP_K, known_tokens
 from graft.models.decoder import Decoder
+from graft.models.device import has_kernels, why_no_kernels
 from graft.models.io.save import ids_of
 from graft.models.policy import save_policy
 from graft.models.shape import ModelShape
@@ -35,6 +36,8 @@ from graft.train.memory.workload import longest_context
 
 EXTERNAL = ("vllm", "sglang")
 """Engines with weights of their own."""
+KERNELS = "kernels", True
+"""The argument that the native engine may have: the kernels of recurrent layers, on a GPU."""
 TENSOR_PARALLEL = "tensor_parallel_size"
 """vLLM's name for engine.tp."""
 
@@ -111,7 +114,13 @@ def make_engine(
     group    the processes that hold it together
     planned  the policy's shape, where the decoder is another model: the memory is planned for both
     """
-    section, room = config.engine, device_memory_of(decoder.device, ways(config, processes))
+    section = config.engine
+    if section.args and not has_kernels(decoder.device):
+        raise ConfigError(
+            f"engine.args={section.args}: {why_no_kernels(decoder.device)}, and kernels run on a GPU; "
+            "leave it out"
+        )
+    room = device_memory_of(decoder.device, ways(config, processes))
     kv_tokens = section.kv_tokens or kv_tokens_for(
         config, planned or decoder.shape, decoder.dtype, room
     )
@@ -126,6 +135,7 @@ def make_engine(
         seed=config.run.seed,
         space=None if actions is None else actions.space,
         drafts=config.rollout.drafts,
+        **section.args,
         **({} if group is None else {"group": group}),
     )
 
@@ -163,7 +173,8 @@ def refuse_external(config: Config, branch: str) -> None:
     """Refuse what vLLM and SGLang cannot do, before anything is loaded or started."""
     section = config.engine
     if not is_external(config):
-        given = {"engine.url": section.url, "engine.args": section.args}
+        args = {key: value for key, value in section.args.items() if (key, value) != KERNELS}
+        given = {"engine.url": section.url, "engine.args": args}
         for key, value in given.items():
             if value:
                 raise ConfigError(

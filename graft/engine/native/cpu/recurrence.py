@@ -156,9 +156,12 @@ class StepPaths:
                 if number == len(rounds):
                     rounds.append([])
                 rounds[number].append(part)
-        self.rounds = [Round(parts, device) for parts in rounds]
+        self._index_rounds(rounds)
         self.first_states = torch.tensor([each.state for each in slots], device=device)
         self._index_inputs(order, counts, slots, firsts)
+
+    def _index_rounds(self, rounds: list[list[Part]]) -> None:
+        self.rounds = [Round(parts, self.states.k.device) for parts in rounds]
 
     def _index_inputs(
         self, order: list[Sequence], counts: list[int], slots: list[StepSlots], firsts: np.ndarray

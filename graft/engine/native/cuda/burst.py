@@ -17,7 +17,9 @@ from graft.engine.native.cuda.kernels.decode import ITEM_FIELDS, LOG2_E
 from graft.engine.native.cuda.kernels.drafts import DraftState
 from graft.engine.native.cuda.kernels.draw import FIELDS, DrawField
 from graft.engine.native.drafts.attempts import DraftTexts
+from graft.engine.native.kv.sequences import SequenceTree
 from graft.engine.native.kv.sharing import PageSharing
+from graft.engine.native.kv.states import States
 from graft.engine.native.request import Draw, SampleRequest
 from graft.engine.native.sampling.masks import Masks
 from graft.engine.native.sampling.uniforms import row_keys
@@ -27,6 +29,8 @@ NO_TAIL = 1 << 20
 """The tail of an unused row begins after all others: a program that has it beside them begins with theirs."""
 SPARE_ITEMS = 4
 """For so many rows a graph may have one work item that is unused."""
+SLOT_FIELDS = 5
+"""Of a row in a model with recurrent layers, see `States.slots_ahead`."""
 MAX_STEPS = 128
 """Of one burst, all its segments together."""
 
@@ -70,7 +74,13 @@ class DecodeState:
     """
 
     def __init__(
-        self, rows: int, pages: int, width: int, device: torch.device, draft: DraftState | None
+        self,
+        rows: int,
+        pages: int,
+        width: int,
+        device: torch.device,
+        draft: DraftState | None,
+        states: States | None = None,
     ) -> None:
         def zeros(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
             return torch.zeros(shape, dtype=dtype, device=device)
@@ -87,6 +97,8 @@ class DecodeState:
         self.is_plain = zeros(rows, dtype=torch.int32)  # neither a penalty nor a truncation
         self.results = zeros(3, MAX_STEPS, rows)  # action, log-prob, entropy
         self.row = torch.arange(rows, dtype=torch.int64, device=device)
+        self.states = states
+        self.slots_ahead = zeros(SLOT_FIELDS, rows, dtype=torch.int64)  # see `States`
         self._width, self.draft = width, draft
         self._context_mask: Tensor | None = None
         self.hidden: Tensor | None = None
@@ -181,6 +193,11 @@ class DecodeState:
             "truncations": (truncations, self.truncations),
             "penalty": (penalty, self.penalty),
         }
+        if self.states is not None:
+            slots = np.zeros((SLOT_FIELDS, key.rows), dtype=np.int64)
+            ahead = [self.states.slots_ahead(s.carried, s.cached) for s in sequences]
+            slots[:, :count] = np.array(ahead).T
+            targets["slots_ahead"] = slots, self.slots_ahead
         if key.in_order:
             exponents = np.ones(key.rows)
             exponents[:count] = [LOG2_E / (s.temperature or 1.0) for s in samplings]
@@ -233,7 +250,9 @@ class InflightBurst:
         prepare: Callable[[], None] | None,
         replay: Callable[[], None],
         steps: int,
+        tree: SequenceTree,
     ) -> None:
+        self.tree = tree
         self.requests, self.decode_state = requests, decode_state
         self.prepare, self.replay = prepare, replay
         self.left, self.launched, self.steps = steps, 0, steps
@@ -308,7 +327,7 @@ class InflightBurst:
             self._drawn[row] = drawn[row]
             number = drawn[row] - before
             if number and not request.is_over:  # else it ended or was cancelled meanwhile
-                request.sequence.cached += number
+                self.tree.advance(request.sequence, number)
                 new = slice(before - first, drawn[row] - first)
                 draws.append(Draw(request, tokens[at][new], logprobs[at][new], entropies[at][new]))
         longest = max((len(draw.actions) for draw in draws), default=1)

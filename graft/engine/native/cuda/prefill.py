@@ -18,6 +18,7 @@ from torch import Tensor
 
 from graft.engine.native.cuda.graphs import Graphs
 from graft.engine.native.cuda.kernels.extend import BLOCK, BLOCK_FIELDS, extend
+from graft.engine.native.cuda.recurrence import PromptPaths
 from graft.engine.native.kv.sequences import SequenceTree
 from graft.engine.native.scheduler import PlannedWork
 from graft.models.decoder import Decoder
@@ -53,6 +54,8 @@ class Prefill:
         self.widest = -(-decoder.shape.max_positions // tree.pages.size)
         weights = sum(p.numel() for p in decoder.blocks[0].parameters() if p.ndim == 2)
         self.sizes = [size for size in SIZES if 2 * size * weights <= LAUNCH_FLOPS]
+        if tree.states is not None:
+            self.sizes = []  # the chunks of a prompt make another number of launches in every step
         self._captured: dict[int, tuple[PrefillChunk, Callable[[], None]]] = {}
 
     def compute(self, works: list[PlannedWork]) -> None:
@@ -60,7 +63,7 @@ class Prefill:
         chunk = self._lay_out(works)
         size = self._graph_size(len(chunk.tokens), len(works))
         if size is None or self.graphs is None:
-            self._forward(self._move(chunk))
+            self._forward(self._move(chunk), self._paths(works))
         else:
             buffers, replay = self._captured.get(size) or self._capture(size, self.graphs)
             for buffer, part in zip(buffers, self._move(_pad(chunk, size)), strict=True):
@@ -68,6 +71,12 @@ class Prefill:
             replay()
         for work in works:
             work.sequence.cached += work.count
+
+    def _paths(self, works: list[PlannedWork]) -> PromptPaths | None:
+        """What recurrent layers read and write, whose slots advance by these tokens."""
+        if (states := self.tree.states) is None:
+            return None
+        return PromptPaths(states, [w.sequence for w in works], [w.count for w in works])
 
     def _graph_size(self, num_tokens: int, num_rows: int) -> int | None:
         """The smallest graph for so many tokens; padding takes a row that no sequence has."""
@@ -117,7 +126,7 @@ class Prefill:
         self._captured[size] = buffers, graphs.record(lambda: self._forward(buffers))
         return self._captured[size]
 
-    def _forward(self, chunk: PrefillChunk) -> None:
+    def _forward(self, chunk: PrefillChunk, paths: PromptPaths | None = None) -> None:
         pages = self.tree.pages
         pool = pages.pool
 
@@ -128,6 +137,7 @@ class Prefill:
                 return attend_pages(q, pool[layer, 0], pool[layer, 1], *how, scales=scales)
             return extend(q, pool[layer, 0], pool[layer, 1], *how)
 
+        attend.paths = paths  # type: ignore[attr-defined]
         places = chunk.table, chunk.rows, chunk.positions, chunk.alive
         kv_slots = KVSlots(pool, *places, pages.scales)
         self.decoder(chunk.tokens, chunk.positions, attend, kv_slots)

@@ -29,6 +29,7 @@ from graft.engine.native.cuda.kernels.learner_scores import LearnerScores
 from graft.engine.native.cuda.kernels.segments import decode_segments
 from graft.engine.native.cuda.kernels.truncation import truncation_floors
 from graft.engine.native.cuda.prefill import Prefill
+from graft.engine.native.cuda.recurrence import BurstPaths
 from graft.engine.native.drafts.attempts import FinishedTexts, texts_of
 from graft.engine.native.drafts.drafter import DraftCounts
 from graft.engine.native.drafts.gain import BurstPace
@@ -117,7 +118,7 @@ class CudaRunner:
         """
         prefill = [work for work in works if work.request is None]
         drawing = [work for work in works if work.request is not None]
-        self.tree.pages.flush_copies()
+        self.tree.flush_copies()
         self.num_steps = 1
         if prefill:
             self.prefill.compute(prefill)
@@ -146,7 +147,7 @@ class CudaRunner:
             if burst.left and plan.go_on() and not burst.is_spent:
                 burst.launch(plan.segment)
             elif ahead := plan.plan_ahead():
-                self.tree.pages.flush_copies()
+                self.tree.flush_copies()
                 self.prefill.compute(ahead)
             while self.shares_loop and not burst.is_ready:
                 yield None
@@ -253,7 +254,8 @@ class CudaRunner:
         if (size, extra) not in self._states:
             widest, width = self.prefill.widest, self.masks.width
             draft = self._draft_state(base, extra) if extra else None
-            self._states[size, extra] = DecodeState(size, widest, width, self.device, draft)
+            more = self.device, draft, self.tree.states
+            self._states[size, extra] = DecodeState(size, widest, width, *more)
         decode_state = self._states[size, extra]
         if key not in self._captured:
             key = next((known for known in self._captured if known.serves(key)), key)
@@ -266,7 +268,7 @@ class CudaRunner:
             texts = texts_of(requests, self.attempts, PEERS, MAX_ARCHIVE, width)
         how = self.seed, self.masks, steps, texts
         decode_state.write(key, requests, sharing, table[sharing.order], *how)
-        burst = InflightBurst(requests, decode_state, *graphs, steps)
+        burst = InflightBurst(requests, decode_state, *graphs, steps, self.tree)
         burst.is_new = is_new
         return burst
 
@@ -383,6 +385,9 @@ class CudaRunner:
 
         position = state[DrawField.POSITION]
         lengths = state[DrawField.LENGTH]
+        if (states := self.tree.states) is not None:
+            of_rows = decode_state.slots_ahead, position, lengths
+            attend.paths = BurstPaths(states, *of_rows)  # type: ignore[attr-defined]
         kv_slots = KVSlots(pool, decode_state.table, decode_state.row, position, lengths, kv.scales)
         return self.decoder(state[DrawField.TOKEN], position, attend, kv_slots)
 

@@ -28,6 +28,7 @@ import numpy as np
 
 from graft.engine.native.kv.pages import PAD_PAGE, Pages
 from graft.engine.native.kv.states import Carried, States
+from graft.models.recurrence import CHUNK
 from graft.models.tree.path_blocks import SEGMENT
 
 ROWS = 1024
@@ -147,6 +148,21 @@ class SequenceTree:
                 sequence.writable, self.states.reserved(sequence.cached, length)
             )
         return True
+
+    def flush_copies(self) -> None:
+        """Make the copies that `reserve` has promised, before anything is written."""
+        self.pages.flush_copies()
+        if self.states is not None:
+            self.states.flush_copies()
+
+    def advance(self, sequence: Sequence, count: int) -> None:
+        """Count `count` more tokens, which a burst has computed in slots that are reserved."""
+        stop = sequence.cached + count
+        if self.states is not None:
+            self.states.step(sequence.carried, sequence.cached, count)
+            if stop // CHUNK > sequence.cached // CHUNK:  # the end of this chunk has no slot yet
+                sequence.writable = min(sequence.writable, stop)
+        sequence.cached = stop
 
     def _reserve_states(self, sequence: Sequence, length: int) -> bool:
         """Slots for the states; those that nobody goes on from are dropped for it."""

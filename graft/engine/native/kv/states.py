@@ -29,6 +29,12 @@ from graft.models.shape import ModelShape
 STATE_BYTES = 2 << 30
 """Memory of all slots, at most; the system gives it as slots are first written."""
 
+STATE_SHARE = 0.45
+"""The same on a GPU: a share of its memory, which is taken at the start."""
+
+MAKE_ROOM = 16
+"""If no state slot is free, one of so many is made free: to look for each alone takes time."""
+
 MIN_SLOTS = 8
 """Slots with which one sequence, its stems and a fork can always go on."""
 
@@ -65,22 +71,30 @@ class StepSlots(NamedTuple):
 class States:
     """The slots, and the tensors behind them: [layers, slots, ...] each."""
 
-    def __init__(self, shape: ModelShape, tokens: int, device: torch.device) -> None:
-        """`tokens` is the size of the pool of keys and values beside it."""
+    def __init__(
+        self,
+        shape: ModelShape,
+        tokens: int,
+        device: torch.device,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        """`tokens` is the size of the pool of keys and values beside it, `dtype` that of the weights."""
         sizes = shape.recurrence
         assert sizes is not None
         layers = len(shape.recurrent_layers)
         self.slot_size = slot_bytes(sizes, layers) // 4
-        count = num_slots(sizes, layers, tokens)
+        size = slot_bytes(sizes, layers, dtype)
+        count = num_slots(size, tokens, state_limit(device))
         heads, earlier = sizes.value_heads * sizes.has_state, sizes.taps - 1
 
-        def pool(*size: int) -> Tensor:
-            return torch.zeros(layers, count + 1, *size, device=device)
+        def pool(*size: int, dtype: torch.dtype = torch.float32, more: int = 0) -> Tensor:
+            return torch.zeros(layers, count + 1 + more, *size, device=device, dtype=dtype)
 
         self.states, self.rows = Slots(count), Slots(count)
         self.state = pool(heads, sizes.value_dim, sizes.key_dim)
-        self.tails = pool(earlier, sizes.channels)
-        self.inputs = pool(earlier + CHUNK, sizes.channels)
+        self.tails = pool(earlier, sizes.channels, dtype=dtype, more=1)
+        self.unread = count + 1  # tails that a burst writes where no chunk ends
+        self.inputs = pool(earlier + CHUNK, sizes.channels, dtype=dtype)
         self.k = pool(sizes.key_heads, CHUNK, sizes.key_dim)
         self.u = pool(heads, CHUNK, sizes.value_dim)
         self.log = pool(heads, CHUNK)
@@ -155,15 +169,16 @@ class States:
         return end if length <= end else length
 
     def make_room(self, others: Iterable[Carried]) -> bool:
-        """Drop states that no sequence goes on from, until one is free; False if there is none."""
+        """Drop states that no sequence goes on from, until some are free; False if there is none."""
+        enough = max(self.states.total // MAKE_ROOM, 1)
         for carried in others:
             for number, slot in enumerate(carried.states[:-1]):
                 if slot:
                     carried.states[number] = 0
                     self.states.release([slot])
-                    if self.states.free:
+                    if self.states.free >= enough:
                         return True
-        return False
+        return self.states.free > 0
 
     def step(self, carried: Carried, cached: int, count: int) -> StepSlots:
         """The slots of a step over `count` tokens, which are the sequence's own from now on."""
@@ -180,6 +195,11 @@ class States:
             self._release_rows(carried)
             carried.rows, carried.fresh = carried.fresh, 0
         return StepSlots(state, rows, carried.rows if stop % CHUNK else 0, new)
+
+    def slots_ahead(self, carried: Carried, cached: int) -> tuple[int, int, int, int, int]:
+        """What the tokens after `cached` read and write, of this chunk and of the next: the number of the
+        chunk, the states at its beginning and at its end, and the rows of both."""
+        return cached // CHUNK, carried.states[-1], carried.spare, carried.rows, carried.fresh
 
     def _release_rows(self, carried: Carried) -> None:
         if carried.rows:
@@ -199,6 +219,10 @@ class States:
         """A copy of the rows of some chunks."""
         return ChunkRows(*(x[layer].index_select(0, slots) for x in (self.k, self.u, self.log)))
 
+    def slots_of(self, layer: int) -> ChunkRows:
+        """The slots of rows themselves."""
+        return ChunkRows(self.k[layer], self.u[layer], self.log[layer])
+
     def wipe(self) -> None:
         """Zero every number: after a NaN none can be trusted."""
         self._copies.clear()
@@ -206,21 +230,29 @@ class States:
             tensor.zero_()
 
 
-def num_slots(sizes: Recurrence, layers: int, tokens: int) -> int:
-    """State slots, and as many row slots, beside a pool of so many tokens."""
-    return max(MIN_SLOTS, min(tokens // CHUNK, STATE_BYTES // slot_bytes(sizes, layers)))
+def state_limit(device: torch.device, memory: int = 0) -> int:
+    """Bytes of all slots, at most, on a device with so much `memory`; 0: ask it."""
+    if device.type != "cuda":
+        return STATE_BYTES
+    return int((memory or torch.cuda.mem_get_info(device)[1]) * STATE_SHARE)
 
 
-def state_bytes(shape: ModelShape, tokens: int) -> int:
+def num_slots(size: int, tokens: int, limit: int) -> int:
+    """State slots, and as many row slots, beside a pool of so many tokens, in `limit` bytes; a slot of both
+    has `size` bytes."""
+    return max(MIN_SLOTS, min(tokens // CHUNK, limit // size))
+
+
+def state_bytes(shape: ModelShape, tokens: int, limit: int, dtype: torch.dtype) -> int:
     """Bytes of all slots beside a pool of so many tokens; 0 without recurrent layers."""
     if shape.recurrence is None:
         return 0
-    layers = len(shape.recurrent_layers)
-    count = num_slots(shape.recurrence, layers, tokens) + 1
-    return count * slot_bytes(shape.recurrence, layers)
+    size = slot_bytes(shape.recurrence, len(shape.recurrent_layers), dtype)
+    return (num_slots(size, tokens, limit) + 1) * size
 
 
-def slot_bytes(sizes: Recurrence, layers: int) -> int:
-    """Bytes of a state slot and a row slot in all layers, in float32."""
-    rows = CHUNK * sizes.row_size + 2 * (sizes.taps - 1) * sizes.channels
-    return 4 * layers * (sizes.state_size + rows)
+def slot_bytes(sizes: Recurrence, layers: int, dtype: torch.dtype = torch.float32) -> int:
+    """Bytes of a state slot and a row slot in all layers: float32, but inputs of convolutions in `dtype`."""
+    inputs = (CHUNK + 2 * (sizes.taps - 1)) * sizes.channels
+    others = sizes.state_size + CHUNK * (sizes.row_size - sizes.channels)
+    return layers * (4 * others + dtype.itemsize * inputs)
