@@ -52,11 +52,11 @@ def test_a_section_with_the_numbers_of_a_claim_links_back(where):
 
 @pytest.mark.parametrize("claim", CLAIMS.values(), ids=lambda claim: claim.name)
 def test_settings_of_every_arm_fit_its_recipe(claim):
-    load_config(claim.recipe, [*claim.settings, *claim.warm_up])
     for arm in claim.arms:
-        config = load_config(claim.recipe, [*claim.settings, *claim.rl, *arm.settings])
+        load_config(claim.recipe, [*claim.settings, *claim.warm_up, *arm.form])
+        config = load_config(claim.recipe, [*claim.settings, *claim.rl, *arm.form, *arm.settings])
         assert config.train.schedule == "constant", arm.name
-    assert len({arm.settings for arm in claim.arms}) == len(claim.arms)
+    assert len({(arm.form, arm.settings) for arm in claim.arms}) == len(claim.arms)
 
 
 def test_runs_that_a_file_has_are_not_made_again():

@@ -11,7 +11,8 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
-from benchmarks.evidence.claims import ABSENT, CLAIMS, Claim
+from benchmarks.evidence.claim import Claim
+from benchmarks.evidence.claims import ABSENT, CLAIMS
 from benchmarks.evidence.elsewhere import ELSEWHERE
 
 Row = dict[str, Any]
@@ -83,15 +84,18 @@ def section(claim: Claim, rows: list[Row]) -> str:
     by_arm = {name: sorted(of, key=lambda row: row["seed"]) for name, of in by_arm.items() if of}
     if not by_arm:
         return ""
+    headings = ["arm", "score", "by seed", *(name for name, _ in claim.columns)]
+    headings += ["tool calls"] if any(row.get("calls") for row in rows) else []
+    headings += ["turns at the end", "entropy at the end", "largest gap", "steps", "seconds"]
     lines = [
         f"## {claim.title}",
         "",
         f"Claimed by {claim.source}. Here: {claim.scale}; {claim.tokens:,} sampled tokens a run, "
         f"{claim.tasks} held-out tasks.",
         "",
-        "| arm | score | by seed | turns at the end | entropy at the end | largest gap | steps | seconds |",
-        "|---|---|---|---|---|---|---|---|",
-        *(table_line(name, of) for name, of in by_arm.items()),
+        f"| {' | '.join(headings)} |",
+        "|" + "---|" * len(headings),
+        *(table_line(name, of, claim, "tool calls" in headings) for name, of in by_arm.items()),
         "",
         "```",
         *figure(by_arm),
@@ -107,11 +111,13 @@ def section(claim: Claim, rows: list[Row]) -> str:
     return "\n".join(lines)
 
 
-def table_line(name: str, rows: list[Row]) -> str:
+def table_line(name: str, rows: list[Row], claim: Claim, has_calls: bool) -> str:
     cells = [
         name,
         spread([row["score"] for row in rows]),
         ", ".join(f"{row['score']:.3f}" for row in rows),
+        *(f"{mean(row['columns'][column] for row in rows):.3g}" for column, _ in claim.columns),
+        *([f"{mean(row['calls'] for row in rows):,.0f}"] if has_calls else []),
         f"{mean(row['turns'] for row in rows):.2f}",
         f"{mean(row['entropy'] for row in rows):.2f}",
         f"{max(row['gap'] for row in rows):.1g}",
