@@ -20,7 +20,7 @@ _RL = (
 )
 _SCALE = (
     "six results of which half are clues and half say nothing, in single characters; a model of 2 layers and "
-    "width 64 from random weights, after 150 steps of SFT on a teacher who reads half of the clues right"
+    "width 64 from random weights, after 120 steps of SFT on a teacher who reads half of the clues right"
 )
 
 ENTROPY = Claim(

@@ -12,9 +12,9 @@ TOOLS = Claim(
     recipe="quickstart",
     settings=(
         "task.env=benchmarks.evidence.tasks.sums:Sums",
-        "task.args={operands: [2, 3], digits: [1, 2], operators: +-}",
+        "task.args={operands: [2, 2], digits: [1, 1], operators: +-*}",
     ),
-    warm_up=(*small_model("", 96), "sft.steps=150", "sft.stop_at=1", "sft.batch=32"),
+    warm_up=(*small_model("", 96), "sft.steps=300", "sft.stop_at=1", "sft.batch=32"),
     rl=("train.lr=1e-3", "train.warmup=0"),
     arms=(
         Arm("with the tool", ("task.args.tool=true",), ("sft.demo_args={tool_rate: 0.5}",)),
@@ -25,12 +25,12 @@ TOOLS = Claim(
             ("sft.demo_args={tool_rate: 0.0}",),
         ),
     ),
-    tokens=40_000,
+    tokens=20_000,
     tasks=300,
     refuted_by="an arm without the tool as high as the one with it, in any seed",
     scale=(
-        "sums of two or three numbers up to 99, in single characters; a model of 2 layers and width 64 from "
-        "random weights, after 150 steps of SFT on right answers, half of them by the calculator"
+        "two numbers up to 9 and one of + - *, in single characters; a model of 2 layers and width 64 from "
+        "random weights, after 300 steps of SFT on right answers, half of them by the calculator"
     ),
 )
 
@@ -41,7 +41,7 @@ NAMES = Claim(
     recipe="expa/toy-earl",
     settings=("task.env=benchmarks.evidence.tasks.shelf:Shelf", "task.args={}"),
     warm_up=(
-        *(*small_model("", 64), "sft.steps=300", "sft.batch=64"),
+        *(*small_model("", 64), "sft.steps=300", "sft.batch=32", "algo.name=earl_grpo"),
         "sft.demo_args={tool_rate: 0.05}",
     ),
     rl=("rollout.tasks=32", "rollout.samples=4", "train.lr=1e-3", "train.warmup=0"),
@@ -74,7 +74,7 @@ SORT = Claim(
         "task.args={count: 3}",
         f"actions.file={letters.ACTION_FILE}",
     ),
-    warm_up=(*small_model("", 160), "sft.steps=150", "sft.batch=32", "sft.demo_args={}"),
+    warm_up=(*small_model("", 160), "sft.steps=80", "sft.batch=32", "sft.demo_args={}"),
     rl=(
         *("rollout.tasks=16", "rollout.samples=8", "train.lr=1e-3", "train.warmup=0"),
         *("rollout.max_turns=12", "rollout.max_context=144"),
@@ -92,7 +92,7 @@ SORT = Claim(
     columns=(("compares", "tools/compare/calls"), ("swaps", "tools/swap/calls")),
     scale=(
         "three hidden items, in single characters; a model of 2 layers and width 64 from random weights, "
-        "after 150 steps of SFT on compares and swaps of random pairs; the reward is EARL's, the score the "
+        "after 80 steps of SFT on compares and swaps of random pairs; the reward is EARL's, the score the "
         "share of sorted items"
     ),
 )

@@ -68,4 +68,4 @@ class LetterSort(HiddenItems):
 
 def is_sorted(task: Task, trajectory: Trajectory) -> float:
     """1.0 for items in order, whatever it took."""
-    return float(trajectory.reward > 0)
+    return float(trajectory.info.get("is_right", False))
