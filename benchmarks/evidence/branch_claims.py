@@ -51,7 +51,7 @@ ENTROPY = Claim(
             ("rollout.branch={arpo: {initial_rollouts: 4, tokens: 2, entropy_weight: -10}}",),
         ),
     ),
-    tokens=40_000,
+    tokens=10_000,
     tasks=300,
     refuted_by="forks at random as high as forks by entropy, in any seed",
     columns=(("forks a task", "branch/forks"),),
@@ -76,7 +76,7 @@ CALLS = Claim(
             for count in (8, 4, 2)
         ),
     ),
-    tokens=40_000,
+    tokens=10_000,
     tasks=300,
     refuted_by=(
         "no arm with forks that ends as high as the one without, or none of these with half of its calls for "
@@ -109,7 +109,7 @@ PARTS = Claim(
             (f"rollout.branch={_ALL}", "algo.credit=[{grpo: {unbiased: true}}]"),
         ),
     ),
-    tokens=40_000,
+    tokens=20_000,
     tasks=300,
     refuted_by="the score without a part as high as with it, in any seed",
     columns=(("clipped", "clip_ratio/region_mean"),),
