@@ -46,15 +46,11 @@ ENTROPY = Claim(
                 "order: index}}",
             ),
         ),
-        Arm(
-            "where entropy does not rise",
-            ("rollout.branch={arpo: {initial_rollouts: 4, tokens: 2, entropy_weight: -10}}",),
-        ),
+        Arm("no forks", ("rollout.branch=independent",)),
     ),
     tokens=10_000,
     tasks=300,
     refuted_by="forks at random as high as forks by entropy, in any seed",
-    columns=(("forks a task", "branch/forks"),),
     scale=_SCALE,
 )
 

@@ -142,7 +142,7 @@ CLAIMS = {
 
 ABSENT = (
     Absent(
-        "Tools help",
+        "Tools help a real model",
         "GEM",
         "`coder/countdown-python` with its tool and with `task.wrappers=[]`, Qwen2.5-Coder-1.5B-Instruct",
         120,
@@ -163,9 +163,9 @@ ABSENT = (
         180,
     ),
     Absent(
-        "Entropy tells where to branch",
+        "Entropy tells a real model where to branch",
         "ARPO",
-        "forks by entropy against forks at random, half of the results distractors",
+        "forks by entropy against forks at random, half of the results of a search distractors",
         120,
     ),
     Absent(

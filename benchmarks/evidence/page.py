@@ -25,8 +25,8 @@ HEAD = """\
 # Evidence
 
 What helps, measured here with several seeds, and what is not known yet. This page is written from
-`benchmarks/evidence/results.jsonl`; `benchmarks/evidence/claims.py` says what the runs of a claim are. A
-verdict holds at the scale that it names and at no other: models of this size tell whether an implementation
+`benchmarks/evidence/results.jsonl`; `claims.py`, `tool_claims.py` and `branch_claims.py` beside it say what the
+runs of a claim are. A verdict holds at the scale that it names and at no other: models of this size tell whether an implementation
 does what it says, and little about a model of billions.
 
 ```
@@ -35,8 +35,8 @@ python -m benchmarks.evidence turns --seeds 3 4 5 --minutes 20    # more seeds; 
 python -m benchmarks.evidence.page                                # this page
 ```
 
-All arms of a seed start from the same warm-up, sample as many tokens, and are scored on the same held-out
-tasks, one sampled attempt at each. ± is the standard deviation over seeds (n - 1). In a figure each digit is
+All arms of a seed start from the same warm-up (from the same number of examples where an arm says what these
+show), sample as many tokens, and are scored on the same held-out tasks, one sampled attempt at each. ± is the standard deviation over seeds (n - 1). In a figure each digit is
 a seed, `*` several of them; the bars beside it are the mean reward of training, from the first part of the
 run to the last.
 """
@@ -74,6 +74,12 @@ def render(rows: list[Row]) -> str:
     ]
     parts = [HEAD, *filter(None, sections), exactness(rows)]
     parts += [ELSEWHERE_HEAD + "".join(others), ABSENT_HEAD + "".join(lines)]
+    made = {row["claim"] for row in rows}
+    if ready := [name for name in CLAIMS if name not in made]:
+        parts.append(
+            "Runs on a CPU that are written and were not made: "
+            f"`python -m benchmarks.evidence {' '.join(ready)}`.\n"
+        )
     return "\n".join(filter(None, parts))
 
 

@@ -29,8 +29,9 @@ TOOLS = Claim(
     tasks=300,
     refuted_by="an arm without the tool as high as the one with it, in any seed",
     scale=(
-        "two numbers up to 9 and one of + - *, in single characters; a model of 2 layers and width 64 from "
-        "random weights, after 300 steps of SFT on right answers, half of them by the calculator"
+        "two numbers up to 9 and one of + - *, 220 sums to train on and 23 held out, in single characters; a "
+        "model of 2 layers and width 64 from random weights, after 300 steps of SFT on right answers, half "
+        "of them by the calculator"
     ),
 )
 
