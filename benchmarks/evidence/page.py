@@ -25,9 +25,9 @@ HEAD = """\
 # Evidence
 
 What helps, measured here with several seeds, and what is not known yet. This page is written from
-`benchmarks/evidence/results.jsonl`; `claims.py`, `tool_claims.py` and `branch_claims.py` beside it say what the
-runs of a claim are. A verdict holds at the scale that it names and at no other: models of this size tell whether an implementation
-does what it says, and little about a model of billions.
+`benchmarks/evidence/results.jsonl`; `claims.py`, `tool_claims.py` and `branch_claims.py` beside it say what
+the runs of a claim are. A verdict holds at the scale that it names and at no other: models of this size tell
+whether an implementation does what it says, and little about a model of billions.
 
 ```
 python -m benchmarks.evidence --list
@@ -35,10 +35,10 @@ python -m benchmarks.evidence turns --seeds 3 4 5 --minutes 20    # more seeds; 
 python -m benchmarks.evidence.page                                # this page
 ```
 
-All arms of a seed start from the same warm-up (from the same number of examples where an arm says what these
-show), sample as many tokens, and are scored on the same held-out tasks, one sampled attempt at each. ± is the standard deviation over seeds (n - 1). In a figure each digit is
-a seed, `*` several of them; the bars beside it are the mean reward of training, from the first part of the
-run to the last.
+All arms of a seed start from the same warm-up (from as many examples where an arm says what these show),
+sample as many tokens, and are scored on the same held-out tasks, one sampled attempt at each. ± is the
+standard deviation over seeds (n - 1). In a figure each digit is a seed, `*` several of them; the bars beside
+it are the mean reward of training, from the first part of the run to the last.
 """
 
 ELSEWHERE_HEAD = """\

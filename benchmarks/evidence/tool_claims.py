@@ -28,6 +28,12 @@ TOOLS = Claim(
     tokens=20_000,
     tasks=300,
     refuted_by="an arm without the tool as high as the one with it, in any seed",
+    verdict=(
+        "Holds for sums that were not trained on, in every seed: 0.92 with the tool, 0.06 and 0.20 without. "
+        "Without it the sums of training are memorised (reward 0.89 to 0.94 at the end of training, after "
+        "a warm-up on answers alone), which says little about others. The held-out sums are few: the 300 "
+        "attempts are made at 23 sums."
+    ),
     scale=(
         "two numbers up to 9 and one of + - *, 220 sums to train on and 23 held out, in single characters; a "
         "model of 2 layers and width 64 from random weights, after 300 steps of SFT on right answers, half "
