@@ -161,7 +161,7 @@ ABSENT = (
         "Sort-4 is found by RL", "EARL", "CPO from random compares and swaps, efficiency reward", 60
     ),
     Absent(
-        "Equal score with half of the calls",
+        "Equal score with half of the calls, in a real model",
         "ARPO",
         "python on problems of several steps; 2, 4 and 8 of 16 rollouts at the start",
         180,
