@@ -41,7 +41,7 @@ class LetterSort(HiddenItems):
         if not 2 <= count <= len(SYMBOLS):
             raise ValueError(f"count={count}: must be 2 to {len(SYMBOLS)}")
         self.syntax = SYNTAX
-        self.count = count
+        self.count, self.max_calls = count, max_turns - 1
         self.split = split
 
     def pose(self) -> Observation:
@@ -57,7 +57,7 @@ class LetterSort(HiddenItems):
         """Compare and swap pairs at random, whatever the results are; so only the syntax is shown."""
         state = self.hidden
         trace: Trace = []
-        while rng.random() >= stop_rate and len(trace) < 2 * (self.max_turns - 1):
+        while rng.random() >= stop_rate and len(trace) < 2 * self.max_calls:
             tool = "swap" if rng.random() < swap_rate else "compare"
             a, b = rng.sample(self.symbols, 2)
             state, result = carry_out(state, SortingCall(tool, (a, b)))
