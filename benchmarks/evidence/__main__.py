@@ -19,7 +19,8 @@ from pathlib import Path
 
 from benchmarks.evidence.arms import Row, run_arm
 from benchmarks.evidence.budget import TimeIsUp
-from benchmarks.evidence.claims import CLAIMS, Arm, Claim
+from benchmarks.evidence.claim import Arm, Claim
+from benchmarks.evidence.claims import CLAIMS
 from benchmarks.evidence.page import RESULTS
 
 
@@ -69,7 +70,10 @@ def main(arguments: list[str] | None = None) -> None:
     if asked.list:
         for claim in CLAIMS.values():
             print(f"{claim.name}: {claim.title} ({claim.tokens:,} tokens a run)")
-            print(*(f"  {arm.name}: {' '.join(arm.settings)}" for arm in claim.arms), sep="\n")
+            print(
+                *(f"  {arm.name}: {' '.join((*arm.form, *arm.settings))}" for arm in claim.arms),
+                sep="\n",
+            )
         return
     if unknown := [name for name in asked.claims if name not in CLAIMS]:
         parser.error(f"no claim {unknown[0]!r}; there is {', '.join(CLAIMS)}")

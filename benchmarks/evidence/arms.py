@@ -9,7 +9,7 @@ from typing import Any
 
 import graft
 from benchmarks.evidence.budget import BudgetSpent, count_tokens, limited, read_steps
-from benchmarks.evidence.claims import Arm, Claim
+from benchmarks.evidence.claim import Arm, Claim
 from benchmarks.record import current_commit, describe_machine, slug
 
 MAX_STEPS = 1_000_000
@@ -24,16 +24,23 @@ Row = dict[str, Any]
 def run_arm(claim: Claim, arm: Arm, seed: int, folder: Path, deadline: float) -> Row:
     """Train and score; raises TimeIsUp at the deadline, after which the same call continues."""
     tracked = (*QUIET, f"run.dir={folder}", f"run.seed={seed}", f"run.trackers=[{_TRACKER}]")
-    warm = folder / slug(f"{claim.name}-warm-up-seed{seed}")
+    form = "-".join(("warm-up", *arm.form))
+    warm = folder / slug(f"{claim.name}-{form}-seed{seed}")
     with limited(0, deadline):
         if not (warm / "summary.json").exists():
-            settings = (*tracked, f"run.name={warm.name}", *claim.settings, *claim.warm_up)
+            settings = (
+                *tracked,
+                f"run.name={warm.name}",
+                *claim.settings,
+                *claim.warm_up,
+                *arm.form,
+            )
             graft.sft(claim.recipe, *settings, progress=False)
     run = folder / slug(f"{claim.name}-{arm.name}-seed{seed}")
     settings = (
         *(*tracked, f"run.name={run.name}", f"train.steps={MAX_STEPS}", "train.schedule=constant"),
         *("model.shape={}", "model.alphabet=", f"model.path={warm}", "sft.steps=0"),
-        *(*claim.settings, *claim.rl, *arm.settings),
+        *(*claim.settings, *claim.rl, *arm.form, *arm.settings),
     )
     if count_tokens(read_steps(run)) < claim.tokens:
         try:
@@ -41,7 +48,9 @@ def run_arm(claim: Claim, arm: Arm, seed: int, folder: Path, deadline: float) ->
                 graft.train(claim.recipe, *settings, progress=False)
         except BudgetSpent:
             pass
-    scores = graft.evaluate(str(run), tasks=claim.tasks, progress=False)
+    scores = graft.evaluate(
+        str(run), tasks=claim.tasks, reward=claim.reward or None, progress=False
+    )
     [measured] = scores.values()
     return row_of(claim, arm, seed, read_steps(run), next(iter(measured.values())).value)
 
@@ -63,6 +72,11 @@ def row_of(claim: Claim, arm: Arm, seed: int, steps: list[Row], score: float) ->
         "curve": [round(mean(step["reward"] for step in part), 4) for part in parts if part],
         "turns": round(mean(step["rollout/turns"] for step in parts[-1]), 3),
         "entropy": round(mean(step["entropy"] for step in parts[-1]), 4),
+        "calls": round(sum(step["tools/calls_made"] for step in steps)),
+        "columns": {
+            name: round(mean(step[metric] for step in parts[-1]), 4)
+            for name, metric in claim.columns
+        },
         "gap": max(step[GAP] for step in steps),
         "seconds": round(sum(step["step_time"] for step in steps), 1),
         "commit": current_commit(),

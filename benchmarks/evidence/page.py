@@ -11,7 +11,8 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
-from benchmarks.evidence.claims import ABSENT, CLAIMS, Claim
+from benchmarks.evidence.claim import Claim
+from benchmarks.evidence.claims import ABSENT, CLAIMS
 from benchmarks.evidence.elsewhere import ELSEWHERE
 
 Row = dict[str, Any]
@@ -24,9 +25,9 @@ HEAD = """\
 # Evidence
 
 What helps, measured here with several seeds, and what is not known yet. This page is written from
-`benchmarks/evidence/results.jsonl`; `benchmarks/evidence/claims.py` says what the runs of a claim are. A
-verdict holds at the scale that it names and at no other: models of this size tell whether an implementation
-does what it says, and little about a model of billions.
+`benchmarks/evidence/results.jsonl`; `claims.py`, `tool_claims.py` and `branch_claims.py` beside it say what
+the runs of a claim are. A verdict holds at the scale that it names and at no other: models of this size tell
+whether an implementation does what it says, and little about a model of billions.
 
 ```
 python -m benchmarks.evidence --list
@@ -34,10 +35,10 @@ python -m benchmarks.evidence turns --seeds 3 4 5 --minutes 20    # more seeds; 
 python -m benchmarks.evidence.page                                # this page
 ```
 
-All arms of a seed start from the same warm-up, sample as many tokens, and are scored on the same held-out
-tasks, one sampled attempt at each. ± is the standard deviation over seeds (n - 1). In a figure each digit is
-a seed, `*` several of them; the bars beside it are the mean reward of training, from the first part of the
-run to the last.
+All arms of a seed start from the same warm-up (from as many examples where an arm says what these show),
+sample as many tokens, and are scored on the same held-out tasks, one sampled attempt at each. ± is the
+standard deviation over seeds (n - 1). In a figure each digit is a seed, `*` several of them; the bars beside
+it are the mean reward of training, from the first part of the run to the last.
 """
 
 ELSEWHERE_HEAD = """\
@@ -73,6 +74,12 @@ def render(rows: list[Row]) -> str:
     ]
     parts = [HEAD, *filter(None, sections), exactness(rows)]
     parts += [ELSEWHERE_HEAD + "".join(others), ABSENT_HEAD + "".join(lines)]
+    made = {row["claim"] for row in rows}
+    if ready := [name for name in CLAIMS if name not in made]:
+        parts.append(
+            "Runs on a CPU that are written and were not made: "
+            f"`python -m benchmarks.evidence {' '.join(ready)}`.\n"
+        )
     return "\n".join(filter(None, parts))
 
 
@@ -83,15 +90,18 @@ def section(claim: Claim, rows: list[Row]) -> str:
     by_arm = {name: sorted(of, key=lambda row: row["seed"]) for name, of in by_arm.items() if of}
     if not by_arm:
         return ""
+    headings = ["arm", "score", "by seed", *(name for name, _ in claim.columns)]
+    headings += ["tool calls"] if any(row.get("calls") for row in rows) else []
+    headings += ["turns at the end", "entropy at the end", "largest gap", "steps", "seconds"]
     lines = [
         f"## {claim.title}",
         "",
         f"Claimed by {claim.source}. Here: {claim.scale}; {claim.tokens:,} sampled tokens a run, "
         f"{claim.tasks} held-out tasks.",
         "",
-        "| arm | score | by seed | turns at the end | entropy at the end | largest gap | steps | seconds |",
-        "|---|---|---|---|---|---|---|---|",
-        *(table_line(name, of) for name, of in by_arm.items()),
+        f"| {' | '.join(headings)} |",
+        "|" + "---|" * len(headings),
+        *(table_line(name, of, claim, "tool calls" in headings) for name, of in by_arm.items()),
         "",
         "```",
         *figure(by_arm),
@@ -107,11 +117,13 @@ def section(claim: Claim, rows: list[Row]) -> str:
     return "\n".join(lines)
 
 
-def table_line(name: str, rows: list[Row]) -> str:
+def table_line(name: str, rows: list[Row], claim: Claim, has_calls: bool) -> str:
     cells = [
         name,
         spread([row["score"] for row in rows]),
         ", ".join(f"{row['score']:.3f}" for row in rows),
+        *(f"{mean(row['columns'][column] for row in rows):.3g}" for column, _ in claim.columns),
+        *([f"{mean(row['calls'] for row in rows):,.0f}"] if has_calls else []),
         f"{mean(row['turns'] for row in rows):.2f}",
         f"{mean(row['entropy'] for row in rows):.2f}",
         f"{max(row['gap'] for row in rows):.1g}",
