@@ -81,7 +81,7 @@ def _holds(compute: Callable[[int, int], Tensor], total: int) -> bool:
     """Whether rows `start` to `stop` of `compute` are those of all rows."""
     whole = compute(0, total)
     for number, count in enumerate(count for count in COUNTS if count < total):
-        start = number * 37 % (total - count + 1)
+        start = (number + 1) * 37 % (total - count + 1)
         if not torch.equal(compute(start, start + count), whole[start : start + count]):
             return False
     return True
