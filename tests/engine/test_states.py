@@ -101,6 +101,28 @@ def test_a_sample_that_is_given_up_leaves_the_context_as_it_was(decoder: Decoder
     assert free_slots(engine) == (0, 0)
 
 
+def test_contexts_of_which_nothing_is_left_hold_no_slots(
+    decoder: Decoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More of them than there are slots: a sample on a single token was given up in each."""
+    monkeypatch.setattr(states, "STATE_BYTES", 0)
+    engine = NativeEngine(decoder, kv_tokens=512, page_size=16)
+
+    async def main() -> None:
+        contexts = [engine.open([1]) for _ in range(states.MIN_SLOTS + 1)]
+        for context in contexts:
+            waiting = asyncio.ensure_future(context.sample(Sampling(max_tokens=9)))
+            while len(context.tokens) < 3:
+                await asyncio.sleep(0)
+            waiting.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await waiting
+            assert free_slots(engine) == (0, 0)
+        assert len((await contexts[0].sample(Sampling(max_tokens=2))).tokens) == 2
+
+    asyncio.run(main())
+
+
 @pytest.mark.parametrize(("chunk", "running"), [(20, 9), (2048, 1024), (33, 2)])
 def test_with_few_slots_all_attempts_end_and_have_the_learners_bits(
     decoder: Decoder, chunk: int, running: int, monkeypatch: pytest.MonkeyPatch
