@@ -15,6 +15,8 @@ from graft.engine.errors import EngineError
 from graft.engine.native.engine import NativeEngine
 from graft.engine.native.kv import states
 from graft.models.decoder import Decoder
+from graft.models.layers.chunks import ChunkRows, next_state
+from graft.models.order_probe import find_order
 from graft.models.recurrence import CHUNK, Recurrence
 from graft.types import Completion, Sampling
 
@@ -171,6 +173,21 @@ def test_a_convolution_has_inputs_and_no_state(decoder: Decoder) -> None:
     numbers = [pool[0, 0].numel() for pool in pools]
     assert states.slot_bytes(sizes, 1) == 4 * sum(numbers)
     assert all(numbers[:4]) == sizes.has_state and all(numbers[4:])
+
+
+def test_an_order_holds_for_the_states_at_the_ends_of_chunks_too() -> None:
+    """One head with keys of one number: a product of one matrix and one column may be another routine."""
+    sizes = Recurrence("mamba", 4, 1, 1, 1, 32)
+    shape: dict[str, Any] = {**HYBRID, "recurrence": sizes, "attention_gate": False}
+    shape |= {"family": "granitemoehybrid", "qk_norm": False, "norm_offset": False}
+    if find_order(tiny_decoder(**shape)) is None:
+        return
+    state, u, k = (torch.randn(40, 1, *size) for size in ((32, 1), (CHUNK, 32), (CHUNK, 1)))
+    rows = ChunkRows(k, u, -torch.rand(40, 1, CHUNK).cumsum(-1))
+    whole = next_state(state, rows)
+    for n in range(40):
+        alone = next_state(state[n : n + 1], ChunkRows(*(x[n : n + 1] for x in rows)))
+        assert torch.equal(alone[0], whole[n])
 
 
 def test_kernels_are_refused() -> None:
