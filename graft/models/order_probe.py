@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from graft.models.decoder import Decoder
-from graft.models.layers.chunks import ChunkRows, ScanInputs, empty_rows, write_rows
+from graft.models.layers.chunks import ChunkRows, ScanInputs, empty_rows, next_state, write_rows
 from graft.models.product_probe import find_kernel_order
 from graft.models.recurrence import CHUNK
 from graft.models.row_order import RowOrder
@@ -81,7 +81,7 @@ def _holds(compute: Callable[[int, int], Tensor], total: int) -> bool:
     """Whether rows `start` to `stop` of `compute` are those of all rows."""
     whole = compute(0, total)
     for number, count in enumerate(count for count in COUNTS if count < total):
-        start = number * 37 % (total - count + 1)
+        start = (number + 1) * 37 % (total - count + 1)
         if not torch.equal(compute(start, start + count), whole[start : start + count]):
             return False
     return True
@@ -144,7 +144,9 @@ class _ProbePaths:
         rows = ChunkRows(*(self._noise(*x.shape[1:], seed=5) for x in empty_rows(1, new)))
         rows.log.abs_().neg_()
         state = self._noise(heads, value_dim, new.k.shape[2], seed=6)
-        return write_rows(state, rows, torch.arange(self.start, self.stop) % CHUNK, new)
+        read = write_rows(state, rows, torch.arange(self.start, self.stop) % CHUNK, new)
+        falling = rows.log.sort(-1, descending=True).values  # as decays are: else it overflows
+        return read + next_state(state, rows._replace(log=falling)).amax(-1)
 
     def _noise(self, *size: int, seed: int) -> Tensor:
         """Rows `start` to `stop` of noise."""

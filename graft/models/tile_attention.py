@@ -64,7 +64,7 @@ def attend_rows(
     if q.device.type != "cpu" or q.dtype != torch.float32:
         return _attend_plainly(q, k, v, bias, sinks)
     size = q.shape[3]
-    q, bias = pad_rows(q, size), pad_rows(bias, size)
+    q, bias = pad_rows(q, size), pad_bias(bias, size)
     if k.shape[2] <= TILE and sinks is None:
         seen = F.scaled_dot_product_attention(q, k, v, attn_mask=bias)
     else:
@@ -98,13 +98,16 @@ def padded_rows(rows: int, size: int) -> int:
 
 
 def pad_rows(x: Tensor, size: int) -> Tensor:
-    """x [S, K, r, n] with its last row repeated up to `padded_rows` of heads of `size`; a bias of one row is
-    for all."""
-    rows = x.shape[2]
-    missing = padded_rows(rows, size) - rows
-    if missing == 0 or (rows == 1 and x.shape[1] == 1):
+    """x [S, K, r, n] with its last row repeated up to `padded_rows` of heads of `size`."""
+    missing = padded_rows(x.shape[2], size) - x.shape[2]
+    if missing == 0:
         return x
     return torch.cat([x, x[:, :, -1:].expand(-1, -1, missing, -1)], dim=2)
+
+
+def pad_bias(bias: Tensor, size: int) -> Tensor:
+    """The bias of these rows; one of a single row is for all."""
+    return bias if bias.shape[2] == 1 else pad_rows(bias, size)
 
 
 def attend_tiles(

@@ -325,6 +325,17 @@ def test_a_fork_outside_the_context_is_refused() -> None:
             context.fork(at=at)
 
 
+def test_a_page_that_is_copied_and_then_taken_for_a_copy_is_read_first() -> None:
+    """A kernel makes all copies of a call at once: page 1 must not get its new content before page 2."""
+    pages = tiny_tree().pages
+    pages.pool[:, :, 1], pages.pool[:, :, 3] = 1.0, 3.0
+    pages.copy_later(1, 2)
+    pages.copy_later(3, 1)  # its owners were evicted in the same step
+    assert (pages.pool[:, :, 2] == 1.0).all()
+    pages.flush_copies()
+    assert (pages.pool[:, :, 1] == 3.0).all()
+
+
 def windowed_tree(num_pages: int, windows: tuple[int, ...]) -> SequenceTree:
     """Pages of two tokens, so segments of eight."""
     sizes = {"kv_heads": 1, "heads": 1, "head_dim": 2, "width": 2, "ff": 2}

@@ -16,6 +16,8 @@ from graft.engine.native import engine as native
 from graft.engine.native.engine import NativeEngine
 from graft.engine.native.kv import states
 from graft.models.decoder import Decoder
+from graft.models.layers.chunks import ChunkRows, next_state
+from graft.models.order_probe import find_order
 from graft.models.recurrence import CHUNK, Recurrence
 from graft.types import Completion, Sampling
 
@@ -102,6 +104,28 @@ def test_a_sample_that_is_given_up_leaves_the_context_as_it_was(decoder: Decoder
     assert free_slots(engine) == (0, 0)
 
 
+def test_contexts_of_which_nothing_is_left_hold_no_slots(
+    decoder: Decoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More of them than there are slots: a sample on a single token was given up in each."""
+    monkeypatch.setattr(states, "STATE_BYTES", 0)
+    engine = NativeEngine(decoder, kv_tokens=512, page_size=16)
+
+    async def main() -> None:
+        contexts = [engine.open([1]) for _ in range(states.MIN_SLOTS + 1)]
+        for context in contexts:
+            waiting = asyncio.ensure_future(context.sample(Sampling(max_tokens=9)))
+            while len(context.tokens) < 3:
+                await asyncio.sleep(0)
+            waiting.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await waiting
+            assert free_slots(engine) == (0, 0)
+        assert len((await contexts[0].sample(Sampling(max_tokens=2))).tokens) == 2
+
+    asyncio.run(main())
+
+
 @pytest.mark.parametrize(("chunk", "running"), [(20, 9), (2048, 1024), (33, 2)])
 def test_with_few_slots_all_attempts_end_and_have_the_learners_bits(
     decoder: Decoder, chunk: int, running: int, monkeypatch: pytest.MonkeyPatch
@@ -160,6 +184,21 @@ def test_kernels_that_no_gpu_has_run_are_taken_only_where_asked_for(
         NativeEngine(tiny_decoder(**HYBRID))
     asked = NativeEngine(tiny_decoder(**HYBRID), kernels=True, kv_tokens=64)
     assert asked._loop.runner.has_bursts
+
+
+def test_an_order_holds_for_the_states_at_the_ends_of_chunks_too() -> None:
+    """One head with keys of one number: a product of one matrix and one column may be another routine."""
+    sizes = Recurrence("mamba", 4, 1, 1, 1, 32)
+    shape: dict[str, Any] = {**HYBRID, "recurrence": sizes, "attention_gate": False}
+    shape |= {"family": "granitemoehybrid", "qk_norm": False, "norm_offset": False}
+    if find_order(tiny_decoder(**shape)) is None:
+        return
+    state, u, k = (torch.randn(40, 1, *size) for size in ((32, 1), (CHUNK, 32), (CHUNK, 1)))
+    rows = ChunkRows(k, u, -torch.rand(40, 1, CHUNK).cumsum(-1))
+    whole = next_state(state, rows)
+    for n in range(40):
+        alone = next_state(state[n : n + 1], ChunkRows(*(x[n : n + 1] for x in rows)))
+        assert torch.equal(alone[0], whole[n])
 
 
 def test_nothing_is_drafted(decoder: Decoder) -> None:

@@ -623,6 +623,8 @@ def test_entries_of_experts_that_cannot_be_meant_are_named(
         ("nemotron_h", {"mamba_proj_bias": True}, "mamba_proj_bias"),
         ("nemotron_h", {"attention_head_dim": 7}, "attention_head_dim"),
         ("nemotron_h", {"sliding_window": 16}, "sliding_window"),
+        ("nemotron_h", {"sliding_window": "16"}, "sliding_window"),
+        ("qwen3_next", {"num_key_value_heads": 7}, "num_key_value_heads"),
         ("gpt_oss", {"swiglu_limit": 0.0}, "swiglu_limit"),
         ("gpt_oss", {"swiglu_alpha": -2.0}, "swiglu_alpha"),
         ("gpt_oss", {"layer_types": ["chunked_attention"]}, "layer_types"),
@@ -636,6 +638,33 @@ def test_entries_of_one_family_that_are_not_computed_are_named(
     with pytest.raises(UnsupportedModel) as error:
         read_shape(config | changes)
     assert entry in str(error.value) and str(*changes.values()) in str(error.value)
+
+
+@pytest.mark.parametrize("family", sorted(set(FAMILIES) - {"nemotron_h"}))  # it lists its layers
+def test_more_layers_than_any_model_has_are_refused_before_they_are_listed(family: str) -> None:
+    config = config_of(drawn_shape(family)) | {"num_hidden_layers": 1 << 24}
+    with pytest.raises(UnsupportedModel, match="num_hidden_layers=16777216"):
+        read_shape({name: value for name, value in config.items() if name != "layer_types"})
+
+
+@pytest.mark.parametrize("family", ["qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"])
+@pytest.mark.parametrize(
+    ("entry", "changes"),
+    [
+        ("layer_types", {"layer_types": ["linear_attention"] * 3}),
+        ("full_attention_interval", {"layer_types": None, "full_attention_interval": 4}),
+        ("full_attention_interval", {"layer_types": None}),
+        ("partial_rotary_factor", {"rope_parameters": None, "partial_rotary_factor": 0.25}),
+    ],
+)
+def test_what_gated_delta_nets_refuse_is_named_by_its_entry(
+    family: str, entry: str, changes: dict[str, Any]
+) -> None:
+    kinds = ["linear_attention", "linear_attention", "full_attention"]
+    config = config_of(drawn_shape(family)) | {"num_hidden_layers": 3, "layer_types": kinds}
+    config |= {"rope_scaling": None, "head_dim": 12}
+    with pytest.raises(UnsupportedModel, match=f"^{entry}="):
+        read_shape(config | changes)
 
 
 def test_the_first_releases_of_lfm2_are_read_as_transformers_reads_them() -> None:

@@ -71,7 +71,7 @@ def read_rope(config: Mapping[str, Any], positions: int) -> tuple[float, dict[st
     return float(theta), rope
 
 
-def read_rotary_share(config: Mapping[str, Any], default: float | None) -> float:
+def read_rotary_share(config: Mapping[str, Any], default: float | None, head_dim: int) -> float:
     """Share of a head that is rotated; None: the family rotates whole heads, and another share is refused."""
     rope = config.get("rope_scaling") or config.get("rope_parameters")
     beside = config.get("partial_rotary_factor")
@@ -83,6 +83,10 @@ def read_rotary_share(config: Mapping[str, Any], default: float | None) -> float
     share = default if share is None else share
     if not is_number(share) or not 0 < share <= 1:
         raise wrong_entry("partial_rotary_factor", share, "need a number above 0, up to 1")
+    rotated = int(head_dim * share)
+    if rotated % 2 or not rotated:
+        why = f"it rotates {rotated} of the {head_dim} numbers of a head, and these must be pairs"
+        raise wrong_entry("partial_rotary_factor", share, why)
     return float(share)
 
 

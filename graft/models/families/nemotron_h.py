@@ -57,7 +57,6 @@ def prepare(config: Config) -> Config:
     for name, value in FIXED.items():
         if config.get(name, value) != value:
             raise wrong_entry(name, config[name], f"only {value!r} is computed")
-    refuse_window(config, POSITIONS)
     kinds = _read_kinds(config)
     if EXPERTS in kinds and (latent := config.get("moe_latent_size")) is not None:
         raise wrong_entry("moe_latent_size", latent, "experts of another width are not computed")
@@ -89,6 +88,7 @@ def _read_kinds(config: Config) -> list[str]:
 
 
 def read(config: Config) -> dict[str, Any]:
+    refuse_window(config, POSITIONS)
     kinds = _read_kinds(config)
     layers = _layers_of(kinds, MAMBA)
     has_experts = EXPERTS in kinds

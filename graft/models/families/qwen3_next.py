@@ -35,6 +35,9 @@ def read_hybrid(config: Config, by_key_head: bool) -> dict[str, Any]:
         by_key_head=by_key_head,
     )
     layers = read_recurrent_layers(config)
+    if len(layers) == read_count(config, "num_hidden_layers"):
+        entry = "full_attention_interval" if config.get("layer_types") is None else "layer_types"
+        raise wrong_entry(entry, config.get(entry, EVERY), "at least one layer must attend")
     return {
         **SWITCHES,
         "qkv_bias": is_biased,

@@ -39,9 +39,11 @@ from graft.models.families.text_part import TEXT_TYPES, text_part
 from graft.models.recurrence import Recurrence
 from graft.models.shape import (
     ARCHITECTURES,
+    LARGEST,
     Experts,
     ModelShape,
     UnsupportedModel,
+    check_size,
     is_number,
     make_recurrence,
     rope_frequencies,
@@ -49,6 +51,17 @@ from graft.models.shape import (
 
 ATTENDS_EVERY = 4
 """In a shape from a recipe that does not name its recurrent layers, every fourth and the last attend."""
+
+SIZES = {
+    "vocab_size": "vocab_size",
+    "width": "hidden_size",
+    "layers": "num_hidden_layers",
+    "heads": "num_attention_heads",
+    "kv_heads": "num_key_value_heads",
+    "head_dim": "head_dim",
+    "ff": "intermediate_size",
+}
+"""Sizes that all families have -> their entries."""
 
 FAMILIES: dict[str, Family] = {
     "llama": llama.FAMILY,
@@ -97,8 +110,7 @@ def read_shape(config: Config) -> ModelShape:
     family, whole = FAMILIES[name], config
     config = family.prepare(config)
     refuse_what_is_not_computed(config)
-    vocab_size, width = read_count(config, "vocab_size"), read_count(config, "hidden_size")
-    heads = read_count(config, "num_attention_heads")
+    sizes = _read_sizes(config)  # before a list as long as the layers is made
     positions = family.positions
     if "max_position_embeddings" in config:
         positions = read_count(config, "max_position_embeddings")
@@ -108,23 +120,28 @@ def read_shape(config: Config) -> ModelShape:
         raise wrong_entry(family.eps_entry, eps, "need a number that is 0 or more")
     common: dict[str, Any] = {
         "family": name,
-        "vocab_size": vocab_size,
-        "width": width,
-        "layers": read_count(config, "num_hidden_layers"),
-        "heads": heads,
-        "kv_heads": read_count(config, "num_key_value_heads", heads),
-        "ff": read_count(config, "intermediate_size"),
+        **sizes,
         "tied": read_switch(config, "tie_word_embeddings"),
         "norm_eps": eps,
         "rope_theta": theta,
         "rope_scaling": scaling,
-        "rotary_share": read_rotary_share(config, family.rotary_share),
+        "rotary_share": read_rotary_share(config, family.rotary_share, sizes["head_dim"]),
         "max_positions": positions,
     }
-    common["head_dim"] = read_count(config, "head_dim", width // heads)
     shape = ModelShape(**common | family.read(whole))
     rope_frequencies(shape)  # a scaling that is not computed should fail now, not in the first step
     return shape
+
+
+def _read_sizes(config: Config) -> dict[str, int]:
+    heads = read_count(config, "num_attention_heads")
+    alike = {"kv_heads": heads, "head_dim": read_count(config, "hidden_size") // heads}
+    sizes = {name: read_count(config, entry, alike.get(name)) for name, entry in SIZES.items()}
+    for name, entry in SIZES.items():
+        check_size(entry, sizes[name], LARGEST[name])
+    if heads % sizes["kv_heads"]:
+        raise wrong_entry("num_key_value_heads", sizes["kv_heads"], f"it must divide {heads} heads")
+    return sizes
 
 
 def config_of(shape: ModelShape) -> dict[str, Any]:

@@ -34,6 +34,7 @@ from graft.models.tile_attention import (
     attend_rows,
     attend_tiles,
     merge_tiles,
+    pad_bias,
     pad_rows,
     sink_rows,
 )
@@ -184,7 +185,7 @@ class DecodeBatch:
             seen = attend_rows(rows, keys, values, bias, window > 0, sinks)
         else:
             shared = self.prefix.attend(rows, *self._prefix(pages, layer, self.prefix), first)
-            padded, bias = (pad_rows(x, rows.shape[3]) for x in (rows, bias))
+            padded, bias = pad_rows(rows, rows.shape[3]), pad_bias(bias, rows.shape[3])
             own = attend_tiles(padded, keys, values, bias, window > 0)
             group = rows.shape[2]
             shared += [(seen[:, :, :group], log_sum[..., :group]) for seen, log_sum in own]

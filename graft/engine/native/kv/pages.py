@@ -62,6 +62,8 @@ class Pages(Slots):
 
     def copy_later(self, source: int, target: int) -> None:
         """Copy a page before the next write; `flush_copies` does all copies of a step in one call."""
+        if any(target == other for other, _ in self._copies):
+            self.flush_copies()  # a kernel makes them in any order: the page is read before it is written
         self._copies.append((source, target))
 
     def flush_copies(self) -> None:

@@ -187,7 +187,8 @@ class SequenceTree:
         """Remove the tokens after `length`, and their pages."""
         del sequence.tokens[length:]
         cached = self._reach(sequence, sequence, min(sequence.cached, length - 1))
-        if sequence.freed > self._num_unseen(cached):
+        # without pages it would be no candidate for eviction, and keep what it has of slots
+        if not cached or sequence.freed > self._num_unseen(cached):
             self.drop(sequence)
             return
         keep = -(-cached // self.pages.size)
