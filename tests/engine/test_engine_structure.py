@@ -197,6 +197,8 @@ def test_kernels_take_more_structured_rows_than_there_is_room_for(
         {"type": "string", "maxLength": 4},
         {"enum": ["a b", 1, None, {"a": [1]}]},
         {"anyOf": [{"type": "null"}, {"type": "number"}]},
+        {"type": "string", "format": "path", "maxLength": 3},  # a note of pydantic's
+        {"type": "array", "items": {"type": "null"}, "maxItems": 2, "uniqueItems": False},
         {
             "type": "object",
             "properties": {
@@ -244,6 +246,8 @@ def test_every_answer_is_valid_under_its_schema(schema: dict[str, Any]) -> None:
         (Structure.lark("start: missing_rule"), "grammar"),
         (Structure.json({"const": "xyz"}), "x"),  # letters that the vocabulary lacks
         (Structure.json({"$ref": "#/$defs/none"}), "JSON schema"),
+        (Structure.json({"enum": [1234567890123456789]}), "1234567890123456789"),
+        (Structure.json(False), "false"),
         (Structure.regex("(?<=a)b"), "look-around"),
         (Structure("json", '{"items":' * 400 + "{}" + "}" * 400), "recursion"),
     ],
