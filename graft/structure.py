@@ -101,7 +101,8 @@ class Structure:
     @classmethod
     def choice(cls, texts: Sequence[str]) -> Structure:
         """One of these texts."""
-        if isinstance(texts, str) or not texts or not all(isinstance(t, str) and t for t in texts):
+        is_list = isinstance(texts, Sequence) and texts and not isinstance(texts, str)
+        if not is_list or not all(isinstance(text, str) and text for text in texts):
             raise StructureError(
                 f"choices {texts!r:.80}: must be a list of texts, none of them empty"
             )

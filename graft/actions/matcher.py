@@ -15,6 +15,7 @@ turns, which are the engine's. Forced text is spelled as the tokenizer spells it
 from __future__ import annotations
 
 import base64
+import json
 import zlib
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
@@ -26,6 +27,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from graft.structure import FIRST_ROW_ID, SPACING, Structure, StructureError
+from graft.text.enforced_schema import enforced_schema
 from graft.text.token_bytes import reads_bytes, token_bytes
 from graft.text.tokenizer import FastTokenizer
 
@@ -94,7 +96,10 @@ class StructureCompiler:
             self._vocabulary = self._read_vocabulary()
         try:
             if structure.kind == "json":
-                grammar = library.grammar_from_json_schema(structure.source, overrides=SPACING)
+                schema = json.dumps(
+                    enforced_schema(json.loads(structure.source)), ensure_ascii=False
+                )
+                grammar = library.grammar_from_json_schema(schema, overrides=SPACING)
             elif structure.kind == "regex":
                 grammar = library.grammar_from_regex(structure.source)
             else:
@@ -104,11 +109,14 @@ class StructureCompiler:
             )
             state = library(self._vocabulary, grammar, log_level=0, limits=limits)
             error = _error_of(state)
-        except ValueError as why:  # nested too deeply
+        except StructureError:
+            raise
+        except (ValueError, RecursionError) as why:  # nested too deeply
             state, error = None, str(why)
         if error:
             raise StructureError(
-                f"the {NAMES[structure.kind]} {structure.source[:200]!r} cannot be enforced: {error}"
+                f"the {NAMES[structure.kind]} {structure.source[:200]!r} cannot be enforced: "
+                f"{_with_advice(error)}"
             )
         return state
 
@@ -306,9 +314,22 @@ class Alphabet:
         return [token for token in spelled if token is not None]
 
 
+def _with_advice(error: str) -> str:
+    """An error of llguidance without its own options, and with what to do."""
+    if "coerce_one_of" in error:
+        return "several of its oneOf could fit the same value; write anyOf"
+    if "Unimplemented keys" in error:
+        return f"{error}; no mask can say these: leave them out, and check the answer instead"
+    return error
+
+
 def _error_of(state: Any) -> str:
     """What a matcher says of its failure, on one line; empty if it has none."""
-    return " ".join(state.get_error().split())[:300] if state.is_error() else ""
+    return (
+        " ".join(state.get_error().replace("<non-verbose/>", "").split())[:300]
+        if state.is_error()
+        else ""
+    )
 
 
 @cache

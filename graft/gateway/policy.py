@@ -8,7 +8,7 @@ import logging
 from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from hashlib import blake2b
 from typing import Any
 
@@ -103,6 +103,7 @@ class ServedPolicy:
         self._prompts: dict[bytes, Sequence[int]] = {}
         self._openings: dict[str, str] = {}
         self._compiled: dict[Structure, None] = {}
+        self._compiling: dict[Structure, asyncio.Future[None]] = {}
 
     def frozen(self, path: str) -> ServedPolicy:
         """The same limits and chat over a frozen model."""
@@ -234,23 +235,51 @@ class ServedPolicy:
             for structure in filter(None, form):
                 await self._compile(structure)
         except (StructureError, EngineError) as error:
-            raise RefusedRequest(str(error), param=param) from error
+            raise await self._refused_form(request, param, error) from error
         return form
 
+    async def _refused_form(
+        self, request: AgentRequest, param: str, error: Exception
+    ) -> RefusedRequest:
+        """The refusal of a turn that cannot be enforced; it quotes the part to blame, if one is."""
+        if isinstance(error.__cause__, TimeoutError):
+            return RefusedRequest(str(error), param=param)
+        parts: dict[str, Structure | None] = {"": request.format}
+        for function in (tool["function"] for tool in request.tools):
+            if param == "tools" and function["name"] in request.strict_tools:
+                parts[function["name"]] = Structure.json(function["parameters"])
+        for name, part in parts.items():
+            try:
+                if part is not None:
+                    await self._compile(part)
+            except (StructureError, EngineError) as why:
+                whose = f"the parameters of the strict tool {name!r}: " if name else ""
+                return RefusedRequest(f"{whose}{why}", param=param)
+        return RefusedRequest(str(error), param=param)
+
     async def _compile(self, structure: Structure) -> None:
-        """Compile a structure on a thread, while other sessions go on."""
+        """Compile a structure on a thread, while other sessions go on; once for all who wait for it."""
         if structure in self._compiled:
             return
-        try:
-            async with asyncio.timeout(MAX_SECONDS):
-                await in_thread(check_structure, self.engine, structure)
-        except TimeoutError as error:
+        compiling = self._compiling.get(structure)
+        if compiling is None or compiling.get_loop() is not asyncio.get_running_loop():
+            compiling = asyncio.ensure_future(in_thread(check_structure, self.engine, structure))
+            compiling.add_done_callback(partial(self._end_compiling, structure))
+            self._compiling[structure] = compiling
+        done, _ = await asyncio.wait([compiling], timeout=MAX_SECONDS)
+        if not done:  # it goes on: a later request may find it compiled
             raise StructureError(
                 f"the schema takes more than {MAX_SECONDS} s to compile; make it smaller"
-            ) from error
+            ) from TimeoutError()
+        compiling.result()
         while len(self._compiled) >= MAX_COMPILED:
             self._compiled.pop(next(iter(self._compiled)))
         self._compiled[structure] = None
+
+    def _end_compiling(self, structure: Structure, done: asyncio.Future[None]) -> None:
+        self._compiling.pop(structure, None)
+        if not done.cancelled():
+            done.exception()  # those who wait raise it; where nobody does, nothing is logged
 
     def _held_calls(self, request: AgentRequest) -> list[str]:
         """The rules of calls, where strict tools are offered and their arguments can be enforced."""

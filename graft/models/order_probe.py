@@ -33,6 +33,10 @@ CANDIDATES = (
 COUNTS = (*range(1, 18), 23, 24, 31, 32, 33, 48, 64, 100, 129, 255)
 """Numbers of rows that are compared with all of them at once."""
 
+STREAM_SCALE = 2.0**-10
+"""Of the rows that go into a block, smaller than embeddings: what a block adds to larger ones is rounded
+in the sum, and other bits of it with it."""
+
 MAX_ROWS, MAX_FLOPS = 397, 1e9
 """Of one pass over all rows; there are fewer of large models. No number of threads divides so many evenly."""
 
@@ -96,7 +100,7 @@ def _block_rows(decoder: Decoder, layer: int) -> Callable[[int, int], Tensor]:
     shape, order = decoder.shape, decoder.order
     assert order is not None
     block, kv_heads = decoder.blocks[layer], shape.kv_heads
-    stream = _noise(_num_rows(decoder, layer), shape.width, 0)
+    stream = _noise(_num_rows(decoder, layer), shape.width, 0) * STREAM_SCALE
     cached: list[Tensor] = []
     window = shape.window_of(layer)
 
@@ -123,7 +127,8 @@ def _block_rows(decoder: Decoder, layer: int) -> Callable[[int, int], Tensor]:
         x = order.padded(stream[start:stop])
         cos, sin = decoder.rope(order.padded(positions), layer)
         x, delta = block(x, None, cos, sin, order.padded_attend(attend, stop - start))
-        return torch.cat(decoder.norm(x, delta), dim=1)[: stop - start]
+        added = () if delta is None else (delta,)
+        return torch.cat([*added, *decoder.norm(x, delta)], dim=1)[: stop - start]
 
     return compute
 
@@ -156,7 +161,12 @@ class _ProbePaths:
 
 def _head_rows(decoder: Decoder) -> Callable[[int, int], Tensor]:
     hidden = _noise(_num_rows_of(decoder.head_weight.numel()), decoder.shape.width, 1)
-    return lambda start, stop: decoder.logits(hidden[start:stop]).log_softmax(-1)
+
+    def compute(start: int, stop: int) -> Tensor:
+        logits = decoder.logits(hidden[start:stop])
+        return torch.cat([logits, logits.log_softmax(-1)], dim=1)  # the second rounds
+
+    return compute
 
 
 def _has_any_columns(decoder: Decoder) -> bool:

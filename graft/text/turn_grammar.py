@@ -20,10 +20,13 @@ from graft.structure import SPACING, Structure, StructureError, lark_text
 from graft.text.call_opening import CallPieces
 from graft.text.call_syntax import CallSyntax
 from graft.text.chat import Chat
+from graft.text.enforced_schema import enforced_schema
 from graft.text.tokenizer import FastTokenizer
 from graft.text.turn_borders import ASK
 
 ANY = "REST: /(.|\\n)*/"
+SLASH = re.compile(r"\\.|/", re.DOTALL)
+"""A slash of an expression, or a character that is escaped already."""
 
 
 def turn_structure(
@@ -104,19 +107,18 @@ def _answer(text: Structure) -> list[str]:
     if text.kind == "json":
         return _json("answer", json.loads(text.source))
     if text.kind == "regex":
-        return ["answer: ANSWER", f"ANSWER: /{text.source.replace('/', chr(92) + '/')}/"]
-    head = "start:"
-    lines = text.source.splitlines()
-    if not any(line.lstrip().startswith(head) for line in lines):
-        raise StructureError(f"the grammar {text.source[:200]!r} has no rule 'start'")
-    return [
-        line.replace(head, "answer:", 1) if line.lstrip().startswith(head) else line
-        for line in lines
-        if not line.lstrip().startswith("%llguidance")
-    ]
+        return ["answer: ANSWER", f"ANSWER: /{SLASH.sub(_escaped_slash, text.source)}/"]
+    # a grammar within the grammar: its names are its own, `start` among them
+    lines = [one for one in text.source.splitlines() if not one.lstrip().startswith("%llguidance")]
+    return ["answer: %lark {", *lines, "}"]
+
+
+def _escaped_slash(piece: re.Match[str]) -> str:
+    return "\\/" if piece[0] == "/" else piece[0]
 
 
 def _json(rule: str, schema: Any) -> list[str]:
+    schema = enforced_schema(schema)
     if isinstance(schema, dict):
         schema = {**schema, "x-guidance": SPACING}
     return [f"{rule}: %json {json.dumps(schema, ensure_ascii=False)}"]

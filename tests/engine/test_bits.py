@@ -393,6 +393,24 @@ def test_a_library_whose_rows_depend_on_their_number_is_found_out(
     assert find_order(decoder) is None
 
 
+def test_bits_of_a_block_that_adds_little_are_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stream of 1 would round them away, and masks of few tokens show them."""
+    decoder = ordered(ff=56)
+    with torch.no_grad():
+        for parameter in decoder.parameters():
+            parameter.mul_(2.0**-8 if parameter.ndim == 2 else 1.0)
+    linear = torch.nn.functional.linear
+
+    def by_rows(x: torch.Tensor, weight: torch.Tensor, *args: Any) -> torch.Tensor:
+        is_wrong = len(x) < 16 and len(weight) != decoder.shape.vocab_size
+        return linear(x, weight, *args) * (1 + 2.0**-22 if is_wrong else 1.0)
+
+    monkeypatch.setattr(torch.nn.functional, "linear", by_rows)
+    monkeypatch.setattr(order_probe, "_found", {})
+    found = find_order(decoder)
+    assert found is not None and found.least >= 16
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [1, 2])
 def test_thousands_of_tokens_have_the_learners_bits(seed: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import Any
 
@@ -15,6 +16,7 @@ from graft.actions import matcher
 from graft.actions.space import ActionSpace
 from graft.engine.errors import EngineError
 from graft.engine.native.engine import NativeEngine
+from graft.engine.native.request import SampleRequest
 from graft.structure import FIRST_ROW_ID, Structure, allowed_by, read_row
 from graft.text.tokenizer import FastTokenizer
 from graft.types import NO_ACTION, Completion, Finish, Sampling
@@ -90,6 +92,38 @@ def test_an_answer_that_the_budget_cuts_says_so() -> None:
     whole = ask(Structure.choice(["am"]), max_tokens=3)
     assert whole.finish is Finish.STOP and LETTERS.decode(whole.tokens) == "am<eos>"
     assert ask(Structure.choice(["am"]), max_tokens=2).finish is Finish.LENGTH
+
+
+@pytest.mark.parametrize(
+    ("stop", "text"),
+    [('"n', '{"n'), ('m":', '{"nam":'), ("{", "{"), ("}", "}"), (', "a', ', "a'), ("zz", "}<eos>")],
+)
+def test_a_stop_string_ends_an_answer_inside_forced_text(stop: str, text: str) -> None:
+    schema = {**NAMED, "properties": {**NAMED["properties"], "a": {"const": 1}}}
+    schema["required"] = ["nam", "a"]
+    done = ask(Structure.json(schema), stop=(stop,))
+    assert LETTERS.decode(done.tokens).endswith(text) and done.finish is Finish.STOP
+    assert LETTERS.decode(done.tokens).count(stop) == (stop != "zz")
+
+
+def test_forced_text_that_follows_token_by_token_ends_at_a_stop_string_too() -> None:
+    """As between the steps of a burst on a GPU."""
+    engine = letter_engine()
+    how = Sampling(structure=Structure.regex("[01]nam: [01]"), stop=("am",))
+    context = engine.open(prompt(5))
+
+    async def begin() -> SampleRequest:  # its future is of a running event loop
+        return engine._request(context, how, None)
+
+    request = asyncio.run(begin())
+    assert request.force() is None and request.allowed
+    finish = request.add_matched(3, -0.7, 0.7, stepwise=True)
+    assert request.pending
+    while finish is None:
+        request.write_pending()
+        finish = request.add_matched(request.pending[0], 0.0, 0.0, stepwise=True)
+    assert LETTERS.decode(request.sequence.tokens[request.start :]) == "0nam"
+    assert finish is Finish.STOP
 
 
 def test_of_several_ends_of_a_turn_the_policy_draws_one() -> None:
@@ -197,6 +231,8 @@ def test_kernels_take_more_structured_rows_than_there_is_room_for(
         {"type": "string", "maxLength": 4},
         {"enum": ["a b", 1, None, {"a": [1]}]},
         {"anyOf": [{"type": "null"}, {"type": "number"}]},
+        {"type": "string", "format": "path", "maxLength": 3},  # a note of pydantic's
+        {"type": "array", "items": {"type": "null"}, "maxItems": 2, "uniqueItems": False},
         {
             "type": "object",
             "properties": {
@@ -244,6 +280,8 @@ def test_every_answer_is_valid_under_its_schema(schema: dict[str, Any]) -> None:
         (Structure.lark("start: missing_rule"), "grammar"),
         (Structure.json({"const": "xyz"}), "x"),  # letters that the vocabulary lacks
         (Structure.json({"$ref": "#/$defs/none"}), "JSON schema"),
+        (Structure.json({"enum": [1234567890123456789]}), "1234567890123456789"),
+        (Structure.json(False), "false"),
         (Structure.regex("(?<=a)b"), "look-around"),
         (Structure("json", '{"items":' * 400 + "{}" + "}" * 400), "recursion"),
     ],

@@ -127,6 +127,17 @@ async def test_a_format_that_cannot_be_enforced_is_refused(
     assert done.tokens
 
 
+@pytest.mark.parametrize("choices", [-1, True, 1.5, "ab", {"a": 1}, [], [1], [""]])
+def test_choices_that_are_no_list_of_texts_are_refused(choices: Any) -> None:
+    for body, param in (
+        ({**CHAT, "guided_choice": choices}, "guided_choice"),
+        ({**CHAT, "structured_outputs": {"choice": choices}}, "structured_outputs.choice"),
+    ):
+        with pytest.raises(RefusedRequest) as refused:
+            DIALECTS["openai_chat"].read(body, {})
+        assert refused.value.param == param
+
+
 async def test_many_formats_at_once(gateway: Any) -> None:
     session = gateway.open(TASK)
     asked = [asks(f"{n}", format=Structure.json({"const": n}) if n % 2 else None) for n in range(9)]

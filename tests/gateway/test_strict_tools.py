@@ -302,3 +302,46 @@ async def test_other_sessions_go_on_while_a_schema_is_compiled(
     assert refused.value.param == "response_format"
     answered.set()
     gateway.policy.engine.close()
+
+
+async def test_a_schema_that_many_wait_for_is_compiled_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    gateway = marked_gateway(special=True, sampling=Sampling(max_tokens=8))
+    compiled: list[Structure] = []
+    is_asked = threading.Event()
+
+    def slow(engine: Any, structure: Structure) -> None:
+        compiled.append(structure)
+        assert is_asked.wait(10)
+        check_structure(engine, structure)
+
+    monkeypatch.setattr(served, "check_structure", slow)
+    ask = asks("x", format=Structure.choice(["a", "b"]))
+    monkeypatch.setattr(served, "MAX_SECONDS", 0.05)
+    for _ in range(2):  # the second finds it under way
+        with pytest.raises(RefusedRequest) as refused:
+            await gateway.open(TASK).answer(ask)
+        assert refused.value.param == "response_format"
+    monkeypatch.setattr(served, "MAX_SECONDS", 20)
+    waiting = [asyncio.ensure_future(gateway.open(TASK).answer(ask)) for _ in range(5)]
+    await asyncio.sleep(0)
+    is_asked.set()
+    answers = await asyncio.gather(*waiting)
+    assert all(one.content in ("a", "b") for (one,) in answers) and len(compiled) == 1
+    gateway.policy.engine.close()
+
+
+async def test_a_refusal_names_the_strict_tool_whose_schema_cannot_be_enforced() -> None:
+    gateway = marked_gateway(special=True, formats="strict")
+    tools = (*TOOLS, tool("odd", {"type": "object", "properties": {"a": {"not": {}}}}))
+    with pytest.raises(RefusedRequest) as refused:
+        await gateway.open(TASK).answer(asks("x", tools=tools, strict_tools=("go", "odd")))
+    assert refused.value.param == "tools"
+    assert "'odd'" in str(refused.value) and "REST" not in str(refused.value)
+    with pytest.raises(RefusedRequest) as refused:
+        await gateway.open(TASK).answer(
+            asks("x", format=Structure.json({"not": {}}), tools=TOOLS, strict_tools=("go",))
+        )
+    assert refused.value.param == "response_format" and "REST" not in str(refused.value)
+    gateway.policy.engine.close()

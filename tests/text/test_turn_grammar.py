@@ -180,3 +180,24 @@ def test_random_calls_are_read_in_the_syntax_of_their_template() -> None:
             assert call.name in ("go", "do") and not read.malformed
             fastjsonschema.validate(schema, call.arguments)
     assert held == {"chatml", "qwen3", "thinking", "mistral named", "deepseek"}
+
+
+@pytest.mark.parametrize(
+    ("text", "fits", "others"),
+    [
+        (Structure.lark('start: "a" | "b" start'), "bba", "b" + CALL),
+        (Structure.lark('start : answer\nanswer: REST\nREST: "}" | "x"'), "}", "y"),
+        (Structure.lark('?start: calls\ncalls: "a"'), "a", "b"),
+        (Structure.regex("a\\/b"), "a/b", "a\\/b"),
+        (Structure.regex("[/]{2}/"), "///", "//"),
+    ],
+)
+def test_names_and_slashes_of_a_structure_are_its_own_beside_calls(
+    text: Structure, fits: str, others: str
+) -> None:
+    tokenizer = byte_tokenizer(*MARKS)
+    turn = turn_structure(text, SYNTAX, tokenizer, may_think=True, may_call=True)
+    for structure in (text, turn):
+        assert accepts(structure, tokenizer, fits)
+        assert not accepts(structure, tokenizer, others)
+    assert accepts(turn, tokenizer, CALL) and accepts(turn, tokenizer, f"<think>a</think>{fits}")

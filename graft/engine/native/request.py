@@ -112,7 +112,10 @@ class SampleRequest:
             return None
         forced = self.matcher.force()
         if forced:
-            self.write(NO_ACTION, 0.0, 0.0, forced[: self.budget])
+            written = forced[: self._count_until_stop(forced)][: self.budget]
+            self.write(NO_ACTION, 0.0, 0.0, written)
+            if self._has_stop_string(len(written)):
+                return Finish.STOP
         if len(forced) <= self.budget and self._is_structure_over:
             return Finish.STOP
         return Finish.LENGTH if self.budget_left < 1 else None
@@ -127,9 +130,8 @@ class SampleRequest:
 
     def write_pending(self) -> None:
         """Write the forced tokens at once, up to the last that fits: between bursts."""
-        count = (
-            min(len(self.pending), self.budget_left) - 1
-        )  # the last one is drawn, and may end it
+        # the last one is drawn, and may end it
+        count = min(self._count_until_stop(self.pending), self.budget_left) - 1
         if count > 0:
             self.write(NO_ACTION, 0.0, 0.0, self.pending[:count])
             del self.pending[:count]
@@ -155,7 +157,7 @@ class SampleRequest:
         assert self.matcher is not None
         if self.pending:
             self.write(NO_ACTION, 0.0, 0.0, [self.pending.pop(0)])
-            if not self.pending and self._is_structure_over:
+            if self._has_stop_string(1) or (not self.pending and self._is_structure_over):
                 return Finish.STOP
             return Finish.LENGTH if self.budget_left < 1 else None
         self.mode = self.matcher.draw().id
@@ -164,7 +166,9 @@ class SampleRequest:
         if stepwise:
             self.pending, forced = forced, []
         is_cut = 1 + len(forced) > self.budget_left
-        finish = self.add_decision(action, logprob, entropy, [action, *forced], is_exit=False)
+        tokens = [action, *forced]
+        tokens = tokens[: self._count_until_stop(tokens)]
+        finish = self.add_decision(action, logprob, entropy, tokens, is_exit=False)
         is_whole = not is_cut and not self.pending
         is_end = finish is Finish.STOP or (is_whole and self._is_structure_over)
         return Finish.STOP if is_end else finish
