@@ -22,6 +22,7 @@ from engine_kit import (
 from graft.actions.grammar import Automaton
 from graft.actions.space import ActionSpace
 from graft.engine.native.context import NativeContext
+from graft.engine.native.drafts.gain import RowTimes
 from graft.engine.native.engine import NativeEngine
 from graft.models.decoder import Decoder
 from graft.models.order_probe import find_order
@@ -31,6 +32,12 @@ from graft.types import Completion, Sampling
 
 LOW: dict[str, Any] = {"temperature": 0.3}
 """Few tokens are likely, so that texts repeat themselves."""
+
+
+@pytest.fixture(autouse=True)
+def steps_of_a_steady_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Measured times decide what is drafted: on a busy machine it may be nothing."""
+    monkeypatch.setattr(RowTimes, "add", lambda *_: None)
 
 
 def ordered(**changes: Any) -> Decoder:
@@ -187,7 +194,7 @@ def test_pauses_and_new_weights() -> None:
                     asyncio.ensure_future(c.sample(Sampling(max_tokens=60, **LOW)))
                     for c in contexts
                 ]
-                for _ in range(9):
+                for _ in range(4):  # too few to end, were every draft the longest and right
                     await asyncio.sleep(0)
                 engine.pause()
                 parts = await asyncio.gather(*samples)
