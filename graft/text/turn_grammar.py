@@ -109,7 +109,8 @@ def _answer(text: Structure) -> list[str]:
     if text.kind == "regex":
         return ["answer: ANSWER", f"ANSWER: /{SLASH.sub(_escaped_slash, text.source)}/"]
     # a grammar within the grammar: its names are its own, `start` among them
-    lines = [one for one in text.source.splitlines() if not one.lstrip().startswith("%llguidance")]
+    lines = text.source.splitlines()
+    lines = [line for line in lines if not line.lstrip().startswith("%llguidance")]
     return ["answer: %lark {", *lines, "}"]
 
 

@@ -134,13 +134,16 @@ def read_shape(config: Config) -> ModelShape:
 
 
 def _read_sizes(config: Config) -> dict[str, int]:
-    heads = read_count(config, "num_attention_heads")
-    alike = {"kv_heads": heads, "head_dim": read_count(config, "hidden_size") // heads}
-    sizes = {name: read_count(config, entry, alike.get(name)) for name, entry in SIZES.items()}
+    sizes: dict[str, int] = {}
     for name, entry in SIZES.items():
+        default = sizes.get("heads") if name == "kv_heads" else None
+        if name == "head_dim":
+            default = sizes["width"] // sizes["heads"]
+        sizes[name] = read_count(config, entry, default)
         check_size(entry, sizes[name], LARGEST[name])
-    if heads % sizes["kv_heads"]:
-        raise wrong_entry("num_key_value_heads", sizes["kv_heads"], f"it must divide {heads} heads")
+    if sizes["heads"] % sizes["kv_heads"]:
+        why = f"it must divide {sizes['heads']} heads"
+        raise wrong_entry("num_key_value_heads", sizes["kv_heads"], why)
     return sizes
 
 
