@@ -120,10 +120,10 @@ PARTS = Claim(
     tasks=300,
     refuted_by="the score without a part as high as with it, in any seed",
     verdict=(
-        "Does not, at this scale. A fixed number of roots is higher than AEPO in every seed, the plain clip in "
-        "two, the plain advantage in two. The penalty changes nothing in two seeds: the runs are the same. At "
-        "this rate of learning runs collapse, with AEPO in one seed and with the plain advantage in another. "
-        "The gaps are those of a policy that changes within a step."
+        "Does not, at this scale. A fixed number of roots is higher than AEPO in every seed, the plain clip "
+        "in two, the plain advantage in two. The penalty changes nothing in two seeds: the runs are the "
+        "same. At this rate of learning runs collapse, with AEPO in one seed and with the plain advantage "
+        "in another. The gaps are those of a policy that changes within a step."
     ),
     columns=(("clipped", "clip_ratio/region_mean"),),
     scale=_SCALE,
