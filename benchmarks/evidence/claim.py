@@ -29,7 +29,7 @@ class Claim:
     recipe: str
     """Its environment and rewards; the rest is below."""
     settings: tuple[str, ...]
-    """Of the warm-up and of all arms."""
+    """Settings of the warm-up and of all arms."""
     warm_up: tuple[str, ...]
     rl: tuple[str, ...]
     arms: tuple[Arm, ...]

@@ -34,7 +34,7 @@ COUNTS = (*range(1, 18), 23, 24, 31, 32, 33, 48, 64, 100, 129, 255)
 """Numbers of rows that are compared with all of them at once."""
 
 STREAM_SCALE = 2.0**-10
-"""Of the rows that go into a block, smaller than embeddings: what a block adds to larger ones is rounded
+"""The size of rows that go into a block, less than embeddings: what a block adds to larger ones is rounded
 in the sum, and other bits of it with it."""
 
 MAX_ROWS, MAX_FLOPS = 397, 1e9

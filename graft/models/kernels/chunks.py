@@ -29,7 +29,7 @@ Slots = tuple[Tensor, Tensor, Tensor]
 """`ChunkRows`: k, u and log, by slot."""
 
 NONE = -1
-"""In a part: a place that is not written."""
+"""A place in a part that is not written."""
 
 
 class ChunkPart(NamedTuple):
@@ -42,13 +42,13 @@ class ChunkPart(NamedTuple):
     count: int
     """Its tokens; 0: the part is skipped."""
     state: int
-    """Where the state at the beginning of the chunk is."""
+    """The index of the state at the beginning of the chunk."""
     rows: int
     """The slot of the rows before `at`."""
     written: int
     """The slot that takes its rows, or NONE."""
     next: int
-    """Where the state at the end of the chunk goes, if the part reaches it, or NONE."""
+    """The index for the state at the end of the chunk, if the part reaches it, or NONE."""
 
 
 _NONE, _FIELDS = tl.constexpr(NONE), tl.constexpr(len(ChunkPart._fields))
@@ -57,7 +57,7 @@ _C = tl.constexpr(CHUNK)
 BLOCK_KEY, BLOCK_VALUE = 16, 64
 """Tiles of a state. No bit depends on them."""
 WARPS = {1: 4, CHUNK: 8}
-"""Of a program, by its rows."""
+"""Warps of a program, by its rows."""
 
 
 @triton.jit

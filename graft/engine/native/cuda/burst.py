@@ -30,7 +30,7 @@ NO_TAIL = 1 << 20
 SPARE_ITEMS = 4
 """For so many rows a graph may have one work item that is unused."""
 SLOT_FIELDS = 5
-"""Of a row in a model with recurrent layers, see `States.slots_ahead`."""
+"""Numbers that `States.slots_ahead` gives for a row, in a model with recurrent layers."""
 MAX_STEPS = 128
 """Of one burst, all its segments together."""
 

@@ -29,7 +29,7 @@ class KernelRound(NamedTuple):
 
     parts: Tensor
     owners: Tensor
-    """Of parts that end chunks whose states are kept, in the slots of `targets`."""
+    """The sequences whose parts end chunks; the states of these go to the slots of `targets`."""
     targets: Tensor
 
 
